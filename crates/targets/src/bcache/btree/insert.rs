@@ -1,20 +1,20 @@
-//! Planning how keys enter the tree: which nodes get a set, which are replaced by fresh ones, and
-//! what their parents, up to the root, are told.
+//! Changing the tree in memory, and planning how the leaves on the device follow it: which nodes get
+//! a bset, which are replaced by fresh nodes, and what changes in the nodes above.
 //!
-//! A plan is made in memory, without I/O, and is written by `write`. It holds as many keys, from
-//! the first on, as there are buckets for: a leaf without room for another set is replaced by one
-//! or more fresh nodes, which may replace nodes above it. The buckets for the worst case are
-//! counted before a leaf is replaced, so that a plan once begun never lacks one.
+//! A plan is made in memory, without I/O, and is written by `write`. It covers as many unwritten
+//! sectors, from the first on, as there are buckets for: a leaf without room for another bset is
+//! replaced by one or more fresh nodes, which may replace nodes above it. The buckets for the worst
+//! case are counted before a leaf is replaced, so that a plan never runs out of them.
 //!
-//! Where buckets are short ([`Fill::Tight`]), a plan replaces one leaf, by nodes as full as they
-//! get. As long as keys only change from dirty to clean or become holes, that is one node for the
-//! leaf and at most one for each node above it: all fit into a node, since the node that they
-//! replace had them. So the plan takes one bucket per level at most, and gives as many back.
+//! Where buckets are short ([`Fill::Tight`]), a plan replaces one leaf, by nodes as full as
+//! possible. As long as extents only change from dirty to clean or become holes, that is one node
+//! for the leaf and at most one for each node above it: all keys fit into a node, since the replaced
+//! node had them. So the plan takes one bucket per level at most, and frees as many.
 //!
-//! A parent gets one set with a key for each fresh child, and a freeing key (at position 0, with
-//! the generation after that of the bucket) for each node that a child replaces. A parent without
-//! room is itself replaced by fresh nodes that list all children; these need no freeing keys, as
-//! the old parent goes with the keys to the old children. A fresh root is named by the journal.
+//! A parent gets one bset with a key for each fresh child, and a freeing key (at position 0, with
+//! the generation after that of the bucket) for each child that is replaced. A parent without room
+//! is itself replaced by fresh nodes that list all children; these need no freeing keys, because
+//! the keys to the old children are in the old parent. The journal names a fresh root.
 
 use cairn_format::bcache::extents::overlay;
 use cairn_format::bcache::node::SET_HEADER_BYTES;
@@ -23,14 +23,12 @@ use cairn_format::bcache::{INODE_MAX, Key, OFFSET_MAX, Pointer, SECTOR_BYTES};
 use super::lookup::upper;
 use super::node::SetWrite;
 use super::split::{Fill, parts_of, split};
-use super::{Node, Tree};
+use super::unwritten::TAKES;
+use super::{Node, Tree, Unwritten};
 use crate::bcache::buckets::Buckets;
 
 /// Bytes of a key to a child.
 const CHILD_BYTES: usize = 24;
-
-/// A plan with a leaf that takes no key would loop without progress.
-const TAKES: &str = "the last leaf reaches the highest position, and no key lies behind it";
 
 /// There are not enough free buckets to replace even one leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +46,7 @@ pub(super) struct LevelWrites {
     pub appended: Vec<SetWrite>,
 }
 
-/// What is to be written for some keys.
+/// What is to be written for some sectors.
 #[derive(Default)]
 pub(in super::super) struct Plan {
     /// From the leaves up.
@@ -59,88 +57,47 @@ pub(in super::super) struct Plan {
     pub replaced: Vec<Pointer>,
 }
 
-/// Keys that enter the tree, in order and without overlaps; those of a plan leave.
-pub(in super::super) struct Insertion {
-    keys: std::collections::VecDeque<Key>,
-}
-
 /// A node and what takes its place.
 struct Change {
     old: Key,
     fresh: Vec<Key>,
 }
 
-impl Insertion {
-    /// These keys, in order and without overlaps. Keys without a pointer make holes.
-    pub fn new(keys: Vec<Key>) -> Insertion {
-        Insertion { keys: keys.into() }
-    }
-
-    /// True if all keys were planned.
-    pub fn is_empty(&self) -> bool {
-        self.keys.is_empty()
-    }
-
-    /// Lays other keys over those that are left.
-    pub fn lay_over(&mut self, newer: &[Key]) {
-        let older: Vec<Key> = std::mem::take(&mut self.keys).into();
-        let mut both = Vec::with_capacity(older.len() + newer.len());
-        overlay(&older, newer, &mut both);
-        self.keys = both.into();
-    }
-
-    /// The keys that are left.
-    pub fn left(&self) -> impl Iterator<Item = &Key> {
-        self.keys.iter()
-    }
-
-    /// Takes the keys that lie in a leaf, of which there is one; one that goes beyond it is cut.
-    fn take_part(&mut self, leaf: &Node) -> Vec<Key> {
-        let first = self.keys.front().map(Key::begin);
-        assert!(first < Some(leaf.position()), "{TAKES}: {first:?}");
-        let mut part = Vec::new();
-        while let Some(key) = self.keys.front().copied() {
-            if key.begin() >= leaf.position() {
-                break;
-            }
-            self.keys.pop_front();
-            let end = upper(leaf, key.inode());
-            part.extend(key.part(0, end));
-            if let Some(behind) = key.part(end, OFFSET_MAX) {
-                self.keys.push_front(behind);
-                break;
-            }
-        }
-        part
-    }
-
-    /// Puts back what was taken from the front.
-    fn put_back(&mut self, part: Vec<Key>) {
-        part.into_iter().rev().for_each(|key| self.keys.push_front(key));
-    }
-}
-
 impl Tree {
-    /// Lays keys over the extents in memory alone. `buckets` counts what changes.
+    /// Lays keys over the extents in memory; what leaves have on the device is behind by these keys.
+    /// The keys are in order and do not overlap; those without a pointer make holes. `buckets`
+    /// counts what changes.
     pub fn apply(&mut self, keys: &[Key], buckets: &mut Buckets) {
-        let mut insertion = Insertion::new(keys.to_vec());
-        while let Some(key) = insertion.keys.front() {
-            let index = self.leaf_of(key.begin());
-            let part = insertion.take_part(&self.levels[0][index]);
-            let merged = self.merged(index, &part);
-            buckets.replace(self.levels[0][index].extents(), &merged);
+        let mut keys = keys.iter().copied().peekable();
+        let mut behind: Option<Key> = None;
+        while let Some(first) = behind.take().or_else(|| keys.next()) {
+            let index = self.leaf_of(first.begin());
+            let leaf = &self.levels[0][index];
+            assert!(first.begin() < leaf.position(), "{TAKES}: {first:?}");
+            let (mut part, mut next) = (Vec::new(), Some(first));
+            while let Some(key) = next {
+                let end = upper(leaf, key.inode());
+                part.extend(key.part(0, end));
+                behind = key.part(end, OFFSET_MAX);
+                let goes_on = |key: &Key| behind.is_none() && key.begin() < leaf.position();
+                next = keys.next_if(goes_on);
+            }
+            let mut merged = Vec::with_capacity(leaf.extents().len() + part.len());
+            overlay(leaf.extents(), &part, &mut merged);
+            merged.retain(|key| key.cached_at().is_some());
+            buckets.replace(leaf.extents(), &merged);
             self.levels[0][index].set_extents(merged);
         }
     }
 
-    /// Plans as many of the keys as there are buckets for. `next_seq` answers random numbers for
-    /// fresh nodes, none of them 0.
+    /// Plans writes of as many unwritten sectors as there are buckets for. `next_seq` answers
+    /// random numbers for fresh nodes, none of them 0.
     ///
     /// # Errors
     /// Not even one leaf can be replaced. Nothing was changed.
     pub fn plan(
         &mut self,
-        insertion: &mut Insertion,
+        unwritten: &mut Unwritten,
         buckets: &mut Buckets,
         fill: Fill,
         mut next_seq: impl FnMut() -> u64,
@@ -150,18 +107,17 @@ impl Tree {
         let mut changes: Vec<(usize, Change, Vec<Node>)> = Vec::new();
         let (mut fresh_leaves, block_bytes) = (0, self.geometry.block_bytes());
         let widest = self.widest();
-        while let Some(key) = insertion.keys.front() {
-            let index = self.leaf_of(key.begin());
-            let part = insertion.take_part(&self.levels[0][index]);
-            let merged = self.merged(index, &part);
+        while let Some(first) = unwritten.first() {
+            let index = self.leaf_of(first);
+            let part = unwritten.take_part(&self.levels[0][index]);
+            let keys = self.levels[0][index].keys_in(&part);
             let leaf = &mut self.levels[0][index];
-            if let Some(set) = leaf.append(&part, self.magic, block_bytes) {
-                buckets.replace(leaf.extents(), &merged);
-                leaf.set_extents(merged);
+            if let Some(set) = leaf.append(&keys, self.magic, block_bytes) {
                 writes.appended.push(set);
                 continue;
             }
-            let parts = split(&merged, self.node_bytes(), fill);
+            let leaf = &self.levels[0][index];
+            let parts = split(leaf.extents(), self.node_bytes(), fill);
             let needed = match fill {
                 Fill::Roomy => {
                     let fresh = fresh_leaves + parts.len();
@@ -171,32 +127,21 @@ impl Tree {
             };
             let is_next = fill == Fill::Tight && !changes.is_empty();
             if needed > buckets.free() || is_next {
-                drop(parts);
-                insertion.put_back(part);
+                unwritten.put_back(part);
                 if changes.is_empty() && writes.appended.is_empty() {
                     return Err(NoBucket { needed });
                 }
                 break;
             }
             fresh_leaves += parts.len();
-            let old = self.levels[0][index].key();
+            let old = leaf.key();
             let nodes = self.fresh_nodes(&parts, old, buckets, &mut next_seq, &mut writes, true);
-            buckets.replace(self.levels[0][index].extents(), &merged);
             let fresh = nodes.iter().map(Node::key).collect();
             changes.push((index, Change { old, fresh }, nodes));
         }
         plan.levels.push(writes);
         self.tell_parents(&mut plan, changes, buckets, fill, next_seq);
         Ok(plan)
-    }
-
-    /// The extents of a leaf with others over them.
-    fn merged(&self, index: usize, part: &[Key]) -> Vec<Key> {
-        let extents = self.levels[0][index].extents();
-        let mut merged = Vec::with_capacity(extents.len() + part.len());
-        overlay(extents, part, &mut merged);
-        merged.retain(|key| key.cached_at().is_some());
-        merged
     }
 
     fn node_bytes(&self) -> usize {

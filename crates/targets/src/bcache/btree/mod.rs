@@ -1,8 +1,9 @@
 //! The tree in memory: every node of every level, and the extents of each leaf.
 //!
-//! `node` is one node; `lookup` finds extents; `insert` plans how keys enter the tree; `split` cuts
-//! what a node no longer holds; `write` writes what was planned, and has the crash argument;
-//! `reference` is the reference model of the tests.
+//! `node` is one node; `lookup` finds extents; `insert` changes the tree in memory and plans how the
+//! leaves follow; `unwritten` is where leaves are behind; `split` cuts what a node no longer holds;
+//! `write` writes what was planned, and has the crash argument; `reference` is the reference model
+//! of the tests.
 //!
 //! # Invariants
 //! B1. The nodes of a level are in order; each has another position. The last has the highest one.
@@ -11,10 +12,11 @@
 //!     before it and its own. So no node stores its children.
 //! B3. The extents of a leaf are in order, do not overlap, and lie between the position of the leaf
 //!     before it and its own. Each leads to a bucket. Holes are where no extent is.
-//! B4. What a leaf has in memory is what its sets on the device amount to, with the open entries of
-//!     the journal over them, once the writes that were planned have ended. A session that empties
-//!     buckets also lays the keys over it that are still to enter (`Set::holes_for`): the leaves on
-//!     the device get these by the plans that follow.
+//! B4. A leaf on the device has the extents of the leaf in memory, except in sectors that are
+//!     unwritten (`unwritten`): those of open entries of the journal, of extents that became clean,
+//!     and of buckets that are being emptied. What it has there is older. So the leaves on the
+//!     device with the open entries over them are the tree in memory, but for extents that became
+//!     clean.
 //!
 //! Memory: 24 bytes for an extent, 64 for a node.
 
@@ -26,16 +28,18 @@ pub(super) mod reference;
 mod split;
 #[cfg(test)]
 mod tests;
+mod unwritten;
 mod write;
 
 use cairn_format::bcache::{Geometry, Key, SetMagic};
 
 use super::buckets::Buckets;
 
-pub(super) use insert::{Insertion, NoBucket, Plan};
+pub(super) use insert::{NoBucket, Plan};
 pub(super) use lookup::Found;
 pub(super) use node::Node;
 pub(super) use split::Fill;
+pub(super) use unwritten::Unwritten;
 pub(super) use write::write_plan;
 
 /// See the module's description.

@@ -3,6 +3,8 @@
 use cairn_format::bcache::node::{SET_HEADER_BYTES, encode_set};
 use cairn_format::bcache::{Key, Pointer, SECTOR_BYTES, SetMagic};
 
+use super::unwritten::Span;
+
 /// A node of the tree.
 pub(in super::super) struct Node {
     key: Key,
@@ -46,6 +48,16 @@ impl Node {
     /// The extents of a leaf.
     pub fn extents(&self) -> &[Key] {
         &self.extents
+    }
+
+    /// The keys that bring a leaf on the device up to date in these sectors, which are in order.
+    pub(super) fn keys_in(&self, part: &[Span]) -> Vec<Key> {
+        let mut keys = Vec::with_capacity(part.len());
+        for span in part {
+            let before = |key: &Key| key.position() <= (span.inode, span.start);
+            span.keys_of(&self.extents[self.extents.partition_point(before)..], &mut keys);
+        }
+        keys
     }
 
     /// Replaces the extents of a leaf.

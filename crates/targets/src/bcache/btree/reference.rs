@@ -10,7 +10,7 @@ use cairn_format::bcache::load::{Fault, Loaded, NodePlace, Visitor, load_now};
 use cairn_format::bcache::node::Node as NodeRead;
 use cairn_format::bcache::{CacheSuperblock, Geometry, Key, NewCache, Pointer, Replacement, Uuid};
 
-use super::{Fill, Insertion, NoBucket, Node, Plan, Tree};
+use super::{Fill, NoBucket, Node, Plan, Tree, Unwritten};
 use crate::bcache::buckets::Buckets;
 
 /// Where each sector of each volume lies, and whether it is dirty.
@@ -118,12 +118,16 @@ impl Model {
 
     /// Inserts keys and writes all plans.
     pub fn insert(&mut self, keys: Vec<Key>) -> Result<(), NoBucket> {
-        let mut insertion = Insertion::new(keys);
-        while !insertion.is_empty() {
-            let planned = self.plan(&mut insertion, Fill::Roomy).or_else(|_| {
+        let mut unwritten = self.apply(&keys);
+        self.write_all(&mut unwritten)
+    }
+
+    /// Writes all that leaves lack.
+    pub fn write_all(&mut self, unwritten: &mut Unwritten) -> Result<(), NoBucket> {
+        while !unwritten.is_empty() {
+            let planned = self.plan(unwritten, Fill::Roomy).or_else(|_| {
                 self.buckets.refill();
-                self.plan(&mut insertion, Fill::Roomy)
-                    .or_else(|_| self.plan(&mut insertion, Fill::Tight))
+                self.plan(unwritten, Fill::Roomy).or_else(|_| self.plan(unwritten, Fill::Tight))
             });
             let plan = planned?;
             self.write(&plan);
@@ -131,14 +135,20 @@ impl Model {
         Ok(())
     }
 
-    /// Plans the next keys.
-    pub fn plan(&mut self, insertion: &mut Insertion, fill: Fill) -> Result<Plan, NoBucket> {
+    /// Puts keys into the tree in memory. Answers what leaves lack then.
+    pub fn apply(&mut self, keys: &[Key]) -> Unwritten {
+        self.tree.apply(keys, &mut self.buckets);
+        Unwritten::of(keys)
+    }
+
+    /// Plans the next writes.
+    pub fn plan(&mut self, unwritten: &mut Unwritten, fill: Fill) -> Result<Plan, NoBucket> {
         let seq = &mut self.seq;
         let next = || {
             *seq += 1;
             *seq
         };
-        self.tree.plan(insertion, &mut self.buckets, fill, next)
+        self.tree.plan(unwritten, &mut self.buckets, fill, next)
     }
 
     pub fn write(&mut self, plan: &Plan) {

@@ -65,6 +65,29 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// The tree in memory may be ahead of the leaves by any number of changes, and these may be
+    /// written in any order.
+    #[test]
+    fn leaves_get_the_latest_extents_in_whichever_order_they_are_written(
+        batches in proptest::collection::vec((batch(), any::<u32>()), 1..12),
+    ) {
+        let (mut model, mut sectors) = (model(), Sectors::new());
+        let mut behind = Vec::new();
+        for (keys, turn) in batches {
+            lay_over(&mut sectors, &keys);
+            behind.push((turn, model.apply(&keys)));
+        }
+        behind.sort_by_key(|(turn, _)| *turn);
+        for (_, mut unwritten) in behind {
+            model.write_all(&mut unwritten).expect("there are buckets");
+        }
+        model.check(&sectors);
+    }
+}
+
 #[test]
 fn one_insertion_may_split_a_leaf_into_many_and_grow_levels() {
     let (mut model, mut sectors) = (model(), Sectors::new());
@@ -125,15 +148,15 @@ fn take_all(model: &mut Model) -> Vec<u64> {
 /// Inserts keys into a tree without a free bucket: each plan gets `spare` ones, one at a time,
 /// until it is made. Answers how many each took; it asked for as many.
 fn buckets_taken(model: &mut Model, spare: &mut Vec<u64>, keys: Vec<Key>) -> Vec<usize> {
-    let (mut insertion, mut taken) = (super::Insertion::new(keys), Vec::new());
-    while !insertion.is_empty() {
+    let (mut unwritten, mut taken) = (model.apply(&keys), Vec::new());
+    while !unwritten.is_empty() {
         let (mut given, mut asked) = (0, 0);
         let plan = loop {
-            match model.plan(&mut insertion, Fill::Tight) {
+            match model.plan(&mut unwritten, Fill::Tight) {
                 Ok(plan) => break plan,
                 Err(NoBucket { needed }) => assert!(given == 0 || asked == needed),
             }
-            let planned = model.plan(&mut insertion, Fill::Tight);
+            let planned = model.plan(&mut unwritten, Fill::Tight);
             asked = planned.err().expect("nothing has changed").needed;
             model.buckets.structure_replaced(&[spare.remove(0)]);
             model.buckets.refill();
@@ -182,8 +205,8 @@ fn a_node_that_is_larger_than_this_version_makes_is_replaced_by_several() {
     model.buckets.structure_replaced(&kept[..6]);
     model.buckets.refill();
     let keys = scattered(0, 40, false);
-    let mut insertion = super::Insertion::new(keys.clone());
-    let refused = model.plan(&mut insertion, Fill::Roomy).err();
+    let mut unwritten = model.apply(&keys);
+    let refused = model.plan(&mut unwritten, Fill::Roomy).err();
     assert!(refused.is_some_and(|short| short.needed > 6), "{refused:?}");
     lay_over(&mut sectors, &keys);
     take_all(&mut model);

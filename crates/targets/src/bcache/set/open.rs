@@ -115,11 +115,11 @@ fn assemble(
     }
     let journal = Journal::new(&loaded.ring, superblock.journal_buckets(), geometry, magic);
     let (volumes, priorities) = (loaded.volumes.clone(), loaded.priorities.clone());
-    let whole = Replay::whole(&loaded, journaled);
-    let replay = match journal.room() > tree.leaves() {
-        true => whole,
-        false => Replay::in_parts(loaded, &geometry).unwrap_or(whole),
+    let parts = match journal.room() > tree.leaves() {
+        true => None,
+        false => Replay::in_parts(&loaded, &geometry),
     };
+    let replay = parts.unwrap_or_else(|| Replay::whole(&loaded, &journaled));
     let (replay, open_holes) = (Some(replay), None);
     Ok(Set { superblock, tree, buckets, journal, volumes, priorities, replay, open_holes })
 }

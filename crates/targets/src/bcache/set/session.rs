@@ -23,8 +23,8 @@
 //! ([`Session::insert`] does so by itself): an entry of the journal makes their extents holes,
 //! durably. Then no key that counts leads to them, and the requests that had found them end. The
 //! holes enter the leaves before all else, so that the entry is open for a short time. A bucket
-//! that holds data counts as clean once the keys of its data are to enter as clean ones, since
-//! their data is durable on the backing device by then.
+//! that holds data counts as clean once its extents are clean in the tree in memory, since their
+//! data is durable on the backing device by then.
 //!
 //! # A full ring
 //! What is found enters in parts if the ring lacks room (`replay`); an entry without keys between
@@ -38,7 +38,7 @@ use cairn_format::bcache::{Key, SUPERBLOCK_SECTOR};
 
 use super::replay::Replay;
 use super::{CacheDevice, Set};
-use crate::bcache::btree::{Fill, Insertion, NoBucket, Plan, write_plan};
+use crate::bcache::btree::{Fill, NoBucket, Plan, Unwritten, write_plan};
 use crate::bcache::canary::{Bug, planted};
 use crate::bcache::journal::NoEntry;
 use crate::epochs::Epochs;
@@ -96,11 +96,11 @@ impl Session<'_> {
         if early {
             self.write_entry_of(&[], None).await?;
         }
-        let next = |set: &mut Set| set.replay.as_mut().and_then(Replay::take_keys);
-        while let Some(keys) = self.with(next) {
-            match keys.is_empty() {
+        let next = |set: &mut Set| set.replay.as_mut().and_then(Replay::take);
+        while let Some(part) = self.with(next) {
+            match part.is_empty() {
                 true => self.with(|set| set.replay.iter_mut().for_each(Replay::leave)),
-                false => self.insert(keys).await?,
+                false => self.write_leaves(part).await?,
             }
             if !early && self.with(|set| set.open().is_some()) {
                 self.write_entry(&[]).await?;
@@ -110,13 +110,20 @@ impl Session<'_> {
         self.close_journal().await
     }
 
-    /// Puts keys into the leaves, durably. They are in order and do not overlap; those without a
-    /// pointer make holes. Clean ones lead to data that is durable on the backing device.
+    /// Puts keys into the tree, and into the leaves durably. They are in order and do not overlap;
+    /// those without a pointer make holes. Clean ones lead to data that is durable on the backing
+    /// device.
     ///
     /// # Errors
     /// The set cannot be written. Some of the keys may be in leaves.
-    pub async fn insert(&self, keys: Vec<Key>) -> Result<(), WriteError> {
-        let mut left = Left { holes: Insertion::new(Vec::new()), keys: Insertion::new(keys) };
+    pub async fn insert(&self, keys: &[Key]) -> Result<(), WriteError> {
+        self.with(|set| set.tree.apply(keys, &mut set.buckets));
+        self.write_leaves(Unwritten::of(keys)).await
+    }
+
+    /// Brings the leaves on the device up to date, durably.
+    async fn write_leaves(&self, sectors: Unwritten) -> Result<(), WriteError> {
+        let mut left = Left { holes: Unwritten::default(), sectors };
         while !left.is_empty() {
             let next_seq = || 1 + self.env.random_below(u64::MAX - 1);
             let planned = self.with(|set| set.plan(left.next(), next_seq));
@@ -143,7 +150,7 @@ impl Session<'_> {
 
     /// Makes `needed` buckets free that have only clean data.
     async fn empty_buckets(&self, left: &mut Left, needed: usize) -> Result<(), WriteError> {
-        let holes = self.with(|set| set.holes_for(left, needed));
+        let holes = self.with(|set| set.holes_for(needed));
         if holes.is_empty() {
             return Err(match self.with(|set| set.journal.holes_max()) {
                 0 => WriteError::Journal(NoEntry::Full),
@@ -157,10 +164,8 @@ impl Session<'_> {
             let newest = set.journal.newest();
             set.open_holes.get_or_insert(newest);
             set.tree.apply(&holes, &mut set.buckets);
-            set.replay.iter_mut().for_each(|replay| replay.lay_over(&holes));
         });
-        left.holes.lay_over(&holes);
-        left.keys.lay_over(&holes);
+        left.holes.add(&holes);
         if !mutants::skips("bcache: wait for readers of emptied buckets") {
             self.readers.quiesce(0).await;
         }
@@ -230,20 +235,20 @@ impl Session<'_> {
     }
 }
 
-/// What is to enter the leaves.
+/// The sectors that leaves lack.
 struct Left {
-    /// Holes of buckets that were emptied, which enter first.
-    holes: Insertion,
-    keys: Insertion,
+    /// Those of buckets that were emptied, which are written first.
+    holes: Unwritten,
+    sectors: Unwritten,
 }
 
 impl Left {
     fn is_empty(&self) -> bool {
-        self.holes.is_empty() && self.keys.is_empty()
+        self.holes.is_empty() && self.sectors.is_empty()
     }
 
-    fn next(&mut self) -> &mut Insertion {
-        if self.holes.is_empty() { &mut self.keys } else { &mut self.holes }
+    fn next(&mut self) -> &mut Unwritten {
+        if self.holes.is_empty() { &mut self.sectors } else { &mut self.holes }
     }
 }
 
@@ -262,15 +267,15 @@ impl Set {
         }
     }
 
-    /// Plans the next keys. Looks for free buckets if there are too few, and makes do with the
-    /// fewest at last.
+    /// Plans the next writes. Looks for free buckets if there are too few, and then plans with the
+    /// fewest that it takes.
     fn plan(
         &mut self,
-        insertion: &mut Insertion,
+        unwritten: &mut Unwritten,
         mut next_seq: impl FnMut() -> u64,
     ) -> Result<Plan, NoBucket> {
         let mut plan =
-            |set: &mut Set, fill| set.tree.plan(insertion, &mut set.buckets, fill, &mut next_seq);
+            |set: &mut Set, fill| set.tree.plan(unwritten, &mut set.buckets, fill, &mut next_seq);
         plan(self, Fill::Roomy).or_else(|_| {
             self.buckets.refill();
             plan(self, Fill::Roomy).or_else(|_| plan(self, Fill::Tight))
@@ -284,10 +289,7 @@ impl Set {
 
     /// The holes that empty `needed` buckets with only clean data; fewer buckets if an entry of the
     /// journal has no room for more.
-    fn holes_for(&mut self, left: &Left, needed: usize) -> Vec<Key> {
-        // What is to enter counts from now on: as clean, where it was dirty.
-        let entering: Vec<Key> = left.keys.left().copied().collect();
-        self.tree.apply(&entering, &mut self.buckets);
+    fn holes_for(&self, needed: usize) -> Vec<Key> {
         let (most, geometry) = (self.journal.holes_max(), *self.superblock.geometry());
         let mut wanted = self.buckets.clean();
         wanted.truncate(needed);

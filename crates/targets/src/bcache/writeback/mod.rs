@@ -162,8 +162,8 @@ impl Bcache {
             };
             uncopied.extend(batch.failed);
             let sectors: u64 = batch.written.iter().map(Key::sectors).sum();
-            let clean = batch.written.iter().map(|key| key.with_dirty(false)).collect();
-            session.insert(clean).await?;
+            let clean: Vec<Key> = batch.written.iter().map(|key| key.with_dirty(false)).collect();
+            session.insert(&clean).await?;
             self.dirty_sectors.fetch_sub(sectors, Ordering::Relaxed);
             if failed_in_a_row >= FAILED_IN_A_ROW {
                 failed_in_a_row = 0;

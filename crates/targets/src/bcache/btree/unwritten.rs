@@ -1,0 +1,160 @@
+//! The sectors for which leaves on the device may have other keys than the tree in memory.
+//!
+//! A leaf is brought up to date by one bset: the extents that the tree in memory has in these
+//! sectors, and holes between them. So keys that are replaced before their leaf is written are
+//! never written there, and the order in which ranges are written does not matter.
+
+use std::collections::VecDeque;
+
+use cairn_format::bcache::{Key, SIZE_MAX};
+
+use super::Node;
+use super::lookup::upper;
+
+/// The loops over leaves end: each leaf takes a part of what is left.
+pub(super) const TAKES: &str =
+    "the last leaf reaches the highest position, and no key lies behind it";
+
+/// Sectors of a volume, half-open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(in super::super) struct Span {
+    pub inode: u32,
+    pub start: u64,
+    pub end: u64,
+}
+
+impl Span {
+    fn of(key: &Key) -> Span {
+        Span { inode: key.inode(), start: key.start(), end: key.end() }
+    }
+
+    fn begin(&self) -> (u32, u64) {
+        (self.inode, self.start)
+    }
+
+    /// Adds holes for these sectors up to `end`, which is not beyond the end, and drops them.
+    fn skip_to(&mut self, end: u64, keys: &mut Vec<Key>) {
+        while self.start < end {
+            let sectors = (end - self.start).min(SIZE_MAX);
+            self.start += sectors;
+            keys.push(Key::new(self.inode, self.start, sectors));
+        }
+    }
+
+    /// Adds the keys that make a leaf have these extents, and no others, in these sectors. The
+    /// extents are in order; the first is the first that ends behind the start.
+    pub(super) fn keys_of(mut self, extents: &[Key], keys: &mut Vec<Key>) {
+        let end = (self.inode, self.end);
+        for extent in extents.iter().take_while(|key| key.begin() < end) {
+            let part = extent.part(self.start, self.end).expect("they overlap");
+            self.skip_to(part.start(), keys);
+            self.start = part.end();
+            keys.push(part);
+        }
+        self.skip_to(self.end, keys);
+    }
+}
+
+/// See the module's description: in order, and no two of them touch.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(in super::super) struct Unwritten {
+    spans: VecDeque<Span>,
+}
+
+impl Unwritten {
+    /// The sectors of keys, which may be in any order and overlap.
+    pub fn of<'k>(keys: impl IntoIterator<Item = &'k Key>) -> Unwritten {
+        let mut unwritten = Unwritten::default();
+        unwritten.add(keys);
+        unwritten
+    }
+
+    /// Adds the sectors of keys.
+    pub fn add<'k>(&mut self, keys: impl IntoIterator<Item = &'k Key>) {
+        let with_length = keys.into_iter().filter(|key| key.sectors() > 0);
+        self.join(Unwritten { spans: with_length.map(Span::of).collect() });
+    }
+
+    /// Adds other sectors.
+    pub fn join(&mut self, other: Unwritten) {
+        let mut spans: Vec<Span> = self.spans.drain(..).chain(other.spans).collect();
+        spans.sort_unstable();
+        for span in spans {
+            match self.spans.back_mut() {
+                Some(last) if last.inode == span.inode && span.start <= last.end => {
+                    last.end = last.end.max(span.end);
+                }
+                _ => self.spans.push_back(span),
+            }
+        }
+    }
+
+    /// True if leaves on the device have the keys of the tree in memory.
+    pub fn is_empty(&self) -> bool {
+        self.spans.is_empty()
+    }
+
+    /// Where the first sectors begin.
+    pub(super) fn first(&self) -> Option<(u32, u64)> {
+        self.spans.front().map(Span::begin)
+    }
+
+    /// Takes the sectors of a leaf, of which there are some; those beyond the leaf stay.
+    pub(super) fn take_part(&mut self, leaf: &Node) -> Vec<Span> {
+        let first = self.first();
+        assert!(first < Some(leaf.position()), "{TAKES}: {first:?}");
+        let mut part = Vec::new();
+        while let Some(span) = self.spans.front_mut().filter(|it| it.begin() < leaf.position()) {
+            let end = upper(leaf, span.inode).min(span.end);
+            part.push(Span { end, ..*span });
+            span.start = end;
+            if span.start == span.end {
+                self.spans.pop_front();
+            }
+        }
+        part
+    }
+
+    /// Puts back what was taken last.
+    pub(super) fn put_back(&mut self, part: Vec<Span>) {
+        part.into_iter().rev().for_each(|span| self.spans.push_front(span));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cairn_format::bcache::{Generation, Key, Pointer, SIZE_MAX};
+
+    use super::{Span, Unwritten};
+
+    fn span(start: u64, end: u64) -> Span {
+        Span { inode: 1, start, end }
+    }
+
+    fn extent(start: u64, end: u64) -> Key {
+        Key::new(1, end, end - start).at(Pointer::new(4096 + start, Generation(3)))
+    }
+
+    #[test]
+    fn spans_that_touch_or_overlap_are_one() {
+        let keys = [extent(8, 16), extent(30, 40), extent(0, 4), extent(12, 20), extent(4, 8)];
+        let mut unwritten = Unwritten::of(&keys);
+        assert_eq!(unwritten.spans, [span(0, 20), span(30, 40)]);
+        unwritten.add(&[extent(20, 30), extent(50, 50)]);
+        assert_eq!(unwritten.spans, [span(0, 40)]);
+    }
+
+    #[test]
+    fn a_span_becomes_its_extents_and_the_holes_between_them() {
+        let extents = [extent(0, 12), extent(12, 16), extent(20, 40)];
+        let hole = |start, end| Key::new(1, end, end - start);
+        let mut keys = Vec::new();
+        span(8, 24).keys_of(&extents, &mut keys);
+        let part = |index: usize, start, end| extents[index].part(start, end).expect("within it");
+        assert_eq!(keys, [part(0, 8, 12), extents[1], hole(16, 20), part(2, 20, 24)]);
+        keys.clear();
+        span(100, 100 + SIZE_MAX + 1).keys_of(&[], &mut keys);
+        let cut = 100 + SIZE_MAX;
+        assert_eq!(keys, [hole(100, cut), hole(cut, cut + 1)]);
+    }
+}

@@ -88,7 +88,7 @@ pub(in super::super) async fn open(
 /// The first contradiction.
 fn assemble(
     superblock: CacheSuperblock,
-    loaded: Loaded,
+    mut loaded: Loaded,
     Collector { levels, above }: Collector,
 ) -> Result<Set, String> {
     let (geometry, magic) = (*superblock.geometry(), superblock.set_uuid().set_magic());
@@ -117,9 +117,9 @@ fn assemble(
     let (volumes, priorities) = (loaded.volumes.clone(), loaded.priorities.clone());
     let parts = match journal.room() > tree.leaves() {
         true => None,
-        false => Replay::in_parts(&loaded, &geometry),
+        false => Replay::in_parts(&mut loaded, &geometry),
     };
-    let replay = parts.unwrap_or_else(|| Replay::whole(&loaded, &journaled));
+    let replay = parts.unwrap_or_else(|| Replay::whole(&loaded, journaled));
     let (replay, open_holes) = (Some(replay), None);
     Ok(Set { superblock, tree, buckets, journal, volumes, priorities, replay, open_holes })
 }

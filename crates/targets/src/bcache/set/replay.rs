@@ -11,6 +11,7 @@
 //!     free then.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use cairn_format::bcache::journal::{ENTRY_HEADER_BYTES, Located};
 use cairn_format::bcache::load::Loaded;
@@ -22,27 +23,29 @@ use crate::bcache::canary::{Bug, planted};
 /// How many parts there are at most: each leaf may be written as often.
 const PARTS: usize = 8;
 
-/// See the module's description.
+/// See the module's description. Memory: that of the keys, until the session begins.
 pub(super) struct Replay {
+    keys: Vec<Key>,
     parts: VecDeque<Part>,
 }
 
 struct Part {
     /// Its oldest entry.
     first: u64,
-    unwritten: Unwritten,
+    /// Its keys.
+    keys: Range<usize>,
 }
 
 impl Replay {
     /// All as one part. `keys` is what the journal amounts to.
-    pub fn whole(loaded: &Loaded, keys: &[Key]) -> Replay {
-        let (first, unwritten) = (loaded.newest.last_seq, Unwritten::of(keys));
-        Replay { parts: VecDeque::from([Part { first, unwritten }]) }
+    pub fn whole(loaded: &Loaded, keys: Vec<Key>) -> Replay {
+        let part = Part { first: loaded.newest.last_seq, keys: 0..keys.len() };
+        Replay { keys, parts: VecDeque::from([part]) }
     }
 
     /// The journal in parts; none if its keys are not those of its entries, one after the other, or
     /// if what a key says depends on the root being a leaf: a part may put a node above it.
-    pub fn in_parts(loaded: &Loaded, geometry: &Geometry) -> Option<Replay> {
+    pub fn in_parts(loaded: &mut Loaded, geometry: &Geometry) -> Option<Replay> {
         let is_gone = |key: &Key| key.is_dirty() && loaded.is_stale(geometry, key);
         if loaded.newest.root_level == 0 && loaded.journal.iter().any(is_gone) {
             return None;
@@ -54,12 +57,12 @@ impl Replay {
         let mut rest = &loaded.journal[..];
         for some in of_buckets.chunks(of_buckets.len().div_ceil(PARTS)).rev() {
             let begin = end - some.iter().sum::<usize>();
-            let (before, own) = rest.split_at(first_of(&entries[begin..end], rest)?);
-            let first = entries[begin].header.seq;
-            parts.push_front(Part { first, unwritten: Unwritten::of(own) });
-            (rest, end) = (before, begin);
+            let first = first_of(&entries[begin..end], rest)?;
+            parts.push_front(Part { first: entries[begin].header.seq, keys: first..rest.len() });
+            (rest, end) = (&rest[..first], begin);
         }
-        rest.is_empty().then_some(Replay { parts })
+        let is_whole = rest.is_empty();
+        is_whole.then(|| Replay { keys: std::mem::take(&mut loaded.journal), parts })
     }
 
     /// The oldest entry that is open.
@@ -68,9 +71,10 @@ impl Replay {
         self.parts.get(first).map(|part| part.first)
     }
 
-    /// The sectors of the first part; none when all parts have left.
+    /// The sectors of the first part, once; none when all parts have left.
     pub fn take(&mut self) -> Option<Unwritten> {
-        self.parts.front_mut().map(|part| std::mem::take(&mut part.unwritten))
+        let part = self.parts.front_mut()?;
+        Some(Unwritten::of(&self.keys[std::mem::take(&mut part.keys)]))
     }
 
     /// The sectors of the first part are written in leaves.
@@ -129,13 +133,18 @@ mod tests {
     fn the_parts_of_a_journal_have_the_sectors_of_all_entries() {
         let (mut loaded, geometry) = journal();
         loaded.newest.root_level = 1;
-        let replay = Replay::in_parts(&loaded, &geometry).expect("entry by entry");
+        let expected = Unwritten::of(&loaded.journal);
+        let mut replay = Replay::in_parts(&mut loaded, &geometry).expect("entry by entry");
         assert!(replay.parts.len() > 1);
         let firsts: Vec<u64> = replay.parts.iter().map(|part| part.first).collect();
         assert!(firsts.is_sorted() && firsts[0] == loaded.newest.last_seq, "{firsts:?}");
         let mut all = Unwritten::default();
-        replay.parts.into_iter().for_each(|part| all.join(part.unwritten));
-        assert_eq!(all, Unwritten::of(&loaded.journal));
+        while let Some(part) = replay.take() {
+            assert!(!part.is_empty());
+            all.join(part);
+            replay.leave();
+        }
+        assert_eq!(all, expected);
     }
 
     #[test]
@@ -145,6 +154,6 @@ mod tests {
         let last = loaded.journal.iter().rfind(|key| key.is_dirty()).expect("some are");
         let bucket = geometry.bucket_of(last.cached_at().expect("it is").sector()) as usize;
         loaded.buckets[bucket].generation = loaded.buckets[bucket].generation.next();
-        assert!(Replay::in_parts(&loaded, &geometry).is_none());
+        assert!(Replay::in_parts(&mut loaded, &geometry).is_none());
     }
 }

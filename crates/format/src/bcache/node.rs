@@ -175,8 +175,8 @@ impl<'a> Node<'a> {
     }
 
     /// The sound bsets behind damage that ends at byte `from`, or at the end of the sound log if
-    /// that is later; oldest first. `bytes` are those that the node was read from. No damage follows
-    /// these bsets, so that their keys are newer than all that the damage took.
+    /// that is later; oldest first. `bytes` are those that the node was read from. No damage is
+    /// behind these bsets, so that their keys are newer than all that the damage took.
     #[must_use]
     pub fn behind_damage(
         &self,

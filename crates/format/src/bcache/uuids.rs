@@ -23,14 +23,21 @@ pub const INVALIDATED: Uuid = Uuid([
 
 const FLAG_FLASH_ONLY: u32 = 1;
 
+/// What an entry begins with in both layouts.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-struct RawEntry {
+struct RawHead {
     uuid: [u8; 16],
     label: [u8; 32],
     first_reg: U32,
     last_reg: U32,
     invalidated: U32,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct RawEntry {
+    head: RawHead,
     flags: U32,
     sectors: U64,
     pad: [u8; 56],
@@ -39,33 +46,30 @@ struct RawEntry {
 #[derive(FromBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct RawLegacyEntry {
-    uuid: [u8; 16],
-    label: [u8; 32],
-    first_reg: U32,
-    last_reg: U32,
-    invalidated: U32,
+    head: RawHead,
     pad: U32,
 }
 
 macro_rules! field {
-    ($name:ident, $size:expr) => {
-        Field { name: stringify!($name), offset: offset_of!(RawEntry, $name), size: $size }
+    ($of:ident, $name:ident, $size:expr) => {
+        Field { name: stringify!($name), offset: offset_of!($of, $name), size: $size }
     };
 }
 
 /// Where each field of an entry lies.
 pub const UUID_FIELDS: [Field; 8] = [
-    field!(uuid, 16),
-    field!(label, 32),
-    field!(first_reg, 4),
-    field!(last_reg, 4),
-    field!(invalidated, 4),
-    field!(flags, 4),
-    field!(sectors, 8),
-    field!(pad, 56),
+    field!(RawHead, uuid, 16),
+    field!(RawHead, label, 32),
+    field!(RawHead, first_reg, 4),
+    field!(RawHead, last_reg, 4),
+    field!(RawHead, invalidated, 4),
+    field!(RawEntry, flags, 4),
+    field!(RawEntry, sectors, 8),
+    field!(RawEntry, pad, 56),
 ];
 
 const _: () = {
+    assert!(offset_of!(RawEntry, head) == 0);
     assert!(size_of::<RawEntry>() == ENTRY_BYTES);
     assert!(size_of::<RawLegacyEntry>() == LEGACY_ENTRY_BYTES);
 };
@@ -127,28 +131,21 @@ pub fn read(bytes: &[u8], is_long: bool) -> Vec<UuidEntry> {
     let count = bytes.len() / LEGACY_ENTRY_BYTES;
     let (entries, _) =
         <[RawLegacyEntry]>::ref_from_prefix_with_elems(bytes, count).expect("they were counted");
-    entries.iter().map(legacy).collect()
+    entries.iter().map(|raw| of_head(&raw.head)).collect()
 }
 
 fn long(raw: &RawEntry) -> UuidEntry {
-    UuidEntry {
-        uuid: Uuid(raw.uuid),
-        label: raw.label,
-        first_registered: raw.first_reg.get(),
-        last_registered: raw.last_reg.get(),
-        invalidated: raw.invalidated.get(),
-        flags: raw.flags.get(),
-        sectors: raw.sectors.get(),
-    }
+    UuidEntry { flags: raw.flags.get(), sectors: raw.sectors.get(), ..of_head(&raw.head) }
 }
 
-fn legacy(raw: &RawLegacyEntry) -> UuidEntry {
+/// An entry of a backing device.
+fn of_head(head: &RawHead) -> UuidEntry {
     UuidEntry {
-        uuid: Uuid(raw.uuid),
-        label: raw.label,
-        first_registered: raw.first_reg.get(),
-        last_registered: raw.last_reg.get(),
-        invalidated: raw.invalidated.get(),
+        uuid: Uuid(head.uuid),
+        label: head.label,
+        first_registered: head.first_reg.get(),
+        last_registered: head.last_reg.get(),
+        invalidated: head.invalidated.get(),
         flags: 0,
         sectors: 0,
     }
@@ -160,11 +157,11 @@ pub fn encode(entries: &[UuidEntry], bytes: usize) -> Vec<u8> {
     let mut out = Vec::with_capacity(bytes);
     for entry in entries.iter().take(bytes / ENTRY_BYTES) {
         let mut raw = RawEntry::new_zeroed();
-        raw.uuid = entry.uuid.0;
-        raw.label = entry.label;
-        raw.first_reg = U32::new(entry.first_registered);
-        raw.last_reg = U32::new(entry.last_registered);
-        raw.invalidated = U32::new(entry.invalidated);
+        raw.head.uuid = entry.uuid.0;
+        raw.head.label = entry.label;
+        raw.head.first_reg = U32::new(entry.first_registered);
+        raw.head.last_reg = U32::new(entry.last_registered);
+        raw.head.invalidated = U32::new(entry.invalidated);
         raw.flags = U32::new(entry.flags);
         raw.sectors = U64::new(entry.sectors);
         out.extend_from_slice(raw.as_bytes());

@@ -87,15 +87,9 @@ impl Lab {
     ) -> Result<Result<(), String>, Stopped> {
         let other = content.map(|content| (content.to_vec(), self.drives()));
         let volume = self.registry.create_volume("volume").expect("a new name");
-        let registry = self.registry.clone();
-        let lines = TableLine::parse_all(line).expect("a table");
+        let (registry, line) = (self.registry.clone(), line.to_owned());
         self.world.try_block_on(0, |env| async move {
-            let types = TargetTypes::new(cairn_targets::types());
-            let context = TableContext { types: &types, registry: &registry, read_only: false };
-            let text = |error: ConfigError| error.to_string();
-            let table = Table::build(&env, &volume, &lines, context).await.map_err(text)?;
-            volume.load(table).await;
-            volume.resume(&env).await.and_then(cairn_block::Resumed::whole).map_err(text)?;
+            start(&env, &registry, &volume, &line).await?;
             let is_done = Cell::new(false);
             let drain = async {
                 let drained = volume.drain_caches(&env).await;
@@ -108,6 +102,7 @@ impl Lab {
                 }
             };
             let (drained, ()) = join(drain, other).await;
+            let text = |error: ConfigError| error.to_string();
             volume.suspend(&env, SuspendMode::Flush).await.map_err(text)?;
             volume.remove(&env).await.map_err(text)?;
             drop(registry.remove_volume("volume"));
@@ -121,15 +116,9 @@ impl Lab {
     /// It is refused, or the drain or the detach fails.
     pub fn open_and_detach(&self, line: &str) -> Result<Result<(), String>, Stopped> {
         let volume = self.registry.create_volume("volume").expect("a new name");
-        let registry = self.registry.clone();
-        let lines = TableLine::parse_all(line).expect("a table");
+        let (registry, line) = (self.registry.clone(), line.to_owned());
         self.world.try_block_on(0, |env| async move {
-            let types = TargetTypes::new(cairn_targets::types());
-            let context = TableContext { types: &types, registry: &registry, read_only: false };
-            let text = |error: ConfigError| error.to_string();
-            let table = Table::build(&env, &volume, &lines, context).await.map_err(text)?;
-            volume.load(table).await;
-            volume.resume(&env).await.and_then(cairn_block::Resumed::whole).map_err(text)?;
+            start(&env, &registry, &volume, &line).await?;
             volume.drain_caches(&env).await.map_err(|error| error.to_string())?;
             let detached = volume.detach_caches(&env, None).await;
             detached.map(drop).map_err(|error| error.to_string())
@@ -279,6 +268,22 @@ impl Lab {
         };
         superblock.data_sectors((backing.len() / SECTOR_BYTES) as u64).expect("it has data")
     }
+}
+
+/// Builds the table of a volume, writable, and resumes it.
+async fn start(
+    env: &Env,
+    registry: &Arc<Registry>,
+    volume: &Arc<MappedDevice>,
+    line: &str,
+) -> Result<(), String> {
+    let types = TargetTypes::new(cairn_targets::types());
+    let context = TableContext { types: &types, registry, read_only: false };
+    let lines = TableLine::parse_all(line).expect("a table");
+    let text = |error: ConfigError| error.to_string();
+    let table = Table::build(env, volume, &lines, context).await.map_err(text)?;
+    volume.load(table).await;
+    volume.resume(env).await.and_then(cairn_block::Resumed::whole).map_err(text)
 }
 
 /// Reads the volume and flushes the drives until a drain is done. Errors are in order.

@@ -230,24 +230,29 @@ impl fmt::Display for Finding {
                 "backing device {uuid}: found no volume of it in the cache, which should have \
                  data that it lacks"
             ),
-            Finding::Stale { uuid, volume } => write!(
-                f,
-                "backing device {uuid}: state: found inconsistent (it was used without its cache, \
-                 which has {} sectors that it lacks)",
-                volume.dirty_sectors
-            ),
-            Finding::CleanState { uuid, volume } => write!(
-                f,
-                "backing device {uuid}: state: found clean, and {} dirty sectors of it in the \
-                 cache, which each activation counts and a drain writes back",
-                volume.dirty_sectors
-            ),
-            Finding::NoneState { uuid, volume } => write!(
-                f,
-                "backing device {uuid}: state: found none, expected dirty (the cache has {} \
-                 sectors that it lacks)",
-                volume.dirty_sectors
-            ),
+            Finding::Stale { uuid, volume } => {
+                let found = "inconsistent (it was used without its cache, which has";
+                fmt_state(f, uuid, volume, [found, "sectors that it lacks)"])
+            }
+            Finding::CleanState { uuid, volume } => {
+                let what = "dirty sectors of it in the cache, which each activation counts and a \
+                            drain writes back";
+                fmt_state(f, uuid, volume, ["clean, and", what])
+            }
+            Finding::NoneState { uuid, volume } => {
+                let found = "none, expected dirty (the cache has";
+                fmt_state(f, uuid, volume, [found, "sectors that it lacks)"])
+            }
         }
     }
+}
+
+/// The state of a backing device, with the number of its dirty sectors between the two texts.
+fn fmt_state(
+    f: &mut fmt::Formatter<'_>,
+    uuid: &Uuid,
+    volume: &Volume,
+    [found, what]: [&str; 2],
+) -> fmt::Result {
+    write!(f, "backing device {uuid}: state: found {found} {} {what}", volume.dirty_sectors)
 }

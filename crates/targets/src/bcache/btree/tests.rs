@@ -1,3 +1,6 @@
+//! Inserting into a tree on the device gives what inserting sector by sector gives, also with few
+//! free buckets. A contradictory tree is an error.
+
 use cairn_format::bcache::{Generation, Key, Pointer, SECTOR_BYTES};
 use proptest::prelude::*;
 

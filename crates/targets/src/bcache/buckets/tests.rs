@@ -1,3 +1,6 @@
+//! Which buckets are free, which generation each gets, and when a bucket is no longer taken (K1 to
+//! K3).
+
 use cairn_format::bcache::priorities::{METADATA, Record};
 use cairn_format::bcache::{Age, Generation, Geometry, Key, Pointer, STALE_MAX};
 

@@ -1,3 +1,5 @@
+//! Where entries go in the ring, and that the one that frees it always has room (J1 to J5).
+
 use std::collections::BTreeMap;
 
 use cairn_format::bcache::journal::{ByteRange, Header, Located, Ring, scan};

@@ -23,6 +23,8 @@ pub enum Bug {
     CleanStateFirst,
     /// The ring is freed of a part of what a session found before the part is in leaves.
     PartBeforeLeaves,
+    /// A detach takes the volume out of the array before the superblock names no set.
+    ArrayBeforeSuperblock,
 }
 
 thread_local! {

@@ -16,6 +16,9 @@
 //! - Between 2 and 3: a device of no set, and an entry of the array that names it. A kernel that
 //!   attaches the device invalidates that entry and takes another one.
 //!
+//! With 3 before 2, a power cut between them would leave an attached device that its set does not
+//! know: cairn would refuse the pair.
+//!
 //! A backing device that is dirty, and whose dirty data the user gives up, becomes `inconsistent`
 //! (R11), as when a kernel is forced to run it: cairn refuses its cache, and the kernel makes a new
 //! volume when it attaches the device.
@@ -30,6 +33,7 @@ use cairn_format::bcache::{
     BackingState, BackingSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid,
 };
 
+use super::canary::{Bug, planted};
 use super::config::Devices;
 use super::set::{Session, write_io};
 use super::volume::Bcache;
@@ -185,10 +189,13 @@ impl Bcache {
             return failed(format!("{name}: its cache has data that it lacks; drain it first"));
         }
         leave(&mut superblock);
+        let uuid = superblock.uuid();
+        if planted(Bug::ArrayBeforeSuperblock) {
+            self.forget_volume(env, uuid).await;
+        }
         if let Err(error) = write(env, backing, &superblock).await {
             return failed(format!("{name}: superblock: could not be written: {error}"));
         }
-        let uuid = superblock.uuid();
         let is_detached = superblock.state() == BackingState::None;
         *self.backing.lock() = Some(superblock);
         if !is_detached {

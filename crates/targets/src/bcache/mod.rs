@@ -65,6 +65,7 @@ mod canary {
         EntryBeforePriorities,
         CleanStateFirst,
         PartBeforeLeaves,
+        ArrayBeforeSuperblock,
     }
 
     pub(super) fn planted(_bug: Bug) -> bool {

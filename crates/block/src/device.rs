@@ -74,6 +74,15 @@ impl State {
     }
 }
 
+/// Whether the inactive table of a resume has started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NewTable {
+    /// It has, and serves no request yet.
+    Started,
+    /// A target refused. The old table has not started again yet (D7).
+    Refused,
+}
+
 /// What a resume did.
 #[derive(Debug, Default)]
 #[must_use]
@@ -393,18 +402,18 @@ impl MappedDevice {
     /// There is no table, or a target refused to start. Then the old table is live again (D7);
     /// if that cannot start either, or there is none, the device stays suspended.
     pub async fn resume(&self, env: &Env) -> Result<Resumed, ConfigError> {
-        self.resume_with(env, || std::future::ready(())).await
+        self.resume_with(env, |_| std::future::ready(())).await
     }
 
-    /// Like [`MappedDevice::resume`]. `started` runs once the inactive table has started, if there
-    /// is one, and before it serves a request; that waits for it.
+    /// Like [`MappedDevice::resume`]. If a table is inactive, `decided` runs once it is known
+    /// whether that starts; it ends before a table serves a request, or the old one starts again.
     ///
     /// # Errors
     /// As for [`MappedDevice::resume`].
     pub async fn resume_with<F: Future<Output = ()>>(
         &self,
         env: &Env,
-        started: impl FnOnce() -> F,
+        decided: impl FnOnce(NewTable) -> F,
     ) -> Result<Resumed, ConfigError> {
         let _verb = self.verb().await;
         let swaps = self.inactive_table().is_some();
@@ -420,7 +429,7 @@ impl MappedDevice {
         let stop = self.calls.announce();
         stop.wait().await;
         if swaps {
-            lost = lost.and(self.swap(env, started).await?);
+            lost = lost.and(self.swap(env, decided).await?);
         } else {
             self.start_live(env).await?;
         }
@@ -464,7 +473,7 @@ impl MappedDevice {
     async fn swap<F: Future<Output = ()>>(
         &self,
         env: &Env,
-        started: impl FnOnce() -> F,
+        decided: impl FnOnce(NewTable) -> F,
     ) -> Result<Result<(), ConfigError>, ConfigError> {
         let (old, new, served) = {
             let mut state = self.state.lock();
@@ -476,7 +485,7 @@ impl MappedDevice {
         let closed = self.count_loss(close_table(env, old.as_ref()).await);
         match start(env, &new).await {
             Ok(()) => {
-                started().await;
+                decided(NewTable::Started).await;
                 self.claims.settle(self, &new);
                 self.make_live(Some(new.clone()));
                 self.serve(env, &new).await;
@@ -485,6 +494,7 @@ impl MappedDevice {
             Err(error) => {
                 // It served nothing: there is nothing to lose.
                 let _ = close_table(env, Some(&new)).await;
+                decided(NewTable::Refused).await;
                 Err(self.back_to(env, old.filter(|_| served), new, error).await)
             }
         }

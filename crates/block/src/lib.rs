@@ -60,7 +60,7 @@ pub use claims::ClaimKind;
 pub use construct::{Ctor, TableContext, TargetType, TargetTypes};
 pub use copier::{Copier, CopyData, CopyGrant, CopyJob, CopyPiece, CopyTimes};
 pub use counters::Counters;
-pub use device::{MappedDevice, Resumed};
+pub use device::{MappedDevice, NewTable, Resumed};
 pub use disk::{CopyError, Disk, Extent, ExtentKind, Flow, Identity, Limits, LocalFuture};
 pub use env::{Env, Io, IoFuture, Job, Mail, Post, Sleep, Tasks, World, yield_once};
 pub use error::{ConfigError, ConfigKind, ErrorKind, IoError, IoResult};

@@ -15,7 +15,7 @@ use std::time::Duration;
 use cairn_backends::{DeviceOpener, patiently};
 use cairn_block::{
     CallOff, Claim, ConfigError, ConfigKind, Dirty, Disk, Env, Identity, Line, MappedDevice,
-    MessageError, Opener, ReactorId, Registry, Sector, SectorCount, SuspendMode, Table,
+    MessageError, NewTable, Opener, ReactorId, Registry, Sector, SectorCount, SuspendMode, Table,
     TableContext, TableLine, TargetTypes, escape_word, unescape_word,
 };
 use cairn_outcome::failure::{Outcome, system};
@@ -404,38 +404,38 @@ impl World {
     /// # Errors
     /// There is no table, or a target cannot start.
     pub fn resume(&self, name: &str) -> Outcome<()> {
-        self.resume_with(name, || ())
+        self.resume_with(name, |_| ())
     }
 
-    /// The same. `started` runs on this thread once the loaded table has started, if there is one,
-    /// and before it serves a request.
+    /// The same. If a table is loaded, `decided` runs on this thread once it is known whether that
+    /// starts: before it serves a request, or the former one starts again.
     ///
     /// # Errors
     /// There is no table, a target cannot start, or the loaded table writes to a backing device
     /// without its cache. Of kind [`ConfigKind::Lost`]: the table is live, but acknowledged writes
     /// may be lost.
-    pub fn resume_with(&self, name: &str, started: impl FnOnce()) -> Outcome<()> {
+    pub fn resume_with(&self, name: &str, decided: impl FnOnce(NewTable)) -> Outcome<()> {
         let volume = self.volume(name)?;
         self.refuse_attached(name)?;
         let (tell, told) = channel();
         let run = Arc::new(Event::new());
         let has_run = run.clone();
         self.reactors.spawn(self.home(name), move |env| async move {
-            let started = async || {
+            let decided = async |new_table| {
                 let has_run = has_run.listen();
-                if tell.send(None).is_ok() {
+                if tell.send(Either::Left(new_table)).is_ok() {
                     has_run.await;
                 }
             };
-            let resumed = volume.resume_with(&env, started).await;
-            drop(tell.send(Some(resumed)));
+            let resumed = volume.resume_with(&env, decided).await;
+            drop(tell.send(Either::Right(resumed)));
         });
-        let mut started = Some(started);
+        let mut decided = Some(decided);
         let resumed = loop {
             match told.recv().expect("a reactor runs until it is stopped by its owner") {
-                Some(resumed) => break resumed,
-                None => {
-                    started.take().into_iter().for_each(|started| started());
+                Either::Right(resumed) => break resumed,
+                Either::Left(new_table) => {
+                    decided.take().into_iter().for_each(|decided| decided(new_table));
                     run.notify(usize::MAX);
                 }
             }

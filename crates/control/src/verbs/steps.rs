@@ -15,8 +15,13 @@ pub enum Step {
     Arranged,
     /// The change of the pool's metadata is durable.
     Pooled,
+    /// Backing devices of bcache that the new table uses without their caches are detached.
+    Detached,
     /// The new table has started, and serves no request yet.
     Started,
+    /// The new table cannot start, and backing devices of bcache are attached again. The old table
+    /// has not started yet.
+    Attached,
     /// Clients are served again.
     Resumed,
     /// The verb is done.

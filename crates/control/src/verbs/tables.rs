@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cairn_block::{Claimed, ConfigError, ConfigKind, MappedDevice, Report, SuspendMode};
+use cairn_block::{Claimed, ConfigError, ConfigKind, MappedDevice, NewTable, Report, SuspendMode};
 use cairn_outcome::failure::{Outcome, refused, unless_lost};
 
 use super::Verbs;
@@ -87,13 +87,14 @@ impl Verbs {
     /// # Errors
     /// Another volume or client uses a device that it claims, or a target cannot start.
     pub(crate) fn make_live(&self, name: &str) -> Outcome<()> {
-        self.make_live_with(name, || ())
+        self.make_live_with(name, |_| ())
     }
 
-    /// The same. `started` runs once the loaded table has started, before it serves a request.
-    pub(super) fn make_live_with(&self, name: &str, started: impl FnOnce()) -> Outcome<()> {
+    /// The same. `decided` runs once it is known whether the loaded table starts: before that
+    /// serves a request, or the former one starts again.
+    pub(super) fn make_live_with(&self, name: &str, decided: impl FnOnce(NewTable)) -> Outcome<()> {
         self.clear_the_way(name)?;
-        let resume = || self.world.resume_with(name, started);
+        let resume = || self.world.resume_with(name, decided);
         let resumed = match self.caches() {
             Some(caches) => {
                 let judged = caches.judge(name, Leave::Forget);

@@ -7,13 +7,15 @@
 //! - A1. A table that writes to such a device, other than by a line that serves it with its set, is
 //!   not made live. `cairn flush --detach` is the way out.
 //! - A2. A swap from the table with the set detaches the device after a drain, before the new table
-//!   starts. If that cannot start, the superblock is written as it was, so that the old table can
-//!   be live again. No table has written to the device between the two.
+//!   starts. If that cannot start, the former superblock is written again before the old table
+//!   starts. No table has written to the device between the two writes.
 //! - A3. No option of a verb gives up what only the cache has: `cairn flush --detach
 //!   --discard-dirty=SET` does, which takes the UUID of the set.
 //!
-//! What a crash leaves: before A2, a new table that is refused by A1, so that the next start serves
-//! the old one; after it, a device that no cache counts for.
+//! What a crash leaves: before the detach of A2, or after it was undone, a new table that A1 refuses,
+//! so that the next start serves the old one. In between, a device that no cache counts for: the
+//! next start serves the new table. If that cannot start, it serves neither, and says so; the device
+//! has all data then.
 //!
 //! Only the superblock of a file or block device that a line names is read: the content of a volume
 //! is its clients' own, also if they run bcache on it. `serve --guest-sets` says the same of files
@@ -144,6 +146,11 @@ impl World {
 }
 
 impl Parted<'_> {
+    /// True if no device was detached.
+    pub fn is_empty(&self) -> bool {
+        self.left.is_empty()
+    }
+
     /// What became of the devices, a line each for a person.
     pub fn notes(&self) -> Vec<String> {
         let note =
@@ -151,7 +158,7 @@ impl Parted<'_> {
         self.left.iter().map(note).collect()
     }
 
-    /// Writes the superblocks as they were.
+    /// Writes the former superblocks again.
     pub fn undo(self) {
         let Parted { world, name, left } = self;
         let undone = world.on_home(&name, move |env| async move {

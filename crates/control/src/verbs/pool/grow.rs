@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cairn_block::TableLine;
+use cairn_block::{NewTable, TableLine};
 use cairn_outcome::failure::{Outcome, wrong};
 use cairn_targets::spec::words_of;
 use serde::{Deserialize, Serialize};
@@ -173,8 +173,11 @@ impl Verbs {
         self.step(Step::Recorded);
         let volume = self.world.volume(&name)?;
         let loaded = volume.inactive_table();
-        let started = || loaded.iter().for_each(|loaded| pool.hand_detect_to(loaded));
-        let resumed = self.make_live_with(&name, started);
+        let decided = |new_table| match new_table {
+            NewTable::Started => loaded.iter().for_each(|loaded| pool.hand_detect_to(loaded)),
+            NewTable::Refused => {}
+        };
+        let resumed = self.make_live_with(&name, decided);
         let is_live = match (&loaded, &volume.live_table()) {
             (Some(loaded), Some(live)) => Arc::ptr_eq(loaded, live) && !volume.is_suspended(),
             _ => false,

@@ -19,13 +19,15 @@ pub(super) const TABLE: &str = "v=0 1024 linear disk 0";
 /// A table of the same file that is another one.
 const OTHER: &str = "0 512 linear other 0\n512 512 linear other 512";
 
-const STEPS: [Step; 8] = [
+const STEPS: [Step; 10] = [
     Step::StoreMade,
     Step::Recorded,
     Step::Suspended,
     Step::Arranged,
     Step::Pooled,
+    Step::Detached,
     Step::Started,
+    Step::Attached,
     Step::Resumed,
     Step::Done,
 ];

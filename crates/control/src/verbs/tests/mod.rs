@@ -1,5 +1,6 @@
 //! Verbs that wait for requests which only another verb lets go on.
 
+mod attached;
 mod caches;
 mod claimed;
 mod content;

@@ -6,16 +6,19 @@
 //! 3. The old table is suspended. A target that drains at a suspend does so.
 //! 4. Verdict: a table that uses the origin of dirty data without its cache is refused.
 //! 5. Recorded: the caches that are given up; then the new table, with the old one as `former`.
-//!    Backing devices of bcache that the new table uses without their caches are detached (see
+//!    Then backing devices of bcache that the new table uses without their caches are detached (see
 //!    `world::attached`).
-//! 6. The new table starts.
+//! 6. The new table starts. If it cannot, these devices are attached again before the old table
+//!    starts.
 //! 7. Recorded: the new table alone.
 //! 8. The new table serves requests.
 //!
 //! A kill before 5 leaves the old table. After a kill between 5 and 7 the next start tries the new
 //! table, and serves the old one if the new one cannot start: no request has reached the new table,
 //! so the old one has all writes of clients. The start tries the new one first, because step 6 may
-//! have begun something that must continue: a merge, or the growth of a pool. After 7 the next
+//! have begun something that must continue: a merge, or the growth of a pool. One case is left: a
+//! kill behind a detach of 5, with a new table that cannot start. The next start can start neither
+//! table and says so. The backing device has all data, for a table without the cache. After 7 the next
 //! start serves the new table or refuses the volume, because the old table lacks the writes to the
 //! new one.
 //!
@@ -35,12 +38,14 @@
 //! refused until they end. If the caller is gone by the end of step 3, the old table continues to
 //! serve.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use cairn_block::{
-    CallOff, ConfigError, ConfigKind, Dirty, Fate, MappedDevice, SuspendMode, Table, Target,
+    CallOff, ConfigError, ConfigKind, Dirty, Fate, MappedDevice, NewTable, SuspendMode, Table,
+    Target,
 };
 use cairn_outcome::failure::{Outcome, refused, unless_lost};
 
@@ -53,7 +58,7 @@ use crate::verbs::changes::Changes;
 use crate::verbs::steps::{Step, log_undo_failure};
 use crate::verbs::verb::{Done, declare};
 use crate::verbs::{InTurn, Verbs, interrupted};
-use crate::world::{message_refused, size_of};
+use crate::world::{Parted, message_refused, size_of};
 
 /// The reason of a swap, and its new table.
 struct Swap<'a> {
@@ -152,7 +157,7 @@ impl Verbs {
             self.world.refuse_suspended_beneath(name)?;
         }
         if self.world.volume(name)?.inactive_table().is_none() {
-            return self.bring_live(&changes, name, |_| ()).map(|()| Vec::new());
+            return self.bring_live(&changes, name, |_, _| ()).map(|()| Vec::new());
         }
         self.refuse_swaps_above(name)?;
         let record = changes.record_of(name);
@@ -264,41 +269,56 @@ impl Verbs {
         name: &str,
         after: &Record,
     ) -> Outcome<(Option<ConfigError>, Vec<String>)> {
-        let parted = self.world.part_from_caches(name)?;
         self.step(Step::Recorded);
-        let started = |changes: &Changes| {
-            self.step(Step::Started);
-            // Retried by the caller.
-            drop(changes.record_fact(after.clone()));
-        };
-        match unless_lost(self.bring_live(changes, name, started)) {
-            Ok(lost) => Ok((lost, parted.notes())),
-            Err(error) => {
+        let parted = self.world.part_from_caches(name)?;
+        if !parted.is_empty() {
+            self.step(Step::Detached);
+        }
+        let parted = Cell::new(Some(parted));
+        let undo = || {
+            if let Some(parted) = parted.take().filter(|parted| !parted.is_empty()) {
                 parted.undo();
+                self.step(Step::Attached);
+            }
+        };
+        let decided = |changes: &Changes, new_table| match new_table {
+            NewTable::Started => {
+                self.step(Step::Started);
+                // Retried by the caller.
+                drop(changes.record_fact(after.clone()));
+            }
+            NewTable::Refused => undo(),
+        };
+        match unless_lost(self.bring_live(changes, name, decided)) {
+            Ok(lost) => Ok((lost, parted.take().map_or(Vec::new(), |parted| parted.notes()))),
+            Err(error) => {
+                // If the resume was refused before it tried the new table.
+                undo();
                 Err(error)
             }
         }
     }
 
     /// Makes the loaded table live, if there is one, with all recorded parts beneath, and admits
-    /// requests. `started` runs before a table that a user loaded serves a request.
+    /// requests. `decided` runs once it is known whether a table that a user loaded starts: before
+    /// that serves a request, or the former one starts again.
     fn bring_live(
         &self,
         changes: &Changes,
         name: &str,
-        started: impl FnOnce(&Changes),
+        decided: impl FnOnce(&Changes, NewTable),
     ) -> Outcome<()> {
         match parent_of(name) {
             Some(volume) if snapshot_of(name, volume).is_some() => {
                 self.bring_in_line(&changes.record_of(name))
             }
-            Some(_) => self.make_live_with(name, || started(changes)),
+            Some(_) => self.make_live_with(name, |new_table| decided(changes, new_table)),
             // With snapshots, only these verbs load its table, and its parts come up first.
             None if changes.record_of(&real_of(name)).table.is_some() => {
                 self.assemble(changes, name)
             }
             None => {
-                self.make_live_with(name, || started(changes))?;
+                self.make_live_with(name, |new_table| decided(changes, new_table))?;
                 self.assemble(changes, name)
             }
         }

@@ -1,0 +1,140 @@
+//! Swaps from a table with a bcache set to one that uses the backing device without its cache.
+
+use std::fs;
+use std::path::Path;
+
+use cairn_format::bcache::build::Builder;
+use cairn_format::bcache::uuids::UuidEntry;
+use cairn_format::bcache::{
+    BackingState, BackingSuperblock, CacheMode, CacheSuperblock, Key, NewBacking, NewCache,
+    Replacement, Superblock, Uuid,
+};
+
+use crate::verbs::snap::tests::{Content, Moment, SECTORS, TestServer, folders};
+use crate::verbs::steps::Step;
+
+const CACHED: &str = "0 1024 bcache slow fast 0";
+/// The backing device alone.
+const BARE: &str = "0 1024 linear slow 16";
+/// The same, and a set that cannot be read: such a table cannot start.
+const REFUSED: &str = "0 1024 linear slow 16\n1024 8 bcache slow2 fast2 0";
+/// Sectors of data before those of the backing device.
+const FIRST: u64 = 16;
+const DIRTY: u64 = 64;
+
+fn content() -> Content {
+    vec![(DIRTY, 7), (SECTORS - DIRTY, 1)]
+}
+
+fn put(bytes: &mut [u8], sector: u64, part: &[u8]) {
+    bytes[sector as usize * 512..][..part.len()].copy_from_slice(part);
+}
+
+/// A set whose cache has the first sectors dirty.
+fn make_set(folder: &Path, [cache, backing]: [&str; 2], number: u8) {
+    let (uuid, set_uuid) = (Uuid([number; 16]), Uuid([number + 1; 16]));
+    let device_sectors = 256 * 32;
+    let fresh = CacheSuperblock::fresh(&NewCache {
+        uuid: Uuid([number + 2; 16]),
+        set_uuid,
+        block_sectors: 1,
+        bucket_sectors: 32,
+        device_sectors,
+        replacement: Replacement::Lru,
+        discard: false,
+    });
+    let mut image = vec![0; device_sectors as usize * 512];
+    let mut builder = Builder::new(&fresh.unwrap(), 1, &mut image);
+    let key = Key::new(0, FIRST + DIRTY, DIRTY).with_dirty(true);
+    let placed = builder.add(key).unwrap().to_vec();
+    let superblock = builder.finish(&[UuidEntry { uuid, ..UuidEntry::default() }]).unwrap();
+    put(&mut image, 8, &superblock.encode());
+    for part in placed {
+        let data = vec![7; part.sectors() as usize * 512];
+        put(&mut image, part.cached_at().unwrap().sector(), &data);
+    }
+    fs::write(folder.join(cache), image).unwrap();
+    let superblock = BackingSuperblock::fresh(&NewBacking {
+        uuid,
+        set_uuid,
+        block_sectors: 1,
+        data_offset: FIRST,
+        mode: CacheMode::Writeback,
+        state: BackingState::Dirty,
+        label: [0; 32],
+    });
+    let mut image = vec![1; (FIRST + SECTORS) as usize * 512];
+    put(&mut image, 8, &superblock.unwrap().encode());
+    fs::write(folder.join(backing), image).unwrap();
+}
+
+fn attached_server(folder: &Path) -> TestServer {
+    make_set(folder, ["fast", "slow"], 1);
+    make_set(folder, ["fast2", "slow2"], 11);
+    let mut damaged = fs::read(folder.join("fast2")).unwrap();
+    damaged[8192..].fill(0);
+    fs::write(folder.join("fast2"), damaged).unwrap();
+    TestServer::start(folder, &format!("c={CACHED}")).unwrap()
+}
+
+fn is_attached(folder: &Path) -> bool {
+    let image = fs::read(folder.join("slow")).unwrap();
+    match Superblock::decode(&image[8 * 512..]).unwrap() {
+        Superblock::Backing(superblock) => !superblock.set_uuid().is_zero(),
+        Superblock::Cache(_) => panic!("it is a backing device"),
+    }
+}
+
+fn live_target(server: &TestServer) -> String {
+    server.world.volume("c").unwrap().live_table().unwrap().lines()[0].name.clone()
+}
+
+#[test]
+fn a_kill_at_any_step_of_a_swap_from_a_set_leaves_all_data_and_one_table_that_serves_it() {
+    for (table, starts) in [(BARE, true), (REFUSED, false)] {
+        let (_all, work, copies) = folders();
+        let server = attached_server(&work);
+        let swap =
+            |server: &TestServer| assert_eq!(server.replace("c", table, true).is_ok(), starts);
+        let moments = server.moments(&copies, swap);
+        let steps: Vec<Step> = moments.iter().filter_map(|moment| moment.step).collect();
+        let last = if starts { Step::Started } else { Step::Attached };
+        assert!(steps.ends_with(&[Step::Recorded, Step::Detached, last, Step::Resumed]) || !starts);
+        assert!(starts || steps.ends_with(&[Step::Recorded, Step::Detached, last]), "{steps:?}");
+        for Moment { step, folder } in moments {
+            let what = format!("{table} killed at {step:?}");
+            let detached = match step {
+                Some(Step::Detached) => true,
+                Some(Step::Started | Step::Resumed) | None => starts,
+                _ => false,
+            };
+            assert_eq!(is_attached(&folder), !detached, "{what}");
+            let start = TestServer::start(&folder, &format!("c={CACHED}"));
+            let server = if detached && !starts {
+                // Neither table can start.
+                let refused = start.err().unwrap_or_else(|| panic!("{what}: it starts"));
+                assert!(refused.to_string().contains("fast2"), "{what}: {refused}");
+                fs::remove_file(folder.join("state")).unwrap();
+                TestServer::start(&folder, &format!("c={BARE}")).unwrap()
+            } else {
+                start.unwrap_or_else(|error| panic!("{what}: {error}"))
+            };
+            assert_eq!(server.bytes("c"), content(), "{what}");
+            assert_eq!(live_target(&server), if detached { "linear" } else { "bcache" }, "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_new_table_that_cannot_start_is_the_only_one_that_a_swap_from_a_set_complains_of() {
+    let (_all, work, _) = folders();
+    let server = attached_server(&work);
+    let refused = server.replace("c", REFUSED, true).unwrap_err().to_string();
+    assert!(refused.contains("fast2") && !refused.contains("slow:"), "{refused}");
+    for word in ["cannot start again", "is refused too", "suspended"] {
+        assert!(!refused.contains(word), "{refused}");
+    }
+    assert!(is_attached(&work) && !server.world.volume("c").unwrap().is_suspended());
+    assert_eq!((live_target(&server).as_str(), server.bytes("c")), ("bcache", content()));
+    assert_eq!(server.verbs.told()["c"].table.as_deref(), Some(CACHED));
+}

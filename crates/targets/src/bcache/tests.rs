@@ -3,8 +3,10 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
+use cairn_block::sync::Mutex;
 use cairn_block::{ExtentKind, Io, IoError, Op, SectorCount, SuspendMode, Value};
 use cairn_format::bcache::build::Builder;
 use cairn_format::bcache::uuids::UuidEntry;
@@ -324,6 +326,60 @@ fn dirty_keys_of_a_device_that_is_called_clean_are_served_and_drained() {
     assert_eq!((dirty(&test), state_of(&test)), (0, Value::State("clean")));
     let alone = test.contents("b")[16 * SECTOR..].to_vec();
     assert_eq!(right.read("v", 0, 16368).map(|all| all == alone), Ok(true), "it has it all");
+}
+
+/// Collects the log.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The warnings of the log while a table is loaded and resumed.
+fn warnings_of(test: &Fixture, line: &str) -> Vec<String> {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber =
+        tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    tracing::subscriber::with_default(subscriber, || test.load("v", line));
+    let text = String::from_utf8(log.0.lock().clone()).expect("it is text");
+    text.lines().filter_map(|line| Some(line.split_once(" WARN ")?.1.to_owned())).collect()
+}
+
+#[test]
+fn the_log_warns_of_clean_extents_that_no_write_intent_map_vouches_for() {
+    let test = stopped();
+    let warnings = warnings_of(&test, LINE);
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    let expected = "v: c: 128 clean sectors are served as the kernel does: after a power cut they \
+                    may differ from b";
+    assert!(warnings[0].contains(expected), "{warnings:?}");
+    // A cache without clean extents.
+    let [cache, backing] = large(&[Key::new(0, 24, 8)]);
+    let test = Fixture::new([("c", cache), ("b", backing)]);
+    assert_eq!(warnings_of(&test, &format!("0 {LARGE} bcache b c 0")), [""; 0]);
+}
+
+#[test]
+fn the_log_warns_of_dirty_keys_of_a_device_that_is_called_clean() {
+    let is_contradiction = |line: &String| line.contains("dirty sectors were found");
+    let test = fixture(image("bcache", "wb_stop.cache"), backing_in(BackingState::Clean));
+    let warnings = warnings_of(&test, LINE);
+    let found: Vec<_> = warnings.iter().filter(|line| is_contradiction(line)).collect();
+    let expected = "v: b is called clean, but 680 dirty sectors were found on c: they are served";
+    assert!(found.len() == 1 && found[0].contains(expected), "{warnings:?}");
+    assert!(!warnings_of(&stopped(), LINE).iter().any(is_contradiction));
+    drain(&test).expect("the drives are well");
+    test.suspend("v", SuspendMode::Flush);
+    assert!(!warnings_of(&test, LINE).iter().any(is_contradiction), "nothing is dirty");
 }
 
 #[test]

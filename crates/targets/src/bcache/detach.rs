@@ -1,4 +1,4 @@
-//! Detaching: the superblock of the backing device names no set any more.
+//! Detaching: the backing device leaves its cache set.
 //!
 //! While the superblock names a set and the state is `clean` or `dirty`, the cache of that set
 //! counts: its clean extents are served instead of what the backing device has. So a backing device
@@ -26,19 +26,16 @@
 use std::sync::Arc;
 
 use cairn_block::sync::atomic::Ordering;
-use cairn_block::{
-    ConfigError, Env, IoError, IoResult, MessageError, Sector, SectorCount, SectorRange, mutants,
-};
-use cairn_format::bcache::{
-    BackingState, BackingSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid,
-};
+use cairn_block::{ConfigError, Env, IoResult, MessageError, mutants};
+use cairn_format::bcache::{BackingState, BackingSuperblock, Superblock, Uuid};
 
 use super::canary::{Bug, planted};
 use super::config::Devices;
-use super::set::{Session, write_io};
+use super::set::Session;
+use super::superblocks::{find_superblock, write_backing};
 use super::volume::Bcache;
 use crate::args::Device;
-use crate::blank::{read_sectors, unreadable};
+use crate::blank::unreadable;
 
 /// A backing device that a cache counts for: its superblock names a set, and the state is `clean`
 /// or `dirty`.
@@ -55,13 +52,7 @@ impl Attached {
     /// # Errors
     /// The device cannot be read.
     pub async fn of(env: &Env, device: Device) -> Result<Option<Attached>, ConfigError> {
-        let count = SectorCount::of_bytes(SUPERBLOCK_BYTES as u64);
-        let range = SectorRange::new(Sector(SUPERBLOCK_SECTOR), count);
-        if !range.fits_in(device.disk.sectors()) {
-            return Ok(None);
-        }
-        let bytes = read_sectors(env, &device, range).await?;
-        let Ok(Superblock::Backing(superblock)) = Superblock::decode(&bytes) else {
+        let Ok(Superblock::Backing(superblock)) = find_superblock(env, &device).await? else {
             return Ok(None);
         };
         let counts = matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
@@ -89,7 +80,7 @@ impl Attached {
         self.superblock.state() == BackingState::Dirty
     }
 
-    /// Makes no cache count any more, durably, for a device that is clean.
+    /// Takes a clean device out of its set, durably: no cache counts for it from then on.
     ///
     /// # Errors
     /// The device failed.
@@ -150,13 +141,7 @@ fn leave(superblock: &mut BackingSuperblock) {
 
 /// Writes the superblock of a backing device, durably.
 async fn write(env: &Env, device: &Device, superblock: &BackingSuperblock) -> IoResult {
-    let write = write_io(env, SUPERBLOCK_SECTOR, &superblock.encode());
-    let known = device.disk.failures();
-    env.io(&device.disk, write.with(mutants::fua("bcache: FUA of a detach"))).await?;
-    match device.disk.failures() == known {
-        true => Ok(()),
-        false => Err(IoError::IO),
-    }
+    write_backing(env, device, superblock, mutants::fua("bcache: FUA of a detach")).await
 }
 
 impl Bcache {

@@ -8,7 +8,7 @@ use cairn_format::bcache::uuids::UuidEntry;
 
 use super::config::SPEC;
 use super::set::DiskSource;
-use super::volume::{damaged, read_backing, read_cache};
+use super::superblocks::{damaged, read_backing, read_cache};
 use crate::args::Device;
 use crate::spec::{Measure, NO_DEVICE};
 

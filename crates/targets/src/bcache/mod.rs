@@ -13,10 +13,11 @@
 //! ```
 //!
 //! Rooms: `config` (the table line), `attributes` and `status` (what is reported), `volume` (the
-//! target: opening and ending), `measure` (its length), `map` (verdicts), `set` (what is in memory
+//! target: opening and ending), `superblocks` (reading, checking, and writing that of the backing
+//! device), `measure` (the length of a line), `map` (verdicts), `set` (what is in memory
 //! of the cache, opening, sessions), `journal` (the ring), `btree` (nodes, lookup, insertion,
 //! splits, writing), `buckets` (what each holds, allocation), `writeback` (batches, the drain),
-//! `detach` (no set any more), `canary` (planted ordering bugs).
+//! `detach` (the backing device leaves its set), `canary` (planted ordering bugs).
 //!
 //! # Invariants
 //! I1. Without a drain or a detach no byte is written to any device, at no opening and at no
@@ -46,6 +47,7 @@ mod map;
 mod measure;
 mod set;
 mod status;
+mod superblocks;
 #[cfg(test)]
 mod tests;
 mod volume;

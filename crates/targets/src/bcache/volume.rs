@@ -15,16 +15,14 @@ use cairn_block::{
     EndIo, Env, Extent, IoError, IoResult, Limits, LocalFuture, MessageError, Report, Request,
     Sector, SectorCount, SectorRange, SuspendMode, Target, Verdict, mutants,
 };
-use cairn_format::bcache::{
-    BackingState, BackingSuperblock, CacheSuperblock, Error as FormatError, SUPERBLOCK_BYTES,
-    SUPERBLOCK_SECTOR, Superblock,
-};
+use cairn_format::bcache::{BackingState, BackingSuperblock};
 
 use super::config::{Config, Devices, SPEC};
 use super::set::{CacheDevice, Set, open};
+use super::superblocks::{intact, read_superblocks};
 use super::writeback::COPY_BYTES;
 use crate::args::Device;
-use crate::blank::{read_sectors, unreadable};
+use crate::blank::unreadable;
 use crate::epochs::Epochs;
 use crate::fair::Fair;
 use crate::kind::TargetKind;
@@ -37,12 +35,6 @@ pub const CACHE_ROLE: &str = "cache device of bcache";
 /// The kind of target `bcache`.
 pub const KIND: TargetKind =
     TargetKind { spec: &SPEC, construct: |env, ctor| Box::pin(construct(env, ctor)) };
-
-/// The superblocks of a volume's devices.
-pub(super) struct Superblocks {
-    pub backing: Option<BackingSuperblock>,
-    pub cache: Option<CacheSuperblock>,
-}
 
 /// The target.
 pub struct Bcache {
@@ -118,145 +110,6 @@ fn refuse_volume(config: &Config, read_only: bool) -> Result<(), ConfigError> {
     Err(ConfigError::argument(argument, "backing", "a volume", expected))
 }
 
-pub(super) fn damaged(device: &Device, error: &FormatError) -> ConfigError {
-    let kind = match error {
-        FormatError::Kind { .. } | FormatError::DeviceSize { .. } => ConfigKind::Argument,
-        _ => ConfigKind::Damaged,
-    };
-    ConfigError::new(kind, &device.argument, error.to_string())
-}
-
-async fn read_superblock(env: &Env, device: &Device) -> Result<Superblock, ConfigError> {
-    let count = SectorCount::of_bytes(SUPERBLOCK_BYTES as u64);
-    let range = SectorRange::new(Sector(SUPERBLOCK_SECTOR), count);
-    if !range.fits_in(device.disk.sectors()) {
-        let (found, expected) = (device.disk.sectors().0, range.end().0);
-        return Err(damaged(device, &FormatError::DeviceSize { found, expected }));
-    }
-    let bytes = read_sectors(env, device, range).await?;
-    Superblock::decode(&bytes).map_err(|error| damaged(device, &error))
-}
-
-/// Reads the superblock of a cache device.
-pub(super) async fn read_cache(env: &Env, device: &Device) -> Result<CacheSuperblock, ConfigError> {
-    match read_superblock(env, device).await? {
-        Superblock::Cache(cache) => Ok(cache),
-        Superblock::Backing(_) => {
-            let (found, expected) = ("that of a backing device", "that of a cache device");
-            Err(damaged(device, &FormatError::Kind { found, expected }))
-        }
-    }
-}
-
-/// Reads the superblock of a backing device.
-pub(super) async fn read_backing(
-    env: &Env,
-    device: &Device,
-) -> Result<BackingSuperblock, ConfigError> {
-    match read_superblock(env, device).await? {
-        Superblock::Backing(backing) => Ok(backing),
-        Superblock::Cache(_) => {
-            let (found, expected) = ("that of a cache device", "that of a backing device");
-            Err(damaged(device, &FormatError::Kind { found, expected }))
-        }
-    }
-}
-
-/// Reads the superblocks, and checks that the devices belong together and hold the line.
-pub(super) async fn read_superblocks(
-    env: &Env,
-    config: &Config,
-    read_only: bool,
-) -> Result<Superblocks, ConfigError> {
-    let mut superblocks = Superblocks { backing: None, cache: None };
-    if let Some(device) = config.devices.cache() {
-        let cache = read_cache(env, device).await?;
-        check_cache(device, &cache, read_only)?;
-        superblocks.cache = Some(cache);
-    }
-    if let Some(device) = config.devices.backing() {
-        let backing = read_backing(env, device).await?;
-        let size = device.disk.sectors().0;
-        let sectors = backing.data_sectors(size).map_err(|error| damaged(device, &error))?;
-        if config.len.0 > sectors {
-            let (found, expected) = (size, config.len.0 + backing.data_offset());
-            return Err(damaged(device, &FormatError::DeviceSize { found, expected }));
-        }
-        superblocks.backing = Some(backing);
-    }
-    check_set(config, &superblocks)?;
-    check_blocks(config, &superblocks)?;
-    Ok(superblocks)
-}
-
-/// Refuses a set whose blocks are smaller than those of one of its devices: what it caches, and
-/// what a drain writes, is in its own.
-fn check_blocks(config: &Config, superblocks: &Superblocks) -> Result<(), ConfigError> {
-    let Some(cache) = &superblocks.cache else { return Ok(()) };
-    let block = cache.geometry().block_bytes();
-    let devices = [config.devices.cache(), config.devices.backing()];
-    for device in devices.into_iter().flatten() {
-        let logical = device.disk.limits().logical_block;
-        if block < logical as usize {
-            let expected = format!("at least the device's logical block size, {logical} bytes");
-            let found = format!("{block} bytes in the cache");
-            let argument = &device.argument;
-            return Err(ConfigError::argument(argument, "block_size", found, &expected));
-        }
-    }
-    Ok(())
-}
-
-fn check_cache(
-    device: &Device,
-    cache: &CacheSuperblock,
-    read_only: bool,
-) -> Result<(), ConfigError> {
-    let refuse = |kind, detail: &str| Err(ConfigError::new(kind, &device.argument, detail));
-    let size = device.disk.sectors().0;
-    cache.geometry().fits(size).map_err(|error| damaged(device, &error))?;
-    if !cache.is_in_use() {
-        let detail = "superblock flags: found a cache that was never used, expected one in use";
-        return refuse(ConfigKind::Argument, detail);
-    }
-    if cache.is_obsolete() && !read_only {
-        let detail = "superblock feature_incompat: found the obsolete form of bucket_size, which \
-                      is only read: use --read-only";
-        return refuse(ConfigKind::Unsupported, detail);
-    }
-    Ok(())
-}
-
-/// Refuses devices of different sets, and a backing device that was used without its cache.
-fn check_set(config: &Config, superblocks: &Superblocks) -> Result<(), ConfigError> {
-    let expected = superblocks.cache.as_ref().map(CacheSuperblock::set_uuid);
-    if let (Some(device), Some(found), Some(wanted)) =
-        (config.devices.cache(), expected, config.set)
-        && found != wanted
-    {
-        let wanted = wanted.to_string();
-        return Err(ConfigError::argument(&device.argument, "set_uuid", found, &wanted));
-    }
-    let (Some(device), Some(backing)) = (config.devices.backing(), &superblocks.backing) else {
-        return Ok(());
-    };
-    let found = backing.set_uuid();
-    if let Some(wanted) = expected.or(config.set).filter(|wanted| *wanted != found) {
-        let found = match found.is_zero() {
-            true => "none".to_owned(),
-            false => found.to_string(),
-        };
-        let expected = format!("{wanted}, the set of the cache");
-        return Err(ConfigError::argument(&device.argument, "set_uuid", found, &expected));
-    }
-    if superblocks.cache.is_some() && backing.state() == BackingState::Stale {
-        let detail = "state: found inconsistent: it was used without its cache although that had \
-                      data it lacked; without the cache it is read with '-' as cache and stale_ok";
-        return Err(ConfigError::new(ConfigKind::Damaged, &device.argument, detail));
-    }
-    Ok(())
-}
-
 impl Bcache {
     pub(super) fn inode(&self) -> u32 {
         self.inode.load(Ordering::Relaxed) as u32
@@ -282,10 +135,7 @@ impl Bcache {
                 let known = device.disk.failures();
                 let flush = env.make_durable(&device.disk);
                 let flushed = mutants::step("bcache: flush at opening", (), flush).await;
-                let flushed = flushed.and(match device.disk.failures() == known {
-                    true => Ok(()),
-                    false => Err(IoError::IO),
-                });
+                let flushed = flushed.and(intact(device, known));
                 flushed.map_err(|error| unreadable(device, "flush", error))?;
             }
         }
@@ -362,7 +212,7 @@ impl Bcache {
             Some(BackingState::Dirty) => tracing::info!(
                 "{volume}: {dirty} dirty sectors found on {cache}, which {backing} lacks"
             ),
-            // As the kernel does: it counts the keys, whatever the state.
+            // The kernel counts the keys in every state, too.
             _ => tracing::warn!(
                 "{volume}: {backing} is called clean, but {dirty} dirty sectors were found on \
                  {cache}: they are served, and written back by a drain"

@@ -50,11 +50,12 @@ use std::sync::Arc;
 
 use cairn_block::sync::atomic::Ordering;
 use cairn_block::{Env, IoError, IoResult, MessageError, mutants};
-use cairn_format::bcache::{BackingState, Key, SUPERBLOCK_SECTOR};
+use cairn_format::bcache::{BackingState, Key};
 
 use super::canary::{Bug, planted};
 use super::config::Devices;
-use super::set::{Session, WriteError, write_io};
+use super::set::{Session, WriteError};
+use super::superblocks::write_backing;
 use super::volume::Bcache;
 
 use batch::FAILED_IN_A_ROW;
@@ -230,13 +231,9 @@ impl Bcache {
             return Ok(());
         }
         superblock.set_state(BackingState::Clean);
-        let write = write_io(env, SUPERBLOCK_SECTOR, &superblock.encode());
-        let write = write.with(mutants::fua("bcache: FUA of the clean state"));
-        let known = backing.disk.failures();
-        env.io(&backing.disk, write).await.map_err(Undrained::Superblock)?;
-        if backing.disk.failures() != known {
-            return Err(Undrained::Superblock(IoError::IO));
-        }
+        let fua = mutants::fua("bcache: FUA of the clean state");
+        let written = write_backing(env, backing, &superblock, fua).await;
+        written.map_err(Undrained::Superblock)?;
         *self.backing.lock() = Some(superblock);
         Ok(())
     }

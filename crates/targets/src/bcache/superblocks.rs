@@ -1,0 +1,198 @@
+//! The superblocks of a volume's devices: reading, checking, and the one durable write of that of
+//! the backing device.
+//!
+//! What is checked here is known before the set is read: that the devices are what their arguments
+//! say, belong to one set, and hold what the line and their superblocks claim.
+
+use cairn_block::{
+    ConfigError, ConfigKind, Env, Flags, IoError, IoResult, Sector, SectorCount, SectorRange,
+};
+use cairn_format::bcache::{
+    BackingState, BackingSuperblock, CacheSuperblock, Error as FormatError, SUPERBLOCK_BYTES,
+    SUPERBLOCK_SECTOR, Superblock,
+};
+
+use super::config::Config;
+use super::set::write_io;
+use crate::args::Device;
+use crate::blank::read_sectors;
+
+/// The superblocks of a volume's devices.
+pub(super) struct Superblocks {
+    pub backing: Option<BackingSuperblock>,
+    pub cache: Option<CacheSuperblock>,
+}
+
+pub(super) fn damaged(device: &Device, error: &FormatError) -> ConfigError {
+    let kind = match error {
+        FormatError::Kind { .. } | FormatError::DeviceSize { .. } => ConfigKind::Argument,
+        _ => ConfigKind::Damaged,
+    };
+    ConfigError::new(kind, &device.argument, error.to_string())
+}
+
+/// Reads the superblock of a device. The inner error says why there is none.
+///
+/// # Errors
+/// The device cannot be read.
+pub(super) async fn find_superblock(
+    env: &Env,
+    device: &Device,
+) -> Result<Result<Superblock, FormatError>, ConfigError> {
+    let count = SectorCount::of_bytes(SUPERBLOCK_BYTES as u64);
+    let range = SectorRange::new(Sector(SUPERBLOCK_SECTOR), count);
+    if !range.fits_in(device.disk.sectors()) {
+        let (found, expected) = (device.disk.sectors().0, range.end().0);
+        return Ok(Err(FormatError::DeviceSize { found, expected }));
+    }
+    Ok(Superblock::decode(&read_sectors(env, device, range).await?))
+}
+
+async fn read_superblock(env: &Env, device: &Device) -> Result<Superblock, ConfigError> {
+    find_superblock(env, device).await?.map_err(|error| damaged(device, &error))
+}
+
+/// Reads the superblock of a cache device.
+pub(super) async fn read_cache(env: &Env, device: &Device) -> Result<CacheSuperblock, ConfigError> {
+    match read_superblock(env, device).await? {
+        Superblock::Cache(cache) => Ok(cache),
+        Superblock::Backing(_) => {
+            let (found, expected) = ("that of a backing device", "that of a cache device");
+            Err(damaged(device, &FormatError::Kind { found, expected }))
+        }
+    }
+}
+
+/// Reads the superblock of a backing device.
+pub(super) async fn read_backing(
+    env: &Env,
+    device: &Device,
+) -> Result<BackingSuperblock, ConfigError> {
+    match read_superblock(env, device).await? {
+        Superblock::Backing(backing) => Ok(backing),
+        Superblock::Cache(_) => {
+            let (found, expected) = ("that of a cache device", "that of a backing device");
+            Err(damaged(device, &FormatError::Kind { found, expected }))
+        }
+    }
+}
+
+/// Reads the superblocks, and checks that the devices belong together and hold the line.
+pub(super) async fn read_superblocks(
+    env: &Env,
+    config: &Config,
+    read_only: bool,
+) -> Result<Superblocks, ConfigError> {
+    let mut superblocks = Superblocks { backing: None, cache: None };
+    if let Some(device) = config.devices.cache() {
+        let cache = read_cache(env, device).await?;
+        check_cache(device, &cache, read_only)?;
+        superblocks.cache = Some(cache);
+    }
+    if let Some(device) = config.devices.backing() {
+        let backing = read_backing(env, device).await?;
+        let size = device.disk.sectors().0;
+        let sectors = backing.data_sectors(size).map_err(|error| damaged(device, &error))?;
+        if config.len.0 > sectors {
+            let (found, expected) = (size, config.len.0 + backing.data_offset());
+            return Err(damaged(device, &FormatError::DeviceSize { found, expected }));
+        }
+        superblocks.backing = Some(backing);
+    }
+    check_set(config, &superblocks)?;
+    check_blocks(config, &superblocks)?;
+    Ok(superblocks)
+}
+
+/// Refuses a set whose blocks are smaller than those of one of its devices: what it caches, and
+/// what a drain writes, is in its own.
+fn check_blocks(config: &Config, superblocks: &Superblocks) -> Result<(), ConfigError> {
+    let Some(cache) = &superblocks.cache else { return Ok(()) };
+    let block = cache.geometry().block_bytes();
+    let devices = [config.devices.cache(), config.devices.backing()];
+    for device in devices.into_iter().flatten() {
+        let logical = device.disk.limits().logical_block;
+        if block < logical as usize {
+            let expected = format!("at least the device's logical block size, {logical} bytes");
+            let found = format!("{block} bytes in the cache");
+            let argument = &device.argument;
+            return Err(ConfigError::argument(argument, "block_size", found, &expected));
+        }
+    }
+    Ok(())
+}
+
+fn check_cache(
+    device: &Device,
+    cache: &CacheSuperblock,
+    read_only: bool,
+) -> Result<(), ConfigError> {
+    let refuse = |kind, detail: &str| Err(ConfigError::new(kind, &device.argument, detail));
+    let size = device.disk.sectors().0;
+    cache.geometry().fits(size).map_err(|error| damaged(device, &error))?;
+    if !cache.is_in_use() {
+        let detail = "superblock flags: found a cache that was never used, expected one in use";
+        return refuse(ConfigKind::Argument, detail);
+    }
+    if cache.is_obsolete() && !read_only {
+        let detail = "superblock feature_incompat: found the obsolete form of bucket_size, which \
+                      is only read: use --read-only";
+        return refuse(ConfigKind::Unsupported, detail);
+    }
+    Ok(())
+}
+
+/// Refuses devices of different sets, and a backing device that was used without its cache.
+fn check_set(config: &Config, superblocks: &Superblocks) -> Result<(), ConfigError> {
+    let expected = superblocks.cache.as_ref().map(CacheSuperblock::set_uuid);
+    if let (Some(device), Some(found), Some(wanted)) =
+        (config.devices.cache(), expected, config.set)
+        && found != wanted
+    {
+        let wanted = wanted.to_string();
+        return Err(ConfigError::argument(&device.argument, "set_uuid", found, &wanted));
+    }
+    let (Some(device), Some(backing)) = (config.devices.backing(), &superblocks.backing) else {
+        return Ok(());
+    };
+    let found = backing.set_uuid();
+    if let Some(wanted) = expected.or(config.set).filter(|wanted| *wanted != found) {
+        let found = match found.is_zero() {
+            true => "none".to_owned(),
+            false => found.to_string(),
+        };
+        let expected = format!("{wanted}, the set of the cache");
+        return Err(ConfigError::argument(&device.argument, "set_uuid", found, &expected));
+    }
+    if superblocks.cache.is_some() && backing.state() == BackingState::Stale {
+        let detail = "state: found inconsistent: it was used without its cache although that had \
+                      data it lacked; without the cache it is read with '-' as cache and stale_ok";
+        return Err(ConfigError::new(ConfigKind::Damaged, &device.argument, detail));
+    }
+    Ok(())
+}
+
+/// Success if the failure count of a device is still `known`: no flush has failed since, of this
+/// user or another, so that what has completed is as durable as the device says.
+pub(super) fn intact(device: &Device, known: u64) -> IoResult {
+    match device.disk.failures() == known {
+        true => Ok(()),
+        false => Err(IoError::IO),
+    }
+}
+
+/// Writes the superblock of a backing device. `fua` makes the write durable.
+///
+/// # Errors
+/// The device failed, or a flush of it by another user.
+pub(super) async fn write_backing(
+    env: &Env,
+    device: &Device,
+    superblock: &BackingSuperblock,
+    fua: Flags,
+) -> IoResult {
+    let write = write_io(env, SUPERBLOCK_SECTOR, &superblock.encode());
+    let known = device.disk.failures();
+    env.io(&device.disk, write.with(fua)).await?;
+    intact(device, known)
+}

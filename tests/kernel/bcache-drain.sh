@@ -2,14 +2,14 @@
 # The real kernel and cairn take turns on the same sets of bcache:
 #  1. the kernel makes sets with dirty data in leaves and in the journal; one loses its power
 #  2. cairn drains one of them in part: --timeout and Ctrl-C end it, or a kill does. The kernel
-#     reads the set as it is, writes on, and writes back what is left
+#     reads the partly drained set, writes to it, and writes back the remaining dirty data
 #  3. cairn reads the others --read-only, without changing a byte, then drains them; a golden set
 #     with a deep tree, and one whose ring wrapped, are drained as well
 #  4. the kernel reads each backing device alone, attaches the set again, finds it clean with the
-#     same content, and writes on
+#     same content, and writes to it
 #  5. cairn reads what the kernel wrote, drains that, and detaches the backing devices
 #  6. each backing device is written alone; the kernel runs it without its cache, attaches it to the
-#     set again, and serves nothing that the cache had before
+#     cache set again, and serves no clean extent from before the detach
 . "$(dirname "$0")/../lib.sh"
 need nbdcopy dmsetup losetup make-bcache jq
 golden=$tests/../crates/format/tests/golden/bcache
@@ -103,7 +103,8 @@ partly stopped "$dirty" "a drain that Ctrl-C ended"
 
 # By a kill, when a batch is in the set and the next one is being copied: the drain changes first
 # the backing device, then the cache, then the backing device again. It stands still until the time
-# of its first batch is over. Where the next one is too fast, a second drain is killed in its first.
+# of its first batch is over. If the next batch is too fast, a second drain is killed in its first
+# batch.
 is_in_set() {
   if [ ! -e copied ]; then
     cmp -s timed.backing killed.backing || {

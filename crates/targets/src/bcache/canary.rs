@@ -9,7 +9,7 @@ use std::cell::Cell;
 pub enum Bug {
     /// Keys become clean before the backing device was flushed (the kernel's order).
     CleanBeforeFlush,
-    /// The head of a set is written without waiting for its tail.
+    /// The head of a bset is written without waiting for its tail.
     HeadBeforeTail,
     /// A parent leads to a node that may not be durable, and the journal to such a root.
     ParentBeforeChild,

@@ -21,7 +21,7 @@ use cairn_format::bcache::node::SET_HEADER_BYTES;
 use cairn_format::bcache::{INODE_MAX, Key, OFFSET_MAX, Pointer, SECTOR_BYTES};
 
 use super::lookup::upper;
-use super::node::SetWrite;
+use super::node::BsetWrite;
 use super::split::{Fill, parts_of, split};
 use super::unwritten::TAKES;
 use super::{Node, Tree, Unwritten};
@@ -41,9 +41,9 @@ pub(in super::super) struct NoBucket {
 #[derive(Default)]
 pub(super) struct LevelWrites {
     /// Nodes that nothing leads to yet.
-    pub fresh: Vec<SetWrite>,
+    pub fresh: Vec<BsetWrite>,
     /// Sets behind others.
-    pub appended: Vec<SetWrite>,
+    pub appended: Vec<BsetWrite>,
 }
 
 /// What is to be written for some sectors.
@@ -140,7 +140,7 @@ impl Tree {
             changes.push((index, Change { old, fresh }, nodes));
         }
         plan.levels.push(writes);
-        self.tell_parents(&mut plan, changes, buckets, fill, next_seq);
+        self.update_parents(&mut plan, changes, buckets, fill, next_seq);
         Ok(plan)
     }
 
@@ -182,8 +182,8 @@ impl Tree {
         let (mut fresh, mut sum) = (fresh, fresh);
         for level in 1..self.levels.len() {
             let index = self.levels[level].partition_point(|node| node.position() < at);
-            let told = SET_HEADER_BYTES + (1 + fresh) * CHILD_BYTES;
-            if self.levels[level][index].has_room(told, block_bytes) {
+            let update = SET_HEADER_BYTES + (1 + fresh) * CHILD_BYTES;
+            if self.levels[level][index].has_room(update, block_bytes) {
                 return sum;
             }
             fresh = parts(self.children(level, index).len() - 1 + fresh);
@@ -226,7 +226,7 @@ impl Tree {
     }
 
     /// Puts fresh nodes into their places and goes up, as long as parents are replaced.
-    fn tell_parents(
+    fn update_parents(
         &mut self,
         plan: &mut Plan,
         mut changes: Vec<(usize, Change, Vec<Node>)>,
@@ -237,14 +237,14 @@ impl Tree {
         for level in 1.. {
             plan.replaced
                 .extend(changes.iter().filter_map(|(_, change, _)| change.old.cached_at()));
-            let mut told = Vec::with_capacity(changes.len());
+            let mut below = Vec::with_capacity(changes.len());
             // From the back, so that the indices before it stay.
             for (index, change, nodes) in changes.into_iter().rev() {
                 self.levels[level - 1].splice(index..=index, nodes);
-                told.push(change);
+                below.push(change);
             }
-            told.reverse();
-            if told.is_empty() {
+            below.reverse();
+            if below.is_empty() {
                 return;
             }
             if level == self.levels.len() {
@@ -252,7 +252,7 @@ impl Tree {
                 return self.grow(plan, buckets, fill, next_seq);
             }
             let mut writes = LevelWrites::default();
-            changes = self.tell_level(level, told, buckets, fill, &mut next_seq, &mut writes);
+            changes = self.update_level(level, below, buckets, fill, &mut next_seq, &mut writes);
             plan.levels.push(writes);
         }
     }
@@ -277,25 +277,25 @@ impl Tree {
         }
     }
 
-    /// Tells the nodes of a level which fresh nodes replace their children.
-    fn tell_level(
+    /// Updates the nodes of a level whose children fresh nodes replace.
+    fn update_level(
         &mut self,
         level: usize,
-        told: Vec<Change>,
+        below: Vec<Change>,
         buckets: &mut Buckets,
         fill: Fill,
         next_seq: &mut impl FnMut() -> u64,
         writes: &mut LevelWrites,
     ) -> Vec<(usize, Change, Vec<Node>)> {
         let mut replaced = Vec::new();
-        let mut told = told.into_iter().peekable();
-        while let Some(first) = told.next() {
+        let mut below = below.into_iter().peekable();
+        while let Some(first) = below.next() {
             let parents = &self.levels[level];
             let at = first.old.position();
             let index = parents.partition_point(|node| node.position() < at);
             let upto = parents[index].position();
             let mut changes = vec![first];
-            while let Some(next) = told.next_if(|change| change.old.position() <= upto) {
+            while let Some(next) = below.next_if(|change| change.old.position() <= upto) {
                 changes.push(next);
             }
             let mut keys: Vec<Key> = changes.iter().map(|change| freeing(&change.old)).collect();
@@ -326,7 +326,7 @@ impl Tree {
     }
 }
 
-/// The key that says to a parent that a child is replaced: it makes the key to the child stale.
+/// The key that makes the key to a replaced child stale in its parent.
 fn freeing(old: &Key) -> Key {
     let pointer = old.cached_at().expect("a node lies on the device");
     let next = Pointer::new(pointer.sector(), pointer.generation().next());

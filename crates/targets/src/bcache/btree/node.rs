@@ -1,4 +1,4 @@
-//! A node: where it is, where its log of sets ends, and the extents of a leaf.
+//! A node: where it is, where its log of bsets ends, and the extents of a leaf.
 
 use cairn_format::bcache::node::{SET_HEADER_BYTES, encode_set};
 use cairn_format::bcache::{Key, Pointer, SECTOR_BYTES, SetMagic};
@@ -8,16 +8,16 @@ use super::unwritten::Span;
 /// A node of the tree.
 pub(in super::super) struct Node {
     key: Key,
-    /// The random number of its sets.
+    /// The random number of its bsets.
     seq: u64,
-    /// Where the next set goes, in bytes.
+    /// Where the next bset goes, in bytes.
     end: usize,
     /// Of a leaf.
     extents: Vec<Key>,
 }
 
 /// Bytes to write to a node.
-pub(super) struct SetWrite {
+pub(super) struct BsetWrite {
     /// The first sector.
     pub sector: u64,
     /// Whole blocks.
@@ -25,7 +25,7 @@ pub(super) struct SetWrite {
 }
 
 impl Node {
-    /// A node whose sets have `seq` and end at byte `end`.
+    /// A node whose bsets have `seq` and end at byte `end`.
     pub fn new(key: Key, seq: u64, end: usize) -> Node {
         Node { key, seq, end, extents: Vec::new() }
     }
@@ -86,31 +86,31 @@ impl Node {
         self.key.sectors() as usize * SECTOR_BYTES
     }
 
-    /// True if there is room for a set of so many bytes.
-    pub(super) fn has_room(&self, set_bytes: usize, block_bytes: usize) -> bool {
-        self.end + set_bytes.next_multiple_of(block_bytes) <= self.capacity()
+    /// True if there is room for a bset of so many bytes.
+    pub(super) fn has_room(&self, bset_bytes: usize, block_bytes: usize) -> bool {
+        self.end + bset_bytes.next_multiple_of(block_bytes) <= self.capacity()
     }
 
-    /// Appends a set of these keys to the log, if there is room.
+    /// Appends a bset of these keys to the log, if there is room.
     pub(super) fn append(
         &mut self,
         keys: &[Key],
         magic: SetMagic,
         block_bytes: usize,
-    ) -> Option<SetWrite> {
-        if !self.has_room(set_bytes(keys), block_bytes) {
+    ) -> Option<BsetWrite> {
+        if !self.has_room(bset_bytes(keys), block_bytes) {
             return None;
         }
-        let length = set_bytes(keys).next_multiple_of(block_bytes);
+        let length = bset_bytes(keys).next_multiple_of(block_bytes);
         let sector = self.pointer().sector() + (self.end / SECTOR_BYTES) as u64;
         let mut bytes = Vec::with_capacity(length);
         encode_set(&mut bytes, self.pointer(), magic, self.seq, keys, block_bytes);
         self.end += length;
-        Some(SetWrite { sector, bytes })
+        Some(BsetWrite { sector, bytes })
     }
 }
 
-/// Bytes of a set of these keys, without padding.
-pub(super) fn set_bytes(keys: &[Key]) -> usize {
+/// Bytes of a bset of these keys, without padding.
+pub(super) fn bset_bytes(keys: &[Key]) -> usize {
     SET_HEADER_BYTES + keys.iter().map(Key::word_count).sum::<usize>() * 8
 }

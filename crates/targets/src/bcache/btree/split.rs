@@ -1,22 +1,22 @@
 //! Cutting what a node no longer holds into nodes.
 //!
-//! A fresh node has one set. If that takes more than four fifths of the node, it is cut, so that
-//! each part has room for more sets: into two parts of three fifths at most, or more parts where a
+//! A fresh node has one bset. If that takes more than four fifths of the node, it is cut, so that
+//! each part has room for more bsets: into two parts of three fifths at most, or more parts where a
 //! whole journal went into one leaf. No extent is cut: the position of a part is that of its last
 //! key, and the next part begins with the key after it.
 
 use cairn_format::bcache::Key;
 use cairn_format::bcache::node::SET_HEADER_BYTES;
 
-use super::node::set_bytes;
+use super::node::bset_bytes;
 
 /// How much of a node a part takes at most, of five parts.
 const PART: usize = 3;
 
-/// How much of a node a single set may take.
+/// How much of a node a single bset may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) enum Fill {
-    /// Four fifths: there is room for more sets.
+    /// Four fifths: there is room for more bsets.
     Roomy,
     /// All of it: the fewest nodes. So what was in a node as large fits into one again.
     Tight,
@@ -39,7 +39,7 @@ fn part_bytes(capacity: usize) -> usize {
 
 /// Cuts keys into parts for nodes of `capacity` bytes; one part if they fit into one node.
 pub(super) fn split(keys: &[Key], capacity: usize, fill: Fill) -> Vec<&[Key]> {
-    if set_bytes(keys) <= fill.most(capacity) {
+    if bset_bytes(keys) <= fill.most(capacity) {
         return vec![keys];
     }
     let most = part_bytes(capacity);

@@ -1,27 +1,27 @@
-//! Writing sets of keys: the one place that does.
+//! Writing bsets: the one place that does.
 //!
 //! # Order
 //! The levels of a plan are written from the leaves up. In each level:
 //!
-//! 1. The fresh nodes, and of each appended set all but its first block of the drive (the *tail*).
+//! 1. The fresh nodes, and of each appended bset all but its first block of the drive (the *tail*).
 //! 2. A flush, if there was any of these.
-//! 3. The first block of each appended set (the *head*), which has the set's header.
+//! 3. The first block of each appended bset (the *head*), which has its header.
 //! 4. A flush.
 //!
 //! Then, if the root is another one, an entry of the journal that names it.
 //!
 //! # What a crash leaves
-//! - Before 4: nothing leads to the fresh nodes. Of an appended set the head is there or not, since
+//! - Before 4: nothing leads to the fresh nodes. Of an appended bset the head is there or not, since
 //!   the drive writes one block of its own whole. If it is not, the block there has the sequence of
 //!   something else, and the log ends where it ended before. If it is, the tail is durable. So no
-//!   power cut leaves a part of a set, on which a kernel shuts the cache set down.
+//!   power cut leaves a part of a bset, on which a kernel shuts the cache set down.
 //! - After 4 of the leaves: each leaf has its old or its new keys, independently of others. Keys of
 //!   leaves are put there for two reasons: the journal has them, and has them still; or dirty keys
 //!   become clean, and each does so by itself.
 //! - Between levels: fresh nodes to which nothing leads, and old ones that are whole. What replaces
 //!   an old node is durable before its parent says so, and the old node's bucket stays as it is
 //!   until the whole plan is durable.
-//! - A parent's set has the keys to the fresh children and those that free the old ones, so both
+//! - A parent's bset has the keys to the fresh children and those that free the old ones, so both
 //!   count together.
 //! - Before the entry that names a fresh root: the old root, whole, with the old children.
 //!
@@ -33,7 +33,7 @@
 use cairn_block::{Env, IoResult, mutants};
 
 use super::Plan;
-use super::node::SetWrite;
+use super::node::BsetWrite;
 use crate::bcache::canary::{Bug, planted};
 use crate::bcache::set::CacheDevice;
 
@@ -45,8 +45,8 @@ pub(in super::super) async fn write_plan(env: &Env, cache: &CacheDevice, plan: &
     let head_bytes = cache.block_bytes();
     for level in &plan.levels {
         let (heads, tails): (Vec<_>, Vec<_>) =
-            level.appended.iter().map(|set| cut(set, head_bytes)).unzip();
-        let fresh = level.fresh.iter().map(|set| (set.sector, &set.bytes[..]));
+            level.appended.iter().map(|bset| cut(bset, head_bytes)).unzip();
+        let fresh = level.fresh.iter().map(|bset| (bset.sector, &bset.bytes[..]));
         let first: Vec<_> = fresh.chain(tails.into_iter().flatten()).collect();
         cache.write_all(env, &first).await?;
         let is_ordered = !planted(Bug::ParentBeforeChild);
@@ -64,9 +64,9 @@ pub(in super::super) async fn write_plan(env: &Env, cache: &CacheDevice, plan: &
 /// Bytes, and the sector that they go to.
 type Write<'a> = (u64, &'a [u8]);
 
-/// The head of a set, and its tail, if it has one.
-fn cut(set: &SetWrite, head_bytes: usize) -> (Write<'_>, Option<Write<'_>>) {
-    let (head, tail) = set.bytes.split_at(head_bytes.min(set.bytes.len()));
-    let behind = set.sector + (head.len() / cairn_format::bcache::SECTOR_BYTES) as u64;
-    ((set.sector, head), (!tail.is_empty()).then_some((behind, tail)))
+/// The head of a bset, and its tail, if it has one.
+fn cut(bset: &BsetWrite, head_bytes: usize) -> (Write<'_>, Option<Write<'_>>) {
+    let (head, tail) = bset.bytes.split_at(head_bytes.min(bset.bytes.len()));
+    let behind = bset.sector + (head.len() / cairn_format::bcache::SECTOR_BYTES) as u64;
+    ((bset.sector, head), (!tail.is_empty()).then_some((behind, tail)))
 }

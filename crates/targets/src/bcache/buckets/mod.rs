@@ -27,7 +27,7 @@ use cairn_format::bcache::{Age, Generation, Geometry, Key, Pointer, STALE_MAX};
 #[derive(Clone, Copy, Default)]
 struct Bucket {
     generation: Generation,
-    /// How recently it was used, as it was found.
+    /// How recently it was used: the priority at opening.
     priority: u16,
     /// How old the oldest stale pointer to it is.
     oldest: u8,

@@ -35,7 +35,7 @@
 //! changed by then, but each entry whose keys may be in no leaf still counts: the next opening
 //! replays it, to the same effect.
 //!
-//! A power cut leaves the entry, or a part of it, which its checksum tells. Then the one before it
+//! A power cut leaves the entry, or a part of it, which fails its checksum. Then the one before it
 //! is the newest, and all that it names is still there.
 
 #[cfg(test)]

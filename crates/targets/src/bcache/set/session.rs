@@ -12,8 +12,8 @@
 //!    same entry names it.
 //!
 //! # What a crash leaves
-//! - Before 3: the journal as it was found, over leaves that have some of its keys already. It is
-//!   replayed again, to the same effect.
+//! - Before 3: the same entries of the journal, over leaves that have some of their keys already.
+//!   The next opening replays them, to the same effect.
 //! - Before the end of 4: each key dirty or clean.
 //! - Before the entry of 5: the priorities, and the array of uuids, of the session before.
 //!
@@ -55,7 +55,7 @@ pub(in super::super) enum WriteError {
     /// The journal has no room.
     #[error("journal: {0}")]
     Journal(#[from] NoEntry),
-    /// The superblock was written as often as it can tell.
+    /// The superblock has the highest sequence number.
     #[error("superblock seq: found {}, expected a number to be left", u64::MAX)]
     Numbers,
 }

@@ -10,7 +10,7 @@ use std::ops::{ControlFlow, Range};
 use cairn_format::bcache::check::{Certainty, FINDINGS_MAX, Finding, check, check_losses};
 use cairn_format::bcache::journal::{ENTRY_HEADER_BYTES, scan};
 use cairn_format::bcache::load::{self, Fault, NodePlace, Source, Visitor};
-use cairn_format::bcache::node::{Node, SET_HEADER_BYTES, Set};
+use cairn_format::bcache::node::{Bset, Node, SET_HEADER_BYTES};
 use cairn_format::bcache::places::shared;
 use cairn_format::bcache::priorities::PrioritySet;
 use cairn_format::bcache::{
@@ -43,7 +43,7 @@ fn seal(bytes: &mut [u8], header: usize, words: usize, seed: Option<u64>) {
     bytes[..8].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// The words that a set of keys or an entry of the journal counts.
+/// The words that a bset or an entry of the journal counts.
 fn count(bytes: &[u8]) -> usize {
     number(bytes, 28).map_or(0, u32::from_le_bytes) as usize
 }
@@ -64,7 +64,7 @@ fn seal_entries(bytes: &mut [u8], magic: SetMagic) {
     }
 }
 
-/// The sets of keys of a node.
+/// The bsets of a node.
 fn seal_node(bytes: &mut [u8], pointer: u64, magic: SetMagic) {
     for at in (0..bytes.len()).step_by(BLOCK) {
         let set = &mut bytes[at..];
@@ -252,7 +252,7 @@ impl Visitor for Server {
 
     fn node(&mut self, at: &NodePlace, node: &Node<'_>) {
         if at.level == 0 {
-            node.sets().iter().flat_map(Set::keys).flatten().for_each(|key| self.see(&key));
+            node.sets().iter().flat_map(Bset::keys).flatten().for_each(|key| self.see(&key));
         }
     }
 

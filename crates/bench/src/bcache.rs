@@ -39,7 +39,7 @@ const BUCKET: u64 = 1024;
 /// Runs the benchmark.
 ///
 /// # Errors
-/// A cache that was built is not sound, or the system does not tell of memory.
+/// A cache that was built is not sound, or the system does not report memory.
 pub fn run(settings: &Settings) -> Outcome<Report> {
     let mut report = Report::default();
     let sizes = settings.pick(&[100_000, 1_000_000, 10_000_000][..], &[10_000]);

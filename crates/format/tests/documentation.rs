@@ -97,7 +97,7 @@ fn the_bcache_tables_match_the_codec() {
         assert_fields(&table(&document, heading), fields, size);
     };
     matches("### Superblock, 4096 bytes", &superblock::SUPERBLOCK_FIELDS, bcache::SUPERBLOCK_BYTES);
-    matches("### Set of keys, 32 bytes", &node::SET_FIELDS, node::SET_HEADER_BYTES);
+    matches("### Bset, 32 bytes", &node::BSET_FIELDS, node::SET_HEADER_BYTES);
     matches("### Journal entry, 240 bytes", &journal::ENTRY_FIELDS, journal::ENTRY_HEADER_BYTES);
     matches("### Priorities, 40 bytes", &priorities::PRIORITIES_FIELDS, priorities::HEADER_BYTES);
     matches("### Volume, 128 bytes", &uuids::UUID_FIELDS, uuids::ENTRY_BYTES);

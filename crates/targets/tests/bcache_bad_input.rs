@@ -312,7 +312,7 @@ fn a_damaged_node_is_refused_with_its_level_sector_and_set() {
         let root = set.root();
         set.cache[root + at] ^= 0x80;
         let place = format!("node of level 1 at sector {}: ", root / SECTOR_BYTES);
-        set.refused(&format!("cache: {place}set of keys at byte 0: "));
+        set.refused(&format!("cache: {place}bset at byte 0: "));
     }
 }
 
@@ -361,7 +361,7 @@ fn extents_that_lead_nowhere_or_overlap_are_refused() {
     let cases: [(&[Key], String); 10] = [
         (&[at(F, 8, 1 << 30, 0)], format!("{place}: key 0:12000+8")),
         (&[at(F, 16, data, size - 8)], format!("{place}: key 0:12000+16")),
-        (&[at(F, 8, data, 0), at(F + 4, 8, data, 16)], format!("{place}: set of keys at byte 0: ")),
+        (&[at(F, 8, data, 0), at(F + 4, 8, data, 16)], format!("{place}: bset at byte 0: ")),
         (
             &[at(F, size, data, 0), at(F + size, 8, data, 0)],
             format!("bucket {data}: found extents of {} sectors in it, expected {size}", size + 8),

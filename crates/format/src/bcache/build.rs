@@ -250,7 +250,7 @@ impl<W: WriteSectors> Builder<W> {
         }
     }
 
-    /// Writes what is known of the buckets. Answers the bucket of the first set.
+    /// Writes the priorities. Answers the bucket of the first prio_set.
     fn write_priorities(&mut self) -> Result<u64, BuildError<W::Error>> {
         let sets = self.geometry.priority_sets();
         let taken = (0..sets).map(|_| self.take_bucket(METADATA)).collect::<Result<Vec<_>, _>>()?;

@@ -107,8 +107,8 @@ impl Lists for InPlace {
 /// What keys amount to that are laid over each other in turn, in order. Keys without a length
 /// disappear.
 ///
-/// Most keys of a journal overlap none, or exactly those that they replace: sorting tells, and only
-/// the others are laid over each other one by one.
+/// Most keys of a journal overlap none, or exactly those that they replace: sorting shows which,
+/// and only the others are laid over each other one by one.
 pub fn latest(keys: impl Iterator<Item = Key>) -> Vec<Key> {
     let keys: Vec<Key> = keys.filter(|key| key.sectors() > 0).collect();
     // What sorts a key, and its turn, as one number: that sorts fastest.

@@ -1,8 +1,8 @@
 //! The sizes of a cache: blocks, buckets, nodes, and the structures that fill a bucket.
 //!
 //! Promises that all sizes are legal, and that every bucket lies within [`Geometry::sectors`].
-//! Readers take the size of nodes and of the array of uuids from their keys; the size of the sets
-//! of priorities can only be computed.
+//! Readers take the size of nodes and of the array of uuids from their keys; the size of a
+//! prio_set can only be computed.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ pub const SECTOR_BYTES: usize = 512;
 pub const SECTORS_MAX: u64 = 1 << 54;
 /// Sectors of a page of the machines that the format knows.
 const PAGE_SECTORS: u64 = 8;
-/// The most pages of a set of priorities or the array of uuids: what x86-64 allocates at once.
+/// The most pages of a prio_set or the array of uuids: what x86-64 allocates at once.
 const META_PAGES_MAX: u64 = 1024;
 /// Pages of a node, beyond which it takes only a quarter of its bucket.
 const NODE_PAGES: u64 = 64;
@@ -119,7 +119,7 @@ impl Geometry {
             && sector % self.bucket_sectors + sectors <= self.bucket_sectors
     }
 
-    /// Bytes of a set of priorities, and of the array of uuids.
+    /// Bytes of a prio_set, and of the array of uuids.
     #[must_use]
     pub fn meta_bytes(&self) -> usize {
         self.meta_sectors() as usize * SECTOR_BYTES
@@ -139,13 +139,13 @@ impl Geometry {
         pages * PAGE_SECTORS
     }
 
-    /// How many buckets a set of priorities tells of.
+    /// How many buckets a prio_set covers.
     #[must_use]
     pub fn priorities_per_set(&self) -> usize {
         (self.meta_bytes() - super::priorities::HEADER_BYTES) / super::priorities::RECORD_BYTES
     }
 
-    /// How many sets of priorities there are.
+    /// How many prio_sets there are.
     #[must_use]
     pub fn priority_sets(&self) -> u64 {
         self.buckets.div_ceil(self.priorities_per_set() as u64)

@@ -78,7 +78,7 @@ pub struct Header {
     pub root: Key,
     /// How far the root is above the leaves.
     pub root_level: u16,
-    /// The bucket of the first set of priorities.
+    /// The bucket of the first prio_set.
     pub priorities: u64,
 }
 
@@ -97,15 +97,15 @@ pub struct Entry<'a> {
 pub struct ScanEnd {
     /// In bytes from the beginning of the bucket.
     pub at: usize,
-    /// What lies there, if it has the magic of an entry but is none: it was damaged, or being
-    /// written when the power failed.
+    /// What is wrong there, if it has the magic of an entry and does not decode as one: it was
+    /// damaged, or being written when the power failed.
     pub fault: Option<EntryFault>,
     /// The highest number of the sound entries behind that. Entries are written one after the
     /// other, so one that counts says that what lies before it was damaged.
     pub newest_behind: Option<u64>,
 }
 
-/// Why bytes with the magic of an entry, or an entry in all but the magic, are none.
+/// Why bytes with the magic of an entry, or those of an entry without the magic, are not an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum EntryFault {
     /// It is sound but for its magic: it was whole once.
@@ -115,13 +115,13 @@ pub enum EntryFault {
         seq: u64,
         /// Magic on the device.
         found: u64,
-        /// Magic of the set of devices.
+        /// Magic of the cache set.
         expected: u64,
     },
     /// It is sound but for its number: it was whole once.
     #[error("journal entry {seq}: seq: found {found}, expected {seq}")]
     Seq {
-        /// The number that its checksum tells.
+        /// The number with which its checksum is right.
         seq: u64,
         /// Number on the device.
         found: u64,
@@ -154,7 +154,7 @@ pub enum EntryFault {
         /// Version on the device.
         found: u32,
     },
-    /// The root or the array of uuids is no key.
+    /// The root or the array of uuids is not a key.
     #[error("journal entry {seq}: {field}: {error}")]
     Key {
         /// Its number.
@@ -182,7 +182,7 @@ impl EntryFault {
 }
 
 impl Entry<'_> {
-    /// The keys, in the order in which they were inserted, up to the first that is none.
+    /// The keys, in the order in which they were inserted, up to the first that does not decode.
     pub fn keys(&self) -> impl Iterator<Item = Result<Key, KeyError>> {
         keys(self.words)
     }
@@ -364,7 +364,7 @@ pub enum RingFault {
         /// The newest.
         last: u64,
     },
-    /// Entries that count lie behind bytes that are none.
+    /// Entries that count lie behind bytes that are not an entry.
     #[error("byte {at}: found no journal entry, expected one in front of entry {seq}")]
     Hidden {
         /// Where the bytes begin in their bucket.

@@ -3,7 +3,7 @@
 //!
 //! On disk a key is two words and as many pointers as it counts; in memory it is the same words
 //! with room for one pointer. Sets of several cache devices, whose keys have more, do not run
-//! anywhere. All accessors mask, so that any word is a key; [`Key::decode`] tells what cannot be
+//! anywhere. All accessors mask, so that any word is a key; [`Key::decode`] reports what cannot be
 //! one at all, [`Key::is_in_range`] what can be an extent, and `check` what should not be.
 
 use core::fmt;

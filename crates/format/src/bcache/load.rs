@@ -91,7 +91,8 @@ pub trait Visitor {
     /// A node that was read.
     fn node(&mut self, _at: &NodePlace, _node: &Node<'_>) {}
 
-    /// An extent of a leaf, in order. What older sets of its node have is hidden already.
+    /// An extent of a leaf, in order. Keys of older bsets of its node are left out where
+    /// newer ones cover them.
     fn extent(&mut self, key: Key);
 
     /// An extent or a hole of a damaged leaf that is newer than the damage.
@@ -124,7 +125,7 @@ pub enum Place {
         /// Its number.
         seq: u64,
     },
-    /// A set of priorities.
+    /// A prio_set.
     Priorities {
         /// Its bucket.
         bucket: u64,
@@ -173,10 +174,10 @@ pub enum What {
     /// An entry is damaged.
     #[error(transparent)]
     Entry(#[from] EntryFault),
-    /// An entry that counts has a key that is none.
+    /// A key of an entry that counts does not decode.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// A set of priorities is damaged.
+    /// A prio_set is damaged.
     #[error(transparent)]
     Priorities(#[from] PrioritiesFault),
     /// A node is damaged.
@@ -204,7 +205,7 @@ pub enum What {
         /// Its size.
         sectors: u64,
     },
-    /// A root that is none.
+    /// A key or level that no root has.
     #[error("root: found {key:?} at level {level}, expected the highest position and at most 15")]
     Root {
         /// The key of the root.
@@ -265,7 +266,7 @@ pub enum LoadError<E> {
     Fault(Box<Fault>),
 }
 
-/// A cache as it was read, but for the extents of its tree, which the visitor got.
+/// The contents of a cache, except the extents of its tree, which the visitor got.
 #[derive(Debug)]
 pub struct Loaded {
     /// What the newest entry of the journal says.
@@ -280,7 +281,7 @@ pub struct Loaded {
     pub buckets: Vec<Record>,
     /// The volumes; the index of each is its inode.
     pub volumes: Vec<UuidEntry>,
-    /// The buckets with sets of priorities, in order.
+    /// The buckets of the prio_sets, in order.
     pub priorities: Vec<u64>,
 }
 
@@ -409,8 +410,8 @@ struct Loader<'a, S, V> {
 type Outcome<T, S> = Result<T, LoadError<<S as Source>::Error>>;
 
 impl<S: Source, V: Visitor> Loader<'_, S, V> {
-    /// Tells the visitor.
-    fn tell(&mut self, place: Place, what: impl Into<What>) -> Outcome<(), S> {
+    /// Reports a fault to the visitor, which may end the reading.
+    fn report(&mut self, place: Place, what: impl Into<What>) -> Outcome<(), S> {
         let fault = Fault { place, what: what.into() };
         match self.visitor.fault(&fault) {
             ControlFlow::Continue(()) => Ok(()),
@@ -424,7 +425,7 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
 
     async fn read_one(&mut self, place: Place, range: Range<u64>) -> Outcome<Option<Vec<u8>>, S> {
         let bytes = self.read(&[range]).await?.pop().expect("one for each range");
-        self.told(place, bytes)
+        self.or_report(place, bytes)
     }
 
     /// Reads sectors block by block, with zeros for what cannot be read. Answers the bytes, and
@@ -450,14 +451,14 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
     }
 
     /// What was read. If nothing was, the visitor gets the fault.
-    fn told(
+    fn or_report(
         &mut self,
         place: Place,
         bytes: Result<Vec<u8>, String>,
     ) -> Outcome<Option<Vec<u8>>, S> {
         match bytes {
             Ok(bytes) => Ok(Some(bytes)),
-            Err(error) => self.tell(place, What::Unreadable(error)).map(|()| None),
+            Err(error) => self.report(place, What::Unreadable(error)).map(|()| None),
         }
     }
 
@@ -469,11 +470,11 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
             let place = Place::Priorities { bucket };
             let expected = self.geometry.usable();
             if !expected.contains(&bucket) {
-                self.tell(place, What::Bucket { found: bucket, expected })?;
+                self.report(place, What::Bucket { found: bucket, expected })?;
                 break;
             }
             if chain.contains(&bucket) {
-                self.tell(place, What::Loop { bucket })?;
+                self.report(place, What::Loop { bucket })?;
                 break;
             }
             let sector = self.geometry.sector_of(bucket);
@@ -482,7 +483,7 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
             let set = match PrioritySet::read(&bytes, self.magic) {
                 Ok(set) => set,
                 Err(fault) => {
-                    self.tell(place, fault)?;
+                    self.report(place, fault)?;
                     break;
                 }
             };
@@ -497,7 +498,7 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
     async fn volumes(&mut self, newest: &Header) -> Outcome<Vec<UuidEntry>, S> {
         let key = newest.uuids;
         let (Some(pointer), true) = (key.cached_at(), leads_well(&self.geometry, &key)) else {
-            return self.tell(Place::Uuids, What::Pointer(key)).map(|()| Vec::new());
+            return self.report(Place::Uuids, What::Pointer(key)).map(|()| Vec::new());
         };
         let range = pointer.sector()..pointer.sector() + key.sectors();
         let bytes = self.read_one(Place::Uuids, range).await?.unwrap_or_default();
@@ -505,7 +506,7 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
         let is_too_large = |entry: &UuidEntry| entry.is_flash_only() && entry.sectors > SECTORS_MAX;
         for (inode, entry) in volumes.iter_mut().enumerate().filter(|it| is_too_large(it.1)) {
             let sectors = std::mem::replace(&mut entry.sectors, SECTORS_MAX);
-            self.tell(Place::Uuids, What::Size { inode, sectors })?;
+            self.report(Place::Uuids, What::Size { inode, sectors })?;
         }
         Ok(volumes)
     }
@@ -537,7 +538,7 @@ impl<S: Source, V: Visitor> TreeWalk<'_, S, V> {
         let (key, level) = (newest.root, newest.root_level);
         let place = Place::Newest { seq: newest.seq };
         if key.position() != Key::MAX.position() || level > LEVEL_MAX || key.sectors() == 0 {
-            return self.loader.tell(place, What::Root { key, level });
+            return self.loader.report(place, What::Root { key, level });
         }
         let root = NodePlace { key, level, after: (0, 0) };
         let mut open = Vec::new();
@@ -580,7 +581,7 @@ impl<S: Source, V: Visitor> TreeWalk<'_, S, V> {
             match bytes {
                 Ok(bytes) => open.extend(self.node(place, &bytes, 0)?),
                 Err(error) => {
-                    self.loader.tell(Place::Node(*place), What::Unreadable(error))?;
+                    self.loader.report(Place::Node(*place), What::Unreadable(error))?;
                     let (bytes, unreadable_end) = self.loader.read_blocks(range).await?;
                     open.extend(self.node(place, &bytes, unreadable_end)?);
                 }
@@ -598,12 +599,12 @@ impl<S: Source, V: Visitor> TreeWalk<'_, S, V> {
                 && geometry.holds(at.sector(), key.sectors())
         });
         let Some(pointer) = pointer else {
-            return self.loader.tell(Place::Node(*place), What::Pointer(key)).map(|()| None);
+            return self.loader.report(Place::Node(*place), What::Pointer(key)).map(|()| None);
         };
         let bucket = geometry.bucket_of(pointer.sector());
         let visited = &mut self.visited[bucket as usize];
         if std::mem::replace(visited, true) {
-            return self.loader.tell(Place::Node(*place), What::Twice { bucket }).map(|()| None);
+            return self.loader.report(Place::Node(*place), What::Twice { bucket }).map(|()| None);
         }
         self.raise(&key);
         Ok(Some(pointer.sector()..pointer.sector() + key.sectors()))
@@ -621,7 +622,7 @@ impl<S: Source, V: Visitor> TreeWalk<'_, S, V> {
         let (magic, block_bytes) = (self.loader.magic, self.loader.geometry.block_bytes());
         let node = Node::read(bytes, pointer, magic, block_bytes);
         if let Some(fault) = node.fault().filter(|_| unreadable_end == 0) {
-            self.loader.tell(Place::Node(*place), fault.clone())?;
+            self.loader.report(Place::Node(*place), fault.clone())?;
         }
         self.loader.visitor.node(place, &node);
         if place.level > 0 {
@@ -642,7 +643,7 @@ impl<S: Source, V: Visitor> TreeWalk<'_, S, V> {
         let extents = match node.extents() {
             Ok(extents) if newer.is_empty() => extents,
             Ok(extents) => overlaid(extents, newer),
-            Err(fault) => return self.loader.tell(Place::Node(*place), fault),
+            Err(fault) => return self.loader.report(Place::Node(*place), fault),
         };
         let (geometry, after, upto) = (self.loader.geometry, place.after, place.key.position());
         let is_inside = |key: &Key| key.begin() >= after && key.position() <= upto;
@@ -651,10 +652,10 @@ impl<S: Source, V: Visitor> TreeWalk<'_, S, V> {
         }
         for key in extents {
             if !leads_well(&geometry, &key) {
-                self.loader.tell(Place::Node(*place), What::Pointer(key))?;
+                self.loader.report(Place::Node(*place), What::Pointer(key))?;
             } else if !is_inside(&key) {
                 let what = What::Outside { key, after, upto };
-                self.loader.tell(Place::Node(*place), what)?;
+                self.loader.report(Place::Node(*place), what)?;
             } else {
                 self.raise(&key);
                 self.loader.visitor.extent(key);
@@ -667,7 +668,7 @@ impl<S: Source, V: Visitor> TreeWalk<'_, S, V> {
         let keys = match node.children() {
             Ok(keys) => keys,
             Err(fault) => {
-                return self.loader.tell(Place::Node(*place), fault).map(|()| None);
+                return self.loader.report(Place::Node(*place), fault).map(|()| None);
             }
         };
         let (freeing, mut children): (Vec<Key>, Vec<Key>) =
@@ -679,7 +680,7 @@ impl<S: Source, V: Visitor> TreeWalk<'_, S, V> {
         let is_inside = |key: &&Key| key.position() > after && key.position() <= upto;
         if let Some(key) = children.iter().find(|key| !is_inside(key)) {
             let what = What::Outside { key: *key, after, upto };
-            self.loader.tell(Place::Node(*place), what)?;
+            self.loader.report(Place::Node(*place), what)?;
             children.retain(|key| is_inside(&key));
         }
         let mut same = Vec::new();
@@ -689,11 +690,11 @@ impl<S: Source, V: Visitor> TreeWalk<'_, S, V> {
             is_same
         });
         for what in same {
-            self.loader.tell(Place::Node(*place), what)?;
+            self.loader.report(Place::Node(*place), what)?;
         }
         let found = children.last().map_or((0, 0), Key::position);
         if found != upto {
-            self.loader.tell(Place::Node(*place), What::Children { found, expected: upto })?;
+            self.loader.report(Place::Node(*place), What::Children { found, expected: upto })?;
         }
         Ok(Some(Open { children: children.into_iter(), level: place.level, after }))
     }

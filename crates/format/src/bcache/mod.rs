@@ -1,10 +1,13 @@
 //! bcache: cache devices and backing devices.
 //!
 //! A cache device is cut into *buckets*. Data lies in buckets as *extents*; a B-tree of [`Key`]s
-//! says where; its nodes are logs of sets of keys ([`node`]). A *journal* ([`journal`]) holds the
+//! says where; its nodes are logs of *bsets*, which hold keys ([`node`]). A *journal* ([`journal`]) holds the
 //! keys that leaves do not have yet, and names the root, the array of volumes ([`uuids`]) and the
 //! *priorities* ([`priorities`]), which hold each bucket's [`Generation`]. Backing devices have a
 //! [`superblock`] alone.
+//!
+//! A *set* is a cache set: a cache device and its backing devices. A part of a node is a *bset*, a
+//! part of the priorities a *prio_set*; what the kernel calls jset is an *entry* of the journal.
 //!
 //! Sectors have 512 bytes. Keys of a backing device count from the beginning of that device, so
 //! that its data begins at its superblock's offset.
@@ -42,7 +45,7 @@ pub use superblock::{
     NewBacking, NewCache, Replacement, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock,
 };
 
-/// An identifier of a device or a set.
+/// The identifier of a device or a set.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Uuid(pub [u8; 16]);
 
@@ -56,7 +59,7 @@ impl Uuid {
         *self == Uuid::ZERO
     }
 
-    /// What all structures of a set of this identifier have in their magic numbers.
+    /// The part of the magic numbers that all structures of the set with this identifier share.
     #[must_use]
     pub fn set_magic(&self) -> SetMagic {
         let (first, _) = self.0.split_first_chunk::<8>().expect("it has 16 bytes");
@@ -80,7 +83,7 @@ impl fmt::Debug for Uuid {
     }
 }
 
-/// Text that is no UUID.
+/// Text that is not a UUID.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("found '{0}', expected a UUID of 32 hexadecimal digits")]
 pub struct NoUuid(String);
@@ -103,7 +106,7 @@ impl FromStr for Uuid {
     }
 }
 
-/// What tells the structures of one set from those of all others.
+/// The part of a set's identifier that is in the magic numbers of its structures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SetMagic(u64);
 
@@ -120,7 +123,7 @@ impl SetMagic {
         self.0 ^ 0x6750_e15f_8733_7f91
     }
 
-    /// The magic of sets of keys in nodes.
+    /// The magic of bsets.
     #[must_use]
     pub fn keys(self) -> u64 {
         self.0 ^ 0x9013_5c78_b99e_07f5

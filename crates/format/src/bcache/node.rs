@@ -1,10 +1,10 @@
-//! Nodes of the tree: a log of sets of keys, each written once behind the one before it.
+//! Nodes of the tree: a log of bsets, each written once behind the one before it.
 //!
-//! Reading gives the sound sets from the first on and, if the log does not end there, what is
-//! wrong: the last set may be one that was being written when the power failed. A node is a log,
-//! so a reader that leaves out a damaged set sees the node as it was before that set.
+//! Reading gives the sound bsets from the first on and, if the log does not end there, what is
+//! wrong: the last bset may be one that was being written when the power failed. A node is a log,
+//! so a reader that leaves out a damaged bset sees the keys from before that bset.
 //!
-//! Sets of one node have one random number, the sequence; where it changes the log ends. Sets of
+//! Bsets of one node have one random number, the sequence; where it changes the log ends. Bsets of
 //! what the bucket held before have another one.
 
 use std::mem::{offset_of, size_of};
@@ -17,7 +17,7 @@ use super::extents::overlay;
 use super::{Key, KeyError, OFFSET_MAX, Pointer, SetMagic};
 use crate::Field;
 
-/// Bytes of the header of a set.
+/// Bytes of the header of a bset.
 pub const SET_HEADER_BYTES: usize = 32;
 /// The version that is written.
 const VERSION: u32 = 1;
@@ -43,24 +43,24 @@ macro_rules! field {
     };
 }
 
-/// Where each field of the header of a set lies.
-pub const SET_FIELDS: [Field; 5] =
+/// Where each field of the header of a bset lies.
+pub const BSET_FIELDS: [Field; 5] =
     [field!(csum, 8), field!(magic, 8), field!(seq, 8), field!(version, 4), field!(keys, 4)];
 
 /// A node as far as it is sound.
 #[derive(Debug)]
 pub struct Node<'a> {
-    sets: Vec<Set<'a>>,
-    /// The random number of its sets; none without a sound set.
+    sets: Vec<Bset<'a>>,
+    /// The random number of its bsets; none without a sound bset.
     seq: Option<u64>,
-    /// Where the next set goes, in bytes.
+    /// Where the next bset goes, in bytes.
     end: usize,
     fault: Option<NodeFault>,
 }
 
-/// A set of keys.
+/// A bset: keys of a node that were written together.
 #[derive(Debug, Clone, Copy)]
-pub struct Set<'a> {
+pub struct Bset<'a> {
     /// Where it begins in the node, in bytes.
     pub at: usize,
     words: &'a [U64],
@@ -68,17 +68,17 @@ pub struct Set<'a> {
 
 /// What is wrong with a node, and where in it, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("set of keys at byte {at}: {what}")]
+#[error("bset at byte {at}: {what}")]
 pub struct NodeFault {
-    /// Where the set begins.
+    /// Where the bset begins.
     pub at: usize,
     /// What is wrong.
-    pub what: SetFault,
+    pub what: BsetFault,
 }
 
-/// What is wrong with a set of keys.
+/// What is wrong with a bset.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SetFault {
+pub enum BsetFault {
     /// The node is shorter than a header.
     #[error("found {0} bytes, expected {SET_HEADER_BYTES} at least")]
     Short(usize),
@@ -87,7 +87,7 @@ pub enum SetFault {
     Magic {
         /// Magic on the device.
         found: u64,
-        /// Magic of the set of devices.
+        /// Magic of the cache set.
         expected: u64,
     },
     /// A version that this format does not have.
@@ -109,26 +109,26 @@ pub enum SetFault {
         /// Checksum of the bytes.
         expected: u64,
     },
-    /// A set behind the first without keys: none is written.
+    /// A bset behind the first without keys: none is written.
     #[error("keys: found none, expected one at least")]
     Empty,
-    /// A set of this node behind the end of its log.
-    #[error("found a set of this node behind the end of its log, expected none")]
+    /// A bset of this node behind the end of its log.
+    #[error("found a bset of this node behind the end of its log, expected none")]
     BehindEnd,
-    /// A key that is none, or not in order.
+    /// A key that does not decode, or is not in order.
     #[error("key {index}: {what}")]
     Key {
-        /// Which key of the set.
+        /// Which key of the bset.
         index: usize,
         /// What is wrong.
         what: KeyFault,
     },
 }
 
-/// What is wrong with a key of a set.
+/// What is wrong with a key of a bset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeyFault {
-    /// It is none.
+    /// It does not decode.
     #[error(transparent)]
     Decode(#[from] KeyError),
     /// It begins before its volume, or reaches beyond the highest position.
@@ -157,7 +157,7 @@ impl<'a> Node<'a> {
             match read_set(&bytes[at..], node.seq, pointer, magic) {
                 Ok(Some((found, words))) => {
                     node.seq = Some(found);
-                    node.sets.push(Set { at, words });
+                    node.sets.push(Bset { at, words });
                     let length = SET_HEADER_BYTES + words.len() * 8;
                     node.end = (at + length).next_multiple_of(block_bytes).min(bytes.len());
                 }
@@ -170,7 +170,7 @@ impl<'a> Node<'a> {
         }
         let behind = (node.end..bytes.len()).step_by(block_bytes);
         let mut late = behind.filter(|at| node.seq.is_some() && seq_at(bytes, *at) == node.seq);
-        node.fault = late.next().map(|at| NodeFault { at, what: SetFault::BehindEnd });
+        node.fault = late.next().map(|at| NodeFault { at, what: BsetFault::BehindEnd });
         node
     }
 
@@ -185,16 +185,16 @@ impl<'a> Node<'a> {
         pointer: Pointer,
         magic: SetMagic,
         block_bytes: usize,
-    ) -> Vec<Set<'a>> {
+    ) -> Vec<Bset<'a>> {
         let (mut sets, mut seq, mut at) = (Vec::new(), self.seq, self.end.max(from));
         while at < bytes.len() {
             let mut length = block_bytes;
             match read_set(&bytes[at..], seq, pointer, magic) {
-                // Only the checksum of a later version tells this node from a former one.
+                // The checksum of version 1 alone covers the pointer, which former nodes lack.
                 Ok(Some(_)) if seq.is_none() && !has_seeded_checksum(&bytes[at..]) => {}
                 Ok(Some((found, words))) => {
                     seq = Some(found);
-                    sets.push(Set { at, words });
+                    sets.push(Bset { at, words });
                     length = (SET_HEADER_BYTES + words.len() * 8).next_multiple_of(block_bytes);
                 }
                 Ok(None) => {}
@@ -205,44 +205,45 @@ impl<'a> Node<'a> {
         sets
     }
 
-    /// The sound sets, oldest first.
+    /// The sound bsets, oldest first.
     #[must_use]
-    pub fn sets(&self) -> &[Set<'a>] {
+    pub fn sets(&self) -> &[Bset<'a>] {
         &self.sets
     }
 
-    /// The random number that all its sets have; none if not even the first one is sound.
+    /// The random number that all its bsets have; none if not even the first one is sound.
     #[must_use]
     pub fn seq(&self) -> Option<u64> {
         self.seq
     }
 
-    /// Where the next set goes, in bytes.
+    /// Where the next bset goes, in bytes.
     #[must_use]
     pub fn end(&self) -> usize {
         self.end
     }
 
-    /// What is wrong behind the sound sets.
+    /// What is wrong behind the sound bsets.
     #[must_use]
     pub fn fault(&self) -> Option<&NodeFault> {
         self.fault.as_ref()
     }
 
-    /// The extents of a leaf: what newer sets have hides what older ones have. Holes are among
+    /// The extents of a leaf: what newer bsets have hides what older ones have. Holes are among
     /// them; remnants without a length are not.
     ///
     /// # Errors
-    /// A set with a sound checksum has a key that is none or out of range, or keys that overlap.
+    /// A bset with a sound checksum has a key that does not decode or is out of range, or keys that
+    /// overlap.
     pub fn extents(&self) -> Result<Vec<Key>, NodeFault> {
         extents_of(&self.sets)
     }
 
-    /// The keys of an interior node, in the order of the sets: children, and keys at position 0
+    /// The keys of an interior node, in the order of the bsets: children, and keys at position 0
     /// that free former ones.
     ///
     /// # Errors
-    /// A key is none.
+    /// A key does not decode.
     pub fn children(&self) -> Result<Vec<Key>, NodeFault> {
         let mut children = Vec::new();
         for set in &self.sets {
@@ -255,14 +256,14 @@ impl<'a> Node<'a> {
     }
 }
 
-impl<'a> Set<'a> {
-    /// The keys up to the first that is none.
+impl<'a> Bset<'a> {
+    /// The keys up to the first that does not decode.
     pub fn keys(&self) -> impl Iterator<Item = Result<Key, KeyError>> + use<'a> {
         keys(self.words)
     }
 
     fn fault(&self, index: usize, what: KeyFault) -> NodeFault {
-        NodeFault { at: self.at, what: SetFault::Key { index, what } }
+        NodeFault { at: self.at, what: BsetFault::Key { index, what } }
     }
 
     fn read_extents(&self, extents: &mut Vec<Key>) -> Result<(), NodeFault> {
@@ -290,7 +291,7 @@ impl<'a> Set<'a> {
 ///
 /// # Errors
 /// As [`Node::extents`].
-pub(super) fn extents_of(sets: &[Set<'_>]) -> Result<Vec<Key>, NodeFault> {
+pub(super) fn extents_of(sets: &[Bset<'_>]) -> Result<Vec<Key>, NodeFault> {
     let mut extents: Vec<Key> = Vec::new();
     let mut newer = Vec::new();
     let mut merged = Vec::new();
@@ -308,7 +309,7 @@ pub(super) fn extents_of(sets: &[Set<'_>]) -> Result<Vec<Key>, NodeFault> {
     Ok(extents)
 }
 
-/// The keys of an area, up to the first that is none.
+/// The keys of an area, up to the first that does not decode.
 pub(super) fn keys(mut words: &[U64]) -> impl Iterator<Item = Result<Key, KeyError>> {
     std::iter::from_fn(move || {
         if words.is_empty() {
@@ -320,38 +321,38 @@ pub(super) fn keys(mut words: &[U64]) -> impl Iterator<Item = Result<Key, KeyErr
     })
 }
 
-/// The set at the beginning of `bytes`: its sequence and words; none where the log ends.
+/// The bset at the beginning of `bytes`: its sequence and words; none where the log ends.
 fn read_set(
     bytes: &[u8],
     seq: Option<u64>,
     pointer: Pointer,
     magic: SetMagic,
-) -> Result<Option<(u64, &[U64])>, SetFault> {
+) -> Result<Option<(u64, &[U64])>, BsetFault> {
     let Ok((raw, rest)) = RawHeader::ref_from_prefix(bytes) else {
-        return if seq.is_some() { Ok(None) } else { Err(SetFault::Short(bytes.len())) };
+        return if seq.is_some() { Ok(None) } else { Err(BsetFault::Short(bytes.len())) };
     };
     let found = raw.seq.get();
     if seq.is_some_and(|seq| seq != found) {
         return Ok(None);
     }
     if raw.magic.get() != magic.keys() {
-        return Err(SetFault::Magic { found: raw.magic.get(), expected: magic.keys() });
+        return Err(BsetFault::Magic { found: raw.magic.get(), expected: magic.keys() });
     }
     let count = raw.keys.get() as usize;
     let Ok((words, _)) = <[U64]>::ref_from_prefix_with_elems(rest, count) else {
-        return Err(SetFault::Length { found: raw.keys.get(), expected: rest.len() / 8 });
+        return Err(BsetFault::Length { found: raw.keys.get(), expected: rest.len() / 8 });
     };
     let covered = &bytes[8..SET_HEADER_BYTES + count * 8];
     let expected = match raw.version.get() {
         0 => crc64(covered),
         VERSION => crc64_seeded(pointer.0, covered),
-        version => return Err(SetFault::Version(version)),
+        version => return Err(BsetFault::Version(version)),
     };
     if raw.csum.get() != expected {
-        return Err(SetFault::Checksum { found: raw.csum.get(), expected });
+        return Err(BsetFault::Checksum { found: raw.csum.get(), expected });
     }
     if seq.is_some() && count == 0 {
-        return Err(SetFault::Empty);
+        return Err(BsetFault::Empty);
     }
     Ok(Some((found, words)))
 }
@@ -364,7 +365,7 @@ fn seq_at(bytes: &[u8], at: usize) -> Option<u64> {
     RawHeader::ref_from_prefix(&bytes[at..]).ok().map(|(raw, _)| raw.seq.get())
 }
 
-/// Appends a set of keys to `out`, padded with zeros to whole blocks.
+/// Appends a bset to `out`, padded with zeros to whole blocks.
 ///
 /// `pointer` is that of the key that leads to the node. Keys of leaves must be in order.
 pub fn encode_set<'k>(

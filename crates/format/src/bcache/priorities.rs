@@ -1,7 +1,7 @@
 //! Priorities: for each bucket how recently it was used, and its generation.
 //!
-//! They take one or more sets, each in a bucket of its own. A set names the next one's bucket; what
-//! the last one names means nothing, so that sets are counted.
+//! They take one or more prio_sets, each in a bucket of its own. A prio_set names the bucket of the
+//! next one. The last one names any bucket, so that a reader counts them.
 
 use std::mem::{offset_of, size_of};
 
@@ -12,7 +12,7 @@ use super::crc::crc64;
 use super::{Generation, Geometry, SetMagic};
 use crate::Field;
 
-/// Bytes of the header of a set.
+/// Bytes of the header of a prio_set.
 pub const HEADER_BYTES: usize = 40;
 /// Bytes for each bucket.
 pub const RECORD_BYTES: usize = 3;
@@ -69,17 +69,17 @@ pub struct Record {
     pub generation: Generation,
 }
 
-/// A set of priorities.
+/// A prio_set: the priorities and generations of some buckets.
 #[derive(Debug)]
 pub struct PrioritySet<'a> {
     /// Its number.
     pub seq: u64,
-    /// The bucket of the next set, unless this is the last.
+    /// The bucket of the next prio_set, unless this is the last.
     pub next_bucket: u64,
     records: &'a [RawRecord],
 }
 
-/// What is wrong with a set of priorities.
+/// What is wrong with a prio_set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PrioritiesFault {
     /// Fewer bytes than the header has.
@@ -90,7 +90,7 @@ pub enum PrioritiesFault {
     Magic {
         /// Magic on the device.
         found: u64,
-        /// Magic of the set of devices.
+        /// Magic of the cache set.
         expected: u64,
     },
     /// The bytes changed since they were written.
@@ -104,10 +104,10 @@ pub enum PrioritiesFault {
 }
 
 impl<'a> PrioritySet<'a> {
-    /// Reads a set from all its bytes.
+    /// Reads a prio_set from all its bytes.
     ///
     /// # Errors
-    /// It is none, or damaged.
+    /// The bytes are not a prio_set, or are damaged.
     pub fn read(bytes: &'a [u8], magic: SetMagic) -> Result<PrioritySet<'a>, PrioritiesFault> {
         let short = |_| PrioritiesFault::Short(bytes.len());
         let (raw, rest) = RawHeader::ref_from_prefix(bytes).map_err(|e| short(e.to_string()))?;
@@ -133,7 +133,7 @@ impl<'a> PrioritySet<'a> {
     }
 }
 
-/// The `bytes` of a set; `records` may be fewer than it has room for.
+/// The `bytes` of a prio_set; `records` may be fewer than it has room for.
 #[must_use]
 pub fn encode(
     seq: u64,
@@ -158,7 +158,7 @@ pub fn encode(
     out
 }
 
-/// The sets that tell of all buckets, for the buckets that the sets go to: where each begins, and
+/// The prio_sets of all buckets, which go to the buckets of `chain`: the first sector of each, and
 /// its bytes.
 pub fn encode_chain<'a>(
     records: &'a [Record],
@@ -167,7 +167,7 @@ pub fn encode_chain<'a>(
     magic: SetMagic,
 ) -> impl Iterator<Item = (u64, Vec<u8>)> + 'a {
     let parts = records.chunks(geometry.priorities_per_set());
-    debug_assert_eq!(parts.len(), chain.len(), "a set for each part");
+    debug_assert_eq!(parts.len(), chain.len(), "a prio_set for each part");
     parts.zip(chain).enumerate().map(move |(index, (part, bucket))| {
         let next = chain.get(index + 1).copied().unwrap_or(0);
         let bytes = encode(1, next, part, magic, geometry.meta_bytes());
@@ -184,7 +184,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_set_reads_as_it_was_written(
+        fn decoding_an_encoded_prio_set_gives_its_fields(
             seq: u64,
             next: u64,
             records in proptest::collection::vec(any::<(u16, u8)>(), 0..1351),
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn another_set_of_devices_is_told_by_its_magic() {
+    fn a_prio_set_of_another_cache_set_is_refused_by_its_magic() {
         let bytes = encode(1, 0, &[], Uuid([7; 16]).set_magic(), 4096);
         let read = PrioritySet::read(&bytes, Uuid([8; 16]).set_magic());
         assert!(matches!(read, Err(PrioritiesFault::Magic { .. })));

@@ -158,7 +158,7 @@ pub enum BackingState {
     Clean,
     /// The cache may have data that it lacks.
     Dirty,
-    /// It was used without its cache although that had data it lacked.
+    /// Inconsistent: it was used without its cache although that had data it lacked.
     Stale,
 }
 
@@ -233,7 +233,7 @@ impl Superblock {
     /// Reads the superblock from the [`SUPERBLOCK_BYTES`] at [`SUPERBLOCK_SECTOR`].
     ///
     /// # Errors
-    /// There is none, or it is damaged, or of an unknown kind.
+    /// The magic is missing, or the superblock is damaged or of an unknown kind.
     pub fn decode(bytes: &[u8]) -> Result<Superblock, Error> {
         let bytes = Bytes::verified(bytes)?;
         match bytes.0.version.get() {

@@ -230,7 +230,7 @@ fn a_damaged_node_is_refused_with_its_place() {
     cache[sector as usize * SECTOR + 16] ^= 1;
     let test = fixture(cache, image("bcache", "wb_stop.backing"));
     let refused = test.try_load("v", LINE).expect_err("it is damaged").to_string();
-    let place = format!("c: node of level 0 at sector {sector}: set of keys at byte 0: checksum: ");
+    let place = format!("c: node of level 0 at sector {sector}: bset at byte 0: checksum: ");
     assert!(refused.starts_with(&place), "{refused}");
     assert!(refused.ends_with("; see: cairn check c"), "{refused}");
 }

@@ -129,7 +129,7 @@ fn text_of(cache: &CacheSuperblock, contents: Option<&Contents>, all: bool) -> S
         let (inode, end) = place.key.position();
         let sector = place.key.cached_at().map_or(0, |at| at.sector());
         line(format_args!(
-            "node at sector {sector}: level {}, up to {inode}:{end}, {sets} sets, {keys} keys",
+            "node at sector {sector}: level {}, up to {inode}:{end}, {sets} bsets, {keys} keys",
             place.level
         ));
     }
@@ -178,7 +178,7 @@ fn json_of(source: &Source, cache: &CacheSuperblock, of: Option<&Contents>, all:
             "level": place.level,
             "inode": place.key.inode(),
             "end": place.key.end(),
-            "sets": sets,
+            "bsets": sets,
             "keys": keys,
         })
     };

@@ -13,7 +13,7 @@ struct Range {
     length: Option<u64>,
 }
 
-/// A part of the map of a volume; sound if there is no certainty.
+/// A part of the map of a volume; sound if `certainty` is none.
 #[derive(Debug)]
 pub struct MapPart {
     certainty: Option<Certainty>,

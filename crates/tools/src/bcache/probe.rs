@@ -1,4 +1,4 @@
-//! What `cairn probe` tells of a cache or a backing device beyond its signature.
+//! `cairn probe` of a cache or a backing device: what it prints after the signature.
 
 use cairn_block::SECTOR_BYTES;
 use cairn_format::Severity;

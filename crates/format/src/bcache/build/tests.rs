@@ -1,4 +1,4 @@
-//! What is built reads as it was given, without a fault.
+//! Reading a cache that was built gives the extents and volumes that it was built of.
 
 use std::ops::ControlFlow;
 

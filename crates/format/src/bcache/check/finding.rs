@@ -218,6 +218,20 @@ impl fmt::Display for Finding {
                 size.start,
                 size.end.saturating_sub(1)
             ),
+            Finding::Backing(_)
+            | Finding::OtherSet { .. }
+            | Finding::Unknown { .. }
+            | Finding::Stale { .. }
+            | Finding::CleanState { .. }
+            | Finding::NoneState { .. } => self.fmt_backing(f),
+        }
+    }
+}
+
+impl Finding {
+    /// A finding about a backing device; nothing for others.
+    fn fmt_backing(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
             Finding::Backing(error) => write!(f, "backing device: {error}"),
             Finding::OtherSet { uuid, found, expected } if found.is_zero() => {
                 write!(f, "backing device {uuid}: found it in no set, expected {expected}")
@@ -243,6 +257,7 @@ impl fmt::Display for Finding {
                 let found = "none, expected dirty (the cache has";
                 fmt_state(f, uuid, volume, [found, "sectors that it lacks)"])
             }
+            _ => Ok(()),
         }
     }
 }

@@ -12,7 +12,7 @@
 //! suspect; but a key whose pointer leads nowhere (in a leaf or an entry) or whose range is
 //! impossible (in an entry) leaves only what it covers suspect. Without priorities nothing is, but
 //! for what the journal has as dirty: it may have been moved since, and only the generation of its
-//! bucket would tell.
+//! bucket would show it.
 //!
 //! Whether the cache had anything at all that a backing device lacks, that device's state says: its
 //! suspect sectors count only if the state is neither clean nor none.

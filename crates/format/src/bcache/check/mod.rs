@@ -343,8 +343,8 @@ impl Visitor for Collect<'_> {
         if at.level == 0 {
             return;
         }
-        for set in node.sets() {
-            let keys: Vec<Key> = set.keys().map_while(Result::ok).collect();
+        for bset in node.sets() {
+            let keys: Vec<Key> = bset.keys().map_while(Result::ok).collect();
             let unordered = keys.windows(2).find(|pair| pair[0].position() > pair[1].position());
             if let Some(pair) = unordered {
                 let (place, before, found) = (*at, pair[0], pair[1]);

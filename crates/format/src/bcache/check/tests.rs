@@ -405,7 +405,7 @@ fn a_bset_with_4_kib_of_damage_and_none_around_it_makes_the_range_of_its_leaf_su
     let is_in = |key: &&Key| range.contains(&key.start());
     let inside: Vec<&Key> = extents.iter().filter(is_in).collect();
     assert!(inside.len() > 2000 && inside.len() < 3000);
-    // The set of keys, and what is free behind it.
+    // The bset, and the free blocks behind it.
     let used = (32 + inside.len() * 24).next_multiple_of(4096);
     for at in (0..NODE_SECTORS as usize * SECTOR_BYTES).step_by(4096) {
         let mut damaged = image.clone();

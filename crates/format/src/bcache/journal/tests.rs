@@ -1,4 +1,5 @@
-//! Entries read as they were written; the ring is judged as a naive reading of the rules does.
+//! Decoding an encoded entry gives its fields, and `Ring::of` agrees with a naive reading of the
+//! rules.
 
 use proptest::prelude::*;
 

@@ -77,7 +77,7 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
         let ring = match Ring::of(all, superblock.discards()) {
             Ok(ring) => ring,
             Err(what) => {
-                self.tell_missing(&what, &ends)?;
+                self.report_missing(&what, &ends)?;
                 let fault = Fault { place: Place::Ring, what: what.into() };
                 return Err(LoadError::Fault(Box::new(fault)));
             }
@@ -89,18 +89,18 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
             let place = Place::Journal { index };
             let Some(fault) = end.fault else {
                 if let Some(seq) = ring.hidden_by(&end) {
-                    self.tell(place, RingFault::Hidden { at: end.at, seq })?;
+                    self.report(place, RingFault::Hidden { at: end.at, seq })?;
                 }
                 continue;
             };
             let next = (newest.index + 1) % superblock.journal_buckets().count();
             let is_tail = (index, end.at) == (newest.index, behind) || (index, end.at) == (next, 0);
             match judge(&ring, index, &end, &fault, is_tail) {
-                Verdict::Damaged => self.tell(place, fault)?,
+                Verdict::Damaged => self.report(place, fault)?,
                 Verdict::Torn => torn = Some(Fault { place, what: fault.into() }),
                 Verdict::Old if is_tail => {
                     if let Some(fault) = self.misnumbered(superblock, &ring, index, end.at).await? {
-                        self.tell(place, fault)?;
+                        self.report(place, fault)?;
                     }
                 }
                 Verdict::Old => (),
@@ -109,12 +109,12 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
         Ok((ring, torn))
     }
 
-    /// Tells what is wrong with an entry that is missing, if it is there but damaged.
-    fn tell_missing(&mut self, what: &RingFault, ends: &[(usize, ScanEnd)]) -> Outcome<(), S> {
+    /// Reports what is wrong with an entry that is missing, if it is there but damaged.
+    fn report_missing(&mut self, what: &RingFault, ends: &[(usize, ScanEnd)]) -> Outcome<(), S> {
         let RingFault::Gap { missing, .. } = what else { return Ok(()) };
         for (index, end) in ends {
             if let Some(fault) = end.fault.filter(|fault| fault.seq() == *missing) {
-                self.tell(Place::Journal { index: *index }, fault)?;
+                self.report(Place::Journal { index: *index }, fault)?;
             }
         }
         Ok(())
@@ -135,7 +135,9 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
             let ranges: Vec<Range<u64>> = some.iter().map(range).collect();
             for ((index, _), bytes) in some.iter().zip(self.read(&ranges).await?) {
                 let index = *index;
-                let Some(bytes) = self.told(Place::Journal { index }, bytes)? else { continue };
+                let Some(bytes) = self.or_report(Place::Journal { index }, bytes)? else {
+                    continue;
+                };
                 let (entries, end) = scan(&bytes, self.magic, self.geometry.block_bytes());
                 for entry in entries {
                     let bytes = ByteRange { start: entry.at, end: entry.at + entry.bytes() };
@@ -183,7 +185,7 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
             let ranges: Vec<Range<u64>> = some.iter().map(range).collect();
             for (entries, bytes) in some.iter().zip(self.read(&ranges).await?) {
                 let place = Place::Journal { index: entries[0].index };
-                let Some(bytes) = self.told(place, bytes)? else { continue };
+                let Some(bytes) = self.or_report(place, bytes)? else { continue };
                 self.keep_keys(&mut keys, entries, &bytes)?;
             }
         }
@@ -205,13 +207,13 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
             };
             let Some(entry) = found.filter(is_same) else {
                 let place = Place::Journal { index: located.index };
-                self.tell(place, RingFault::Changed { at, seq })?;
+                self.report(place, RingFault::Changed { at, seq })?;
                 continue;
             };
             for key in entry.keys() {
                 match key {
                     Ok(key) => self.keep_sound(keys, key, Place::Newest { seq })?,
-                    Err(error) => self.tell(Place::Newest { seq }, error)?,
+                    Err(error) => self.report(Place::Newest { seq }, error)?,
                 }
             }
         }
@@ -223,8 +225,8 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
         match key {
             // A remnant says nothing, wherever it leads.
             key if key.sectors() == 0 && !leads_well => Ok(()),
-            key if key.sectors() > 0 && !key.is_in_range() => self.tell(place, What::Range(key)),
-            key if !leads_well => self.tell(place, What::Pointer(key)),
+            key if key.sectors() > 0 && !key.is_in_range() => self.report(place, What::Range(key)),
+            key if !leads_well => self.report(place, What::Pointer(key)),
             key => {
                 keys.push(key);
                 Ok(())

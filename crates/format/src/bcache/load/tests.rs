@@ -87,7 +87,7 @@ fn an_entry_that_is_gone_is_refused_wherever_it_was() {
         image[at..at + 512].fill(0);
         let said = refusal(&image);
         assert!(said.contains("found no "), "{seq}: {said}");
-        // Where the oldest may be gone, what lies behind them tells that they are not.
+        // Where the oldest may be gone, what lies behind them shows that they are not.
         let said = refusal(&discarding(image));
         assert!(said.contains("found no "), "{seq}: {said}");
     }
@@ -169,7 +169,7 @@ fn only_a_part_of_an_entry_behind_the_newest_is_torn() {
         part[245] ^= 1;
         assert_eq!(torn(&with_tail(is_behind, &part)), None);
     }
-    // Elsewhere it is no part of an entry that was being written.
+    // Elsewhere it is not a part of an entry that was being written.
     let mut part = next_entry(|_| ());
     part[245] ^= 1;
     let mut image = with_ring(set(4));

@@ -1,4 +1,4 @@
-//! Nodes read as they were written, and each damage is found.
+//! Decoding an encoded node gives its keys, and each damage is found.
 
 use proptest::prelude::*;
 
@@ -54,7 +54,7 @@ fn a_fresh_root_may_be_empty_and_no_other_set() {
     assert_eq!(read(&bytes).extents(), Ok(vec![]));
     assert_eq!(read(&bytes).fault(), None);
     let bytes = node_of(&[vec![key(0, 8, 1000)], vec![]], 9);
-    assert_eq!(read(&bytes).fault(), Some(&NodeFault { at: 512, what: SetFault::Empty }));
+    assert_eq!(read(&bytes).fault(), Some(&NodeFault { at: 512, what: BsetFault::Empty }));
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_torn_set_leaves_those_before_it() {
     let node = read(&bytes);
     assert_eq!(node.extents(), Ok(vec![key(0, 8, 1000)]));
     let fault = node.fault().expect("it is torn");
-    assert!(matches!(fault, NodeFault { at: 512, what: SetFault::Checksum { .. } }), "{fault}");
+    assert!(matches!(fault, NodeFault { at: 512, what: BsetFault::Checksum { .. } }), "{fault}");
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn a_set_behind_the_end_of_the_log_is_damage() {
     let mut bytes = node_of(&[vec![key(0, 8, 1000)], vec![key(8, 8, 2000)]], 9);
     bytes.copy_within(512..1024, 2048);
     bytes[512..1024].fill(0);
-    assert_eq!(read(&bytes).fault(), Some(&NodeFault { at: 2048, what: SetFault::BehindEnd }));
+    assert_eq!(read(&bytes).fault(), Some(&NodeFault { at: 2048, what: BsetFault::BehindEnd }));
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn a_node_that_another_pointer_leads_to_does_not_verify() {
     let bytes = node_of(&[vec![key(0, 8, 1000)]], 9);
     let node = Node::read(&bytes, Pointer(NODE.0 + 1), magic(), BLOCK);
     let fault = node.fault().expect("its generation is another");
-    assert!(matches!(fault.what, SetFault::Checksum { .. }), "{fault}");
+    assert!(matches!(fault.what, BsetFault::Checksum { .. }), "{fault}");
     assert!(node.sets().is_empty());
 }
 
@@ -89,11 +89,11 @@ fn a_set_longer_than_its_node_and_one_of_another_version_are_refused() {
     let sound = node_of(&[vec![key(0, 8, 1000)]], 9);
     let mut bytes = sound.clone();
     bytes[28..32].copy_from_slice(&2045_u32.to_le_bytes());
-    let what = SetFault::Length { found: 2045, expected: 2044 };
+    let what = BsetFault::Length { found: 2045, expected: 2044 };
     assert_eq!(read(&bytes).fault(), Some(&NodeFault { at: 0, what }));
     let mut bytes = sound;
     bytes[24] = 2;
-    let what = SetFault::Version(2);
+    let what = BsetFault::Version(2);
     assert_eq!(read(&bytes).fault(), Some(&NodeFault { at: 0, what }));
 }
 
@@ -103,7 +103,7 @@ fn extents_that_overlap_within_a_set_are_refused() {
     let fault = read(&bytes).extents().expect_err("they overlap");
     assert_eq!(
         fault.to_string(),
-        "set of keys at byte 0: key 1: found 1:7+8 0:2000g1 behind 1:0+8 0:1000g1, expected \
+        "bset at byte 0: key 1: found 1:7+8 0:2000g1 behind 1:0+8 0:1000g1, expected \
          extents in order"
     );
 }
@@ -112,7 +112,7 @@ fn extents_that_overlap_within_a_set_are_refused() {
 fn extents_out_of_range_are_refused() {
     let range = |found: Key| {
         let bytes = node_of(&[vec![key(0, 8, 1000)], vec![found]], 9);
-        let what = SetFault::Key { index: 0, what: KeyFault::Range { found } };
+        let what = BsetFault::Key { index: 0, what: KeyFault::Range { found } };
         assert_eq!(read(&bytes).extents(), Err(NodeFault { at: 512, what }), "{found:?}");
     };
     // Longer than what is before its end, so that it would begin before its volume.

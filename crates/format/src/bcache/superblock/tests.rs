@@ -1,4 +1,4 @@
-//! Superblocks read as they were written, and refuse what is not legal.
+//! Decoding an encoded superblock gives its fields, and illegal values are refused.
 
 use proptest::prelude::*;
 

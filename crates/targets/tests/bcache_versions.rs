@@ -1,7 +1,7 @@
 //! Sets of old kernels: a cache superblock of version 0, and a journal of version 0, whose array of
 //! uuids has entries of 64 bytes. They are made of sets that a kernel wrote. They are checked,
-//! served read-only, drained and detached; what a drain leaves has the current versions, and a power
-//! cut at any write of it leaves the volumes in one layout or the other.
+//! served read-only, drained and detached; what a drain leaves has the current versions, and a
+//! power cut at any write of it leaves the volumes in one layout or the other.
 
 #[path = "bcache_lab/mod.rs"]
 mod bcache_lab;

@@ -12,10 +12,10 @@
 //! - A3. No option of a verb gives up what only the cache has: `cairn flush --detach
 //!   --discard-dirty=SET` does, which takes the UUID of the set.
 //!
-//! What a crash leaves: before the detach of A2, or after it was undone, a new table that A1 refuses,
+//! What a crash leaves: before the detach of A2, or after its undo, a new table that A1 refuses,
 //! so that the next start serves the old one. In between, a device that no cache counts for: the
-//! next start serves the new table. If that cannot start, it serves neither, and says so; the device
-//! has all data then.
+//! next start serves the new table. If that cannot start, it serves neither, and says so; the
+//! device has all data then.
 //!
 //! Only the superblock of a file or block device that a line names is read: the content of a volume
 //! is its clients' own, also if they run bcache on it. `serve --guest-sets` says the same of files

@@ -18,9 +18,10 @@
 //! so the old one has all writes of clients. The start tries the new one first, because step 6 may
 //! have begun something that must continue: a merge, or the growth of a pool. One case is left: a
 //! kill behind a detach of 5, with a new table that cannot start. The next start can start neither
-//! table and says so. The backing device has all data, for a table without the cache. After 7 the next
-//! start serves the new table or refuses the volume, because the old table lacks the writes to the
-//! new one.
+//! table and says so. The backing device has all data, for a table without the cache.
+//!
+//! After 7 the next start serves the new table or refuses the volume, because the old table lacks
+//! the writes to the new one.
 //!
 //! A new table that cannot start at 6 is dropped; the old one is live and recorded again. If the
 //! old one cannot start either, it is recorded with the new one as inactive table. If the state

@@ -1,5 +1,5 @@
-//! Changing the tree in memory, and planning how the leaves on the device follow it: which nodes get
-//! a bset, which are replaced by fresh nodes, and what changes in the nodes above.
+//! Changing the tree in memory, and planning how the leaves on the device follow it: which nodes
+//! get a bset, which are replaced by fresh nodes, and what changes in the nodes above.
 //!
 //! A plan is made in memory, without I/O, and is written by `write`. It covers as many unwritten
 //! sectors, from the first on, as there are buckets for: a leaf without room for another bset is
@@ -8,7 +8,7 @@
 //!
 //! Where buckets are short ([`Fill::Tight`]), a plan replaces one leaf, by nodes as full as
 //! possible. As long as extents only change from dirty to clean or become holes, that is one node
-//! for the leaf and at most one for each node above it: all keys fit into a node, since the replaced
+//! for the leaf and at most one for each node above it: all keys fit into a node, as the replaced
 //! node had them. So the plan takes one bucket per level at most, and frees as many.
 //!
 //! A parent gets one bset with a key for each fresh child, and a freeing key (at position 0, with
@@ -64,7 +64,7 @@ struct Change {
 }
 
 impl Tree {
-    /// Lays keys over the extents in memory; what leaves have on the device is behind by these keys.
+    /// Lays keys over the extents in memory; the leaves on the device are behind by these keys.
     /// The keys are in order and do not overlap; those without a pointer make holes. `buckets`
     /// counts what changes.
     pub fn apply(&mut self, keys: &[Key], buckets: &mut Buckets) {

@@ -11,7 +11,7 @@
 //! Then, if the root is another one, an entry of the journal that names it.
 //!
 //! # What a crash leaves
-//! - Before 4: nothing leads to the fresh nodes. Of an appended bset the head is there or not, since
+//! - Before 4: nothing leads to the fresh nodes. Of an appended bset the head is there or not, as
 //!   the drive writes one block of its own whole. If it is not, the block there has the sequence of
 //!   something else, and the log ends where it ended before. If it is, the tail is durable. So no
 //!   power cut leaves a part of a bset, on which a kernel shuts the cache set down.

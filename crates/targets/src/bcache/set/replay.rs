@@ -1,5 +1,6 @@
-//! The entries of the journal that were found at opening, on their way to the leaves: as a whole, or
-//! in parts where the ring lacks the room for the fresh roots that this may take (see `journal`).
+//! The entries of the journal that were found at opening, on their way to the leaves: as a whole,
+//! or in parts where the ring lacks the room for the fresh roots that this may take (see
+//! `journal`).
 //!
 //! The tree in memory has the keys of all entries. So the leaves of a part get the newest extents,
 //! those of later parts too; these parts still count, and a replay of them changes nothing.

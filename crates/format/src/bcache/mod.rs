@@ -1,10 +1,10 @@
 //! bcache: cache devices and backing devices.
 //!
 //! A cache device is cut into *buckets*. Data lies in buckets as *extents*; a B-tree of [`Key`]s
-//! says where; its nodes are logs of *bsets*, which hold keys ([`node`]). A *journal* ([`journal`]) holds the
-//! keys that leaves do not have yet, and names the root, the array of volumes ([`uuids`]) and the
-//! *priorities* ([`priorities`]), which hold each bucket's [`Generation`]. Backing devices have a
-//! [`superblock`] alone.
+//! says where; its nodes are logs of *bsets*, which hold keys ([`node`]). A *journal* ([`journal`])
+//! holds the keys that leaves do not have yet, and names the root, the array of volumes ([`uuids`])
+//! and the *priorities* ([`priorities`]), which hold each bucket's [`Generation`]. Backing devices
+//! have a [`superblock`] alone.
 //!
 //! A *set* is a cache set: a cache device and its backing devices. A part of a node is a *bset*, a
 //! part of the priorities a *prio_set*; what the kernel calls jset is an *entry* of the journal.

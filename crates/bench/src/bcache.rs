@@ -26,6 +26,7 @@ use cairn_outcome::failure::Outcome;
 
 use super::Settings;
 use super::bcachedrain;
+use super::bcachehits;
 use super::clock::Moment;
 use super::recovery::Memory;
 use super::row::{Report, Row, Samples};
@@ -65,6 +66,7 @@ pub fn run(settings: &Settings) -> Outcome<Report> {
         let ring = samples(|round| round.full_ring - round.open);
         report.push(row(ring, "s", "full ring, more").with("journaled", rounds[0].journaled));
     }
+    bcachehits::run(NAME, settings, &mut report)?;
     bcachedrain::run(NAME, settings, &mut report)?;
     Ok(report)
 }

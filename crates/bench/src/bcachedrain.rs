@@ -9,30 +9,17 @@ use std::sync::Arc;
 
 use cairn_backends::{MemoryDisk, NullDisk};
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
-use cairn_block::{
-    ConfigError, ConfigKind, Disk, Env, Flow, Io, IoError, Limits, Op, Request, SECTOR_BYTES,
-    Sector, SectorCount, SectorRange,
-};
-use cairn_format::bcache::build::{Builder, WriteSectors};
-use cairn_format::bcache::uuids::UuidEntry;
-use cairn_format::bcache::{
-    BackingState, BackingSuperblock, CacheMode, CacheSuperblock, Key, NewBacking, NewCache,
-    Replacement, SUPERBLOCK_SECTOR, Uuid,
-};
+use cairn_block::{Disk, Env, Flow, Limits, Op, Request, SECTOR_BYTES, SectorCount};
+use cairn_format::bcache::Key;
 use cairn_outcome::failure::Outcome;
 
+use super::bcachefixture::{BACKING_FIRST, KEY, make_backing, make_cache, sectors_for};
 use super::clock::Moment;
 use super::fixture::Fixture;
 use super::recovery::Memory;
 use super::row::{Report, Row, Samples};
 use super::settings::Settings;
 
-/// Sectors of a key.
-const KEY: u64 = 8;
-/// Sectors of a bucket.
-const BUCKET: u64 = 1024;
-/// Sectors of the backing device before its data.
-const FIRST: u64 = 16;
 /// A full batch: at most one flush for each, or for each two seconds, whichever is more.
 const BATCH_KEYS: u64 = 20_000;
 const BATCH_SECONDS: f64 = 2.0;
@@ -102,7 +89,9 @@ fn run_with(
 fn scattered(keys: u64) -> Vec<Key> {
     let rng = &mut fastrand::Rng::with_seed(13);
     let places = (0..).filter(|_| rng.u8(..3) == 0).take(keys as usize);
-    places.map(|place: u64| Key::new(0, FIRST + (place + 1) * KEY, KEY).with_dirty(true)).collect()
+    places
+        .map(|place: u64| Key::new(0, BACKING_FIRST + (place + 1) * KEY, KEY).with_dirty(true))
+        .collect()
 }
 
 /// How many writes they need at least.
@@ -119,8 +108,9 @@ fn runs_of(extents: &[Key]) -> u64 {
 
 fn drain(extents: &[Key]) -> Outcome<Drain> {
     let fixture = Fixture::make()?;
-    make_cache(&fixture, extents)?;
-    let sectors = extents.last().map_or(KEY, |key| key.end() - FIRST);
+    let disk = fixture.memory("cache", sectors_for(extents.len() as u64) * SECTOR_BYTES)?;
+    make_cache(&fixture, &disk, extents)?;
+    let sectors = extents.last().map_or(KEY, |key| key.end() - BACKING_FIRST);
     let backing = Arc::new(Backing::make(sectors)?);
     fixture.put("backing", backing.clone());
     make_backing(&fixture, &(backing.clone() as Arc<dyn Disk>))?;
@@ -151,68 +141,6 @@ fn drain(extents: &[Key]) -> Outcome<Drain> {
     Ok(drain)
 }
 
-/// Makes the cache of a set: data was never written, and is zeros.
-fn make_cache(fixture: &Fixture, extents: &[Key]) -> Outcome<()> {
-    let sectors = (extents.len() as u64 * KEY / BUCKET * 9 / 8 + 1024) * BUCKET;
-    let disk = fixture.memory("cache", sectors * SECTOR_BYTES)?;
-    let new = NewCache {
-        uuid: Uuid([1; 16]),
-        set_uuid: Uuid([2; 16]),
-        block_sectors: 8,
-        bucket_sectors: BUCKET,
-        device_sectors: sectors,
-        replacement: Replacement::Lru,
-        discard: false,
-    };
-    let failed = |what: String| ConfigError::new(ConfigKind::System, "bench: cache", what);
-    let fresh = CacheSuperblock::fresh(&new).map_err(|error| failed(error.to_string()))?;
-    let mut pieces = Writes { fixture, disk: &disk };
-    let mut builder = Builder::new(&fresh, 1, &mut pieces);
-    for key in extents {
-        builder.add(*key).map_err(|error| failed(error.to_string()))?;
-    }
-    let volume = UuidEntry { uuid: Uuid([3; 16]), ..UuidEntry::default() };
-    let superblock = builder.finish(&[volume]).map_err(|error| failed(error.to_string()))?;
-    let written = pieces.write(SUPERBLOCK_SECTOR, &superblock.encode());
-    written.map_err(|error| failed(error.to_string()))
-}
-
-/// Gives the backing device its superblock: it is dirty.
-fn make_backing(fixture: &Fixture, disk: &Arc<dyn Disk>) -> Outcome<()> {
-    let new = NewBacking {
-        uuid: Uuid([3; 16]),
-        set_uuid: Uuid([2; 16]),
-        block_sectors: 8,
-        data_offset: FIRST,
-        mode: CacheMode::Writeback,
-        state: BackingState::Dirty,
-        label: [0; 32],
-    };
-    let superblock = BackingSuperblock::fresh(&new).expect("the sizes of a bench are legal");
-    let written = Writes { fixture, disk }.write(SUPERBLOCK_SECTOR, &superblock.encode());
-    written.map_err(|error| ConfigError::new(ConfigKind::System, "backing", error.to_string()))
-}
-
-/// Writes to a disk of the fixture.
-struct Writes<'a> {
-    fixture: &'a Fixture,
-    disk: &'a Arc<dyn Disk>,
-}
-
-impl WriteSectors for Writes<'_> {
-    type Error = IoError;
-
-    fn write(&mut self, sector: u64, bytes: &[u8]) -> Result<(), IoError> {
-        let (disk, bytes) = (self.disk.clone(), bytes.to_vec());
-        self.fixture.on(move |env| async move {
-            let range = SectorRange::new(Sector(sector), SectorCount::of_bytes(bytes.len() as u64));
-            let segs = env.segs(range.count);
-            segs.copy_in(0, &bytes);
-            env.io(&disk, Io::write(range, segs)).await
-        })
-    }
-}
-
 /// A backing device that keeps its superblock, and counts.
 struct Backing {
     superblock: MemoryDisk,
@@ -223,8 +151,8 @@ struct Backing {
 
 impl Backing {
     fn make(sectors: u64) -> Outcome<Backing> {
-        let superblock = MemoryDisk::new(SectorCount(FIRST))?;
-        let data = NullDisk::new(SectorCount(FIRST + sectors));
+        let superblock = MemoryDisk::new(SectorCount(BACKING_FIRST))?;
+        let data = NullDisk::new(SectorCount(BACKING_FIRST + sectors));
         let (writes, flushes) = Default::default();
         Ok(Backing { superblock, data, writes, flushes })
     }
@@ -244,7 +172,7 @@ impl Disk for Backing {
     }
 
     fn submit(&self, env: &Env, request: &mut Request) -> Flow {
-        if request.op != Op::Flush && request.range.end().0 <= FIRST {
+        if request.op != Op::Flush && request.range.end().0 <= BACKING_FIRST {
             return self.superblock.submit(env, request);
         }
         match request.op {

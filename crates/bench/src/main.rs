@@ -17,6 +17,8 @@
 mod arena;
 mod bcache;
 mod bcachedrain;
+mod bcachefixture;
+mod bcachehits;
 mod cachefixture;
 mod cachesizes;
 mod clock;

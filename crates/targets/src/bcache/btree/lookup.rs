@@ -21,14 +21,18 @@ impl Tree {
     pub fn find(&self, inode: u32, sector: u64) -> Found {
         let leaf = &self.levels[0][self.leaf_of((inode, sector))];
         let extents = leaf.extents();
-        let index = extents.partition_point(|key| key.position() <= (inode, sector));
-        match extents.get(index) {
+        match extents.get(leaf.first_behind((inode, sector))) {
             Some(key) if key.inode() == inode && key.start() <= sector => {
                 Found::Extent(key.part(sector, OFFSET_MAX).expect("it goes beyond the sector"))
             }
             Some(key) if key.inode() == inode => Found::Hole { end: key.start() },
             _ => Found::Hole { end: upper(leaf, inode) },
         }
+    }
+
+    /// Starts to load what [`Tree::find`] will read.
+    pub fn prefetch(&self, inode: u32, sector: u64) {
+        self.levels[0][self.leaf_of((inode, sector))].prefetch((inode, sector));
     }
 
     /// The extents of a volume from a sector on.

@@ -3,6 +3,7 @@
 use cairn_format::bcache::node::{SET_HEADER_BYTES, encode_set};
 use cairn_format::bcache::{Key, Pointer, SECTOR_BYTES, SetMagic};
 
+use super::directory::Directory;
 use super::unwritten::Span;
 
 /// A node of the tree.
@@ -14,6 +15,7 @@ pub(in super::super) struct Node {
     end: usize,
     /// Of a leaf.
     extents: Vec<Key>,
+    directory: Directory,
 }
 
 /// Bytes to write to a node.
@@ -27,7 +29,7 @@ pub(super) struct BsetWrite {
 impl Node {
     /// A node whose bsets have `seq` and end at byte `end`.
     pub fn new(key: Key, seq: u64, end: usize) -> Node {
-        Node { key, seq, end, extents: Vec::new() }
+        Node { key, seq, end, extents: Vec::new(), directory: Directory::default() }
     }
 
     /// The key that leads to it.
@@ -50,22 +52,34 @@ impl Node {
         &self.extents
     }
 
+    /// The first extent of a leaf that ends behind a position, as its index.
+    pub(super) fn first_behind(&self, at: (u32, u64)) -> usize {
+        self.directory.first_behind(&self.extents, at)
+    }
+
+    /// Starts to load what [`Node::first_behind`] will read.
+    pub(super) fn prefetch(&self, at: (u32, u64)) {
+        self.directory.prefetch(&self.extents, at);
+    }
+
     /// The keys that bring a leaf on the device up to date in these sectors, which are in order.
     pub(super) fn keys_in(&self, part: &[Span]) -> Vec<Key> {
         let mut keys = Vec::with_capacity(part.len());
         for span in part {
-            let before = |key: &Key| key.position() <= (span.inode, span.start);
-            span.keys_of(&self.extents[self.extents.partition_point(before)..], &mut keys);
+            let first = self.first_behind((span.inode, span.start));
+            span.keys_of(&self.extents[first..], &mut keys);
         }
         keys
     }
 
     /// Replaces the extents of a leaf.
     pub fn set_extents(&mut self, extents: Vec<Key>) {
+        self.directory = Directory::of(&extents);
         self.extents = extents;
     }
 
-    /// Adds an extent behind those of a leaf that is being read.
+    /// Adds an extent behind those of a leaf that is being read. Nothing finds it before
+    /// [`Node::retain_extents`].
     pub fn push_extent(&mut self, extent: Key) {
         self.extents.push(extent);
     }
@@ -79,6 +93,7 @@ impl Node {
     pub fn retain_extents(&mut self, keep: impl FnMut(&Key) -> bool) {
         self.extents.retain(keep);
         self.extents.shrink_to_fit();
+        self.directory = Directory::of(&self.extents);
     }
 
     /// Bytes that it has room for.

@@ -1,0 +1,110 @@
+//! The part of `bench bcache` that reads what is cached: what a hit adds to a request, by the number
+//! of extents.
+//!
+//! The data comes from a disk that copies nothing, so that the figure is the program's own. Places
+//! are at random among all extents; requests that are started together are prefetched, as those of
+//! a connection are, or each is started alone.
+
+use std::sync::Arc;
+
+use cairn_backends::{MemoryDisk, NullDisk};
+use cairn_block::sync::atomic::{AtomicBool, Ordering};
+use cairn_block::{Disk, Env, Flow, Limits, Op, Request, SectorCount};
+use cairn_format::bcache::Key;
+use cairn_outcome::failure::Outcome;
+
+use super::bcachefixture::{BACKING_FIRST, KEY, make_backing, make_cache, sectors_for};
+use super::fixture::Fixture;
+use super::load::{Job, run as run_job, scattered};
+use super::row::{Report, Row, Samples};
+use super::sample::{Subject, interleave};
+use super::settings::Settings;
+
+/// Bytes of a read.
+const BYTES: usize = KEY as usize * 512;
+
+/// Reads as often as the settings say.
+///
+/// # Errors
+/// A set cannot be made or opened, or a request failed.
+pub fn run(name: &'static str, settings: &Settings, report: &mut Report) -> Outcome<()> {
+    for &extents in settings.pick(&[100_000, 10_000_000][..], &[10_000]) {
+        run_with(extents, name, settings, report)?;
+    }
+    Ok(())
+}
+
+fn run_with(
+    extents: u64,
+    name: &'static str,
+    settings: &Settings,
+    report: &mut Report,
+) -> Outcome<()> {
+    let fixture = Fixture::make()?;
+    let keys: Vec<Key> =
+        (1..=extents).map(|n| Key::new(0, BACKING_FIRST + n * 2 * KEY, KEY)).collect();
+    let cache = Arc::new(Cache::make(sectors_for(extents))?);
+    fixture.put("cache", cache.clone());
+    make_cache(&fixture, &(cache.clone() as Arc<dyn Disk>), &keys)?;
+    let sectors = extents * 2 * KEY;
+    let backing = fixture.memory("backing", (BACKING_FIRST + sectors) * 512)?;
+    make_backing(&fixture, &backing)?;
+    let table = format!("0 {sectors} bcache backing cache 0");
+    let volume = fixture.volume("volume", &table)?;
+    cache.forgets.store(true, Ordering::Relaxed);
+    let bare: Arc<dyn Disk> = Arc::new(NullDisk::new(SectorCount(sectors)));
+    let requests = settings.pick(1_000_000, 10_000);
+    // Of two places for an extent the second has one.
+    let places = scattered(KEY * 512, sectors * 512 - BYTES as u64, BYTES * 2, requests, 2);
+    for turn in [1, 32] {
+        let job = Job { depth: turn, ..Job::new(Op::Read, BYTES, places.clone()).per_turn(turn) };
+        let on = |disk: &Arc<dyn Disk>| Ok(run_job(&fixture, disk, &job)?.ns_each(requests));
+        let subjects: Vec<Subject<'_, f64>> =
+            vec![Box::new(|| on(&bare)), Box::new(|| on(&volume))];
+        let taken = interleave(settings.runs, subjects)?;
+        let [bare, hit]: [Samples; 2] = std::array::from_fn(|at| Samples(taken[at].clone()));
+        let row = |samples: Samples| {
+            let row = Row::new(name, samples, "ns/request").with("extents", extents);
+            row.with("what", "read hit").with("together", turn)
+        };
+        report.push(row(hit.clone()).against(&bare));
+        report.push(row(hit.zip(&bare, |hit, bare| hit - bare)).with("added", "by the target"));
+    }
+    fixture.remove("volume")
+}
+
+/// A cache device in memory, which forgets its data once it is open.
+struct Cache {
+    kept: MemoryDisk,
+    forgotten: NullDisk,
+    forgets: AtomicBool,
+}
+
+impl Cache {
+    fn make(sectors: u64) -> Outcome<Cache> {
+        let kept = MemoryDisk::new(SectorCount(sectors))?;
+        let forgotten = NullDisk::new(SectorCount(sectors));
+        Ok(Cache { kept, forgotten, forgets: AtomicBool::new(false) })
+    }
+}
+
+impl Disk for Cache {
+    fn name(&self) -> String {
+        "cache".to_owned()
+    }
+
+    fn sectors(&self) -> SectorCount {
+        self.kept.sectors()
+    }
+
+    fn limits(&self) -> Limits {
+        self.kept.limits()
+    }
+
+    fn submit(&self, env: &Env, request: &mut Request) -> Flow {
+        match self.forgets.load(Ordering::Relaxed) {
+            true => self.forgotten.submit(env, request),
+            false => self.kept.submit(env, request),
+        }
+    }
+}

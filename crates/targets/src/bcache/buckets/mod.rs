@@ -40,6 +40,13 @@ struct Bucket {
     dirty: u32,
 }
 
+impl Bucket {
+    /// K3: its next use makes no pointer too old.
+    fn may_be_taken(&self) -> bool {
+        self.oldest.saturating_add(2) <= STALE_MAX
+    }
+}
+
 /// See the module's description.
 pub(super) struct Buckets {
     geometry: Geometry,
@@ -189,17 +196,18 @@ impl Buckets {
         for at in self.geometry.usable().rev() {
             let bucket = &mut self.buckets[at as usize];
             let is_empty = bucket.live == 0 && !bucket.is_metadata;
-            if is_empty && !bucket.is_free && bucket.oldest.saturating_add(2) <= STALE_MAX {
+            if is_empty && !bucket.is_free && bucket.may_be_taken() {
                 bucket.is_free = true;
                 self.free.push(at);
             }
         }
     }
 
-    /// The buckets that have only clean data, those with the least first.
+    /// The buckets that have only clean data and may be taken, those with the least data first.
     pub fn clean(&self) -> Vec<u64> {
-        let is_clean =
-            |bucket: &Bucket| bucket.live > 0 && bucket.dirty == 0 && !bucket.is_metadata;
+        let is_clean = |bucket: &Bucket| {
+            bucket.live > 0 && bucket.dirty == 0 && !bucket.is_metadata && bucket.may_be_taken()
+        };
         let usable = self.geometry.usable();
         let mut clean: Vec<u64> =
             usable.filter(|at| is_clean(&self.buckets[*at as usize])).collect();

@@ -106,20 +106,20 @@ impl Journal {
         Journal { geometry, magic, buckets, newest: header, highest, has_keys, place }
     }
 
-    /// True if an entry that frees none may go into the next bucket.
-    fn next_is_free(&self) -> bool {
-        let next = (self.place.index + 1) % self.highest.len();
-        next != self.place.index && self.highest[next] < self.newest.last_seq
+    /// True if an entry that frees none may go into the bucket so far ahead.
+    fn is_free(&self, ahead: usize) -> bool {
+        let index = (self.place.index + ahead) % self.highest.len();
+        ahead < self.highest.len() && self.highest[index] < self.newest.last_seq
     }
 
-    /// How many keys without a pointer the next entry has room for.
+    /// How many keys without a pointer the next entry has room for, beside what J5 spares.
     pub fn holes_max(&self) -> usize {
         let bucket = self.geometry.bucket_sectors() as usize * SECTOR_BYTES;
-        let room = match self.next_is_free() {
-            true => bucket,
-            false => {
-                (bucket - self.place.at).saturating_sub(self.geometry.padded(ENTRY_HEADER_BYTES))
-            }
+        let spare = self.geometry.padded(ENTRY_HEADER_BYTES);
+        let room = match (self.is_free(1), self.is_free(2)) {
+            (true, true) => bucket,
+            (true, false) => bucket - spare,
+            (false, _) => (bucket - self.place.at).saturating_sub(spare),
         };
         room.min(ENTRY_BYTES_MAX).saturating_sub(ENTRY_HEADER_BYTES) / 16
     }

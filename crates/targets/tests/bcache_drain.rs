@@ -160,14 +160,14 @@ fn live(seed: u64) -> Result<(), String> {
             fails = true;
         }
         let content = rng.bool().then_some(&made.content[..]);
-        match lab.open_and_drain_beside(&made.line, content) {
+        let is_drained = match lab.open_and_drain_beside(&made.line, content, rng.usize(1..3)) {
             Ok(Err(error)) if !fails => return Err(context(error)),
-            _ => (),
-        }
+            ended => matches!(ended, Ok(Ok(()))),
+        };
         let dead = lab;
         let images = images_of(&dead, rng);
         let bytes = images.each_ref().map(Image::to_vec);
-        check(&made, &bytes, false).map_err(context)?;
+        check(&made, &bytes, is_drained).map_err(context)?;
         // A failed flush dropped what a kill would keep.
         lab = match rng.bool() && !fails {
             true => Lab::of_survivors(rng.u64(..), &dead),
@@ -444,6 +444,31 @@ fn a_drain_names_more_fresh_roots_than_its_ring_has_entries() {
     let ring = before.superblock.journal_buckets().count() as u64;
     let written = after.loaded.newest.seq - before.loaded.newest.seq;
     assert!(ring == 2 && written > 2 * ring, "{written} entries went round a ring of {ring}");
+}
+
+#[test]
+fn a_drain_that_waited_for_one_that_could_not_write_the_set_is_refused() {
+    let made = make(&mut fastrand::Rng::with_seed(3), Shape { journaled: 20, ..SHAPE });
+    let nodes = Cache::read(&made.cache).nodes;
+    let mut refused = 0;
+    for node in &nodes {
+        let lab = lab_of(&made);
+        let start = Sector(node.cached_at().expect("it lies there").sector());
+        let range = SectorRange::new(start, SectorCount(node.sectors()));
+        // The second drain meets no failure.
+        lab.drives()[0].faults().add(Fault::error(OpSet::WRITES).on(range).shots(1));
+        let ended = lab.open_and_drain_beside(&made.line, None, 2).expect("no power cut");
+        check(&made, &lab.images(), ended.is_ok())
+            .unwrap_or_else(|what| panic!("{node:?}: {what}"));
+        if let Err(line) = ended {
+            assert!(line.contains("the cache cannot be written since"), "{node:?}: {line}");
+            refused += 1;
+        }
+        lab.drives()[0].faults().clear();
+        lab.open_and_drain(&made.line).expect("no power cut").expect("it opens again");
+        check(&made, &lab.images(), true).unwrap_or_else(|what| panic!("{node:?}: {what}"));
+    }
+    assert!(refused > nodes.len() / 2, "{refused} of {}", nodes.len());
 }
 
 fn lab_of(made: &Made) -> Lab {

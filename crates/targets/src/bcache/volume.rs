@@ -93,7 +93,7 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         draining: Fair::new(()),
         dirty_sectors: AtomicU64::new(0),
         suspending: AtomicBool::new(false),
-        broken: AtomicBool::new(false),
+        broken: AtomicBool::new(true),
         is_told: AtomicBool::new(false),
         config,
     }))
@@ -124,7 +124,10 @@ impl Bcache {
         self.broken.load(Ordering::Relaxed)
     }
 
+    /// Opens the set. If it cannot be opened, no drain or detach works with what was open before.
     async fn start(&self, env: &Env) -> Result<(), ConfigError> {
+        self.broken.store(true, Ordering::Relaxed);
+        *self.set.lock() = None;
         if let Some(cache) = &self.cache {
             cache.open();
         }
@@ -147,7 +150,6 @@ impl Bcache {
         }
         let state = superblocks.backing.as_ref().map(BackingSuperblock::state);
         *self.backing.lock() = superblocks.backing.clone();
-        self.broken.store(false, Ordering::Relaxed);
         match (&self.cache, superblocks.cache) {
             (Some(cache), Some(superblock)) => {
                 let set = open(env, cache, superblock).await?;
@@ -155,6 +157,7 @@ impl Bcache {
             }
             _ => self.serve_bare(state),
         }
+        self.broken.store(false, Ordering::Relaxed);
         self.suspending.store(false, Ordering::Relaxed);
         Ok(())
     }

@@ -19,7 +19,7 @@ use cairn_format::bcache::{
     CacheSuperblock, Key, SECTOR_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid,
 };
 use cairn_sim::{DriveOptions, Fault, Image, SimDrive, SimWorld, Stopped};
-use futures_util::future::join;
+use futures_util::future::{join, join_all};
 use sha2::{Digest, Sha256};
 
 /// What a read that was started gave, once it has ended.
@@ -69,14 +69,15 @@ impl Lab {
     /// # Errors
     /// It is refused, or the drain fails.
     pub fn open_and_drain(&self, line: &str) -> Result<Result<(), String>, Stopped> {
-        self.open_and_drain_beside(line, None)
+        self.open_and_drain_beside(line, None, 1)
     }
 
-    /// The same, beside one that reads the volume, which must have this content, and flushes the
-    /// drives. A flush that fails is not told to the drain.
+    /// Opens the volume and drains it `drains` times at once, beside one that reads the volume,
+    /// which must have this content, and flushes the drives. A drain does not see the failure of
+    /// such a flush. Answers how the last drain ended.
     ///
     /// # Errors
-    /// It is refused, or the drain fails.
+    /// It is refused, or the last drain fails.
     ///
     /// # Panics
     /// Something else is read.
@@ -84,6 +85,7 @@ impl Lab {
         &self,
         line: &str,
         content: Option<&[u8]>,
+        drains: usize,
     ) -> Result<Result<(), String>, Stopped> {
         let other = content.map(|content| (content.to_vec(), self.drives()));
         let volume = self.registry.create_volume("volume").expect("a new name");
@@ -92,9 +94,9 @@ impl Lab {
             start(&env, &registry, &volume, &line).await?;
             let is_done = Cell::new(false);
             let drain = async {
-                let drained = volume.drain_caches(&env).await;
+                let drained = join_all((0..drains).map(|_| volume.drain_caches(&env))).await;
                 is_done.set(true);
-                drained
+                drained.into_iter().last().expect("one at least")
             };
             let other = async {
                 if let Some((content, drives)) = other {

@@ -72,10 +72,9 @@ impl Replay {
         self.parts.get(first).map(|part| part.first)
     }
 
-    /// The sectors of the first part, once; none when all parts have left.
-    pub fn take(&mut self) -> Option<Unwritten> {
-        let part = self.parts.front_mut()?;
-        Some(Unwritten::of(&self.keys[std::mem::take(&mut part.keys)]))
+    /// The sectors of the first part; none when all parts have left.
+    pub fn first(&self) -> Option<Unwritten> {
+        self.parts.front().map(|part| Unwritten::of(&self.keys[part.keys.clone()]))
     }
 
     /// The sectors of the first part are written in leaves.
@@ -140,7 +139,7 @@ mod tests {
         let firsts: Vec<u64> = replay.parts.iter().map(|part| part.first).collect();
         assert!(firsts.is_sorted() && firsts[0] == loaded.newest.last_seq, "{firsts:?}");
         let mut all = Unwritten::default();
-        while let Some(part) = replay.take() {
+        while let Some(part) = replay.first() {
             assert!(!part.is_empty());
             all.join(part);
             replay.leave();

@@ -96,8 +96,8 @@ impl Session<'_> {
         if early {
             self.write_entry_of(&[], None).await?;
         }
-        let next = |set: &mut Set| set.replay.as_mut().and_then(Replay::take);
-        while let Some(part) = self.with(next) {
+        let first = |set: &mut Set| set.replay.as_ref().and_then(Replay::first);
+        while let Some(part) = self.with(first) {
             match part.is_empty() {
                 true => self.with(|set| set.replay.iter_mut().for_each(Replay::leave)),
                 false => self.write_leaves(part).await?,

@@ -103,12 +103,15 @@ impl Bcache {
         if self.read_only {
             return Err(MessageError::Failed("flush: the device is open read-only".to_owned()));
         }
-        if self.broken.load(Ordering::Relaxed) {
-            let text =
-                format!("flush: {cache}: the cache could not be written before; see the log");
+        let _turn = self.draining.lock().await;
+        // After its turn: the drain before it may have broken the set.
+        if self.is_broken() {
+            let text = format!(
+                "flush: {cache}: the cache cannot be written since a failure; see the log, and \
+                 open it again"
+            );
             return Err(MessageError::Failed(text));
         }
-        let _turn = self.draining.lock().await;
         let mut uncopied = AllUncopied::default();
         let drained = self.drain_all(env, &mut uncopied).await;
         let failures = uncopied.text(backing, cache);

@@ -479,6 +479,13 @@ impl StateFile {
         self.put(&mut inner, next)
     }
 
+    /// Makes the `fsync` of the folder fail, or succeed again.
+    #[cfg(test)]
+    pub(crate) fn fail_to_sync_folder(&self, fails: bool) {
+        let fail = |_: &File| Err(ErrorKind::Other.into());
+        self.inner.lock().sync_folder = if fails { fail } else { File::sync_all };
+    }
+
     fn put(&self, inner: &mut Inner, mut next: Contents) -> Outcome<()> {
         if inner.read_only {
             let path = self.path.display().to_string();

@@ -151,8 +151,8 @@ impl Parted<'_> {
         self.left.is_empty()
     }
 
-    /// What became of the devices, a line each for a person.
-    pub fn notes(&self) -> Vec<String> {
+    /// The new table has started: the devices stay detached. Returns a note for each.
+    pub fn into_notes(self) -> Vec<String> {
         let note =
             |left: &Attached| format!("{}: detached from set {}", left.argument(), left.set());
         self.left.iter().map(note).collect()

@@ -56,12 +56,17 @@ impl Verbs {
                 losses.keep(self.bring_in_line(part))?;
             }
         }
+        self.take_down_unrecorded(changes, volume);
+        losses.told()
+    }
+
+    /// Removes the volume's own table and its merge if they are live and not recorded.
+    pub(crate) fn take_down_unrecorded(&self, changes: &Changes, volume: &str) {
         for left in [merge_of(volume), real_of(volume)] {
             if changes.record_of(&left).table.is_none() {
                 log_undo_failure(&left, self.take_down(&left));
             }
         }
-        losses.told()
     }
 
     /// Live snapshots of a volume that are not recorded.

@@ -10,8 +10,10 @@ use cairn_format::bcache::{
     Replacement, Superblock, Uuid,
 };
 
-use crate::verbs::snap::tests::{Content, Moment, SECTORS, TestServer, folders};
+use crate::state::StateFile;
+use crate::verbs::snap::tests::{Content, Moment, Patient, SECTORS, TestServer, folders};
 use crate::verbs::steps::Step;
+use crate::verbs::volume::VolumeReplace;
 
 const CACHED: &str = "0 1024 bcache slow fast 0";
 /// The backing device alone.
@@ -69,12 +71,16 @@ fn make_set(folder: &Path, [cache, backing]: [&str; 2], number: u8) {
 }
 
 fn attached_server(folder: &Path) -> TestServer {
+    attached_server_of(folder, CACHED)
+}
+
+fn attached_server_of(folder: &Path, table: &str) -> TestServer {
     make_set(folder, ["fast", "slow"], 1);
     make_set(folder, ["fast2", "slow2"], 11);
     let mut damaged = fs::read(folder.join("fast2")).unwrap();
     damaged[8192..].fill(0);
     fs::write(folder.join("fast2"), damaged).unwrap();
-    TestServer::start(folder, &format!("c={CACHED}")).unwrap()
+    TestServer::start(folder, &format!("c={table}")).unwrap()
 }
 
 fn is_attached(folder: &Path) -> bool {
@@ -137,4 +143,57 @@ fn a_new_table_that_cannot_start_is_the_only_one_that_a_swap_from_a_set_complain
     assert!(is_attached(&work) && !server.world.volume("c").unwrap().is_suspended());
     assert_eq!((live_target(&server).as_str(), server.bytes("c")), ("bcache", content()));
     assert_eq!(server.verbs.told()["c"].table.as_deref(), Some(CACHED));
+}
+
+/// Swaps from `old` to `new`, where `fail` keeps the state file from being written once the new
+/// table has started. Then the server is killed, and `mend` makes the file writable again.
+fn check_unwritable_state(
+    [old, new]: [&str; 2],
+    fail: impl Fn(&StateFile) + Send + 'static,
+    mend: impl Fn(&StateFile),
+) {
+    let (_all, work, _) = folders();
+    fs::write(work.join("disk"), vec![1; SECTORS as usize * 512]).unwrap();
+    fs::write(work.join("cache"), vec![0; 1 << 20]).unwrap();
+    let server = attached_server_of(&work, old);
+    let state = server.verbs.state.clone().unwrap();
+    let failing = state.clone();
+    *server.verbs.at_step.lock() = Box::new(move |step| {
+        if step == Step::Started {
+            fail(&failing);
+        }
+    });
+    let (name, table) = ("c".to_owned(), new.to_owned());
+    let params = VolumeReplace { name, table, flush: true, ..VolumeReplace::default() };
+    let replaced = server.verbs.replace(&params, &Patient);
+    assert!(!is_attached(&work));
+    assert_eq!(live_target(&server), "linear");
+    assert_eq!(server.verbs.told()["c"].table.as_deref(), Some(new));
+    let notes = replaced.unwrap();
+    for note in ["slow: detached from set ", "the new table serves; the next change records it: "] {
+        assert!(notes.iter().any(|line| line.starts_with(note)), "{notes:?}");
+    }
+    server.write("c", 0, 8, 9);
+    server.flush("c");
+    drop(server);
+    mend(&state);
+    drop(state);
+    let server = TestServer::start(&work, &format!("c={old}")).unwrap();
+    assert_eq!(live_target(&server), "linear");
+    assert_eq!(server.bytes("c"), [(8, 9), (DIRTY - 8, 7), (SECTORS - DIRTY, 1)]);
+}
+
+#[test]
+fn a_device_stays_detached_if_the_folder_of_the_state_file_fails_once_the_new_table_has_started() {
+    let fail = |state: &StateFile| state.fail_to_sync_folder(true);
+    check_unwritable_state([CACHED, BARE], fail, |_| ());
+}
+
+#[test]
+fn a_device_stays_detached_if_no_state_file_can_be_made_once_the_new_table_has_started() {
+    let old = format!("{CACHED}\n1024 1024 writecache s disk cache 4096 0");
+    let new = format!("{BARE}\n1024 1024 linear disk 0");
+    let stray = |state: &StateFile| state.path().with_file_name("state.new");
+    let fail = move |state: &StateFile| fs::create_dir(stray(state)).unwrap();
+    check_unwritable_state([&old, &new], fail, |state| fs::remove_dir(stray(state)).unwrap());
 }

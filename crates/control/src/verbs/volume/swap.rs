@@ -26,7 +26,8 @@
 //! A new table that cannot start at 6 is dropped; the old one is live and recorded again. If the
 //! old one cannot start either, it is recorded with the new one as inactive table. If the state
 //! file cannot be written at 7, or for undoing 5, the verb continues; the next change that can be
-//! written corrects the file. Until then a kill leaves the record of 5.
+//! written corrects the file. Until then a kill leaves the record of 5. Once the new table has
+//! started, no error undoes the swap: the verb reports the error at its end.
 //!
 //! If step 3 loses writes, `replace` is undone. `resume` continues and reports the loss at its end,
 //! because it may be the verb that replaces a failed device.
@@ -263,7 +264,11 @@ impl Verbs {
     }
 
     /// Steps 5 to 7: backing devices are detached, the new table starts, and that is recorded.
-    /// Answers what was lost, if anything, and what became of the backing devices.
+    /// Returns the error that the verb reports although the new table serves, if there is one, and
+    /// a note for each detached device.
+    ///
+    /// # Errors
+    /// The new table does not serve.
     fn start_new(
         &self,
         changes: &Changes,
@@ -275,7 +280,7 @@ impl Verbs {
         if !parted.is_empty() {
             self.step(Step::Detached);
         }
-        let parted = Cell::new(Some(parted));
+        let (parted, served) = (Cell::new(Some(parted)), Cell::new(None));
         let undo = || {
             if let Some(parted) = parted.take().filter(|parted| !parted.is_empty()) {
                 parted.undo();
@@ -284,15 +289,21 @@ impl Verbs {
         };
         let decided = |changes: &Changes, new_table| match new_table {
             NewTable::Started => {
+                // Consumed: from now on the detach cannot be undone.
+                served.set(parted.take().map(Parted::into_notes));
                 self.step(Step::Started);
                 // Retried by the caller.
                 drop(changes.record_fact(after.clone()));
             }
             NewTable::Refused => undo(),
         };
-        match unless_lost(self.bring_live(changes, name, decided)) {
-            Ok(lost) => Ok((lost, parted.take().map_or(Vec::new(), |parted| parted.notes()))),
-            Err(error) => {
+        let brought = unless_lost(self.bring_live(changes, name, decided));
+        match (served.into_inner(), brought) {
+            (Some(notes), Ok(lost)) => Ok((lost, notes)),
+            // The new table serves. The error is the verb's at its end; it undoes nothing.
+            (Some(notes), Err(error)) => Ok((Some(error), notes)),
+            (None, Ok(lost)) => Ok((lost, parted.take().map_or(Vec::new(), Parted::into_notes))),
+            (None, Err(error)) => {
                 // If the resume was refused before it tried the new table.
                 undo();
                 Err(error)
@@ -320,7 +331,8 @@ impl Verbs {
             }
             None => {
                 self.make_live_with(name, |new_table| decided(changes, new_table))?;
-                self.assemble(changes, name)
+                self.take_down_unrecorded(changes, name);
+                Ok(())
             }
         }
     }

@@ -10,6 +10,8 @@
 
 #[path = "bcache_lab/mod.rs"]
 mod bcache_lab;
+#[path = "bcache_drain/open_entries.rs"]
+mod open_entries;
 #[path = "bcache_drain/uncopied.rs"]
 mod uncopied;
 

@@ -19,8 +19,9 @@ use crate::Field;
 pub const ENTRY_HEADER_BYTES: usize = 240;
 /// The most bytes of an entry, its padding included.
 pub const ENTRY_BYTES_MAX: usize = 32 << 10;
-/// The most entries that may count at once.
-pub const ENTRIES_MAX: u64 = 20_000;
+/// The most entries that may count at once. The kernel has a pin for each in a FIFO. It asks for
+/// 20 000 of them, and its FIFOs of more than 4 elements hold 2^k - 1.
+pub const ENTRIES_MAX: u64 = 20_000_u64.next_power_of_two() - 1;
 /// The version that is written.
 const VERSION: u32 = 1;
 

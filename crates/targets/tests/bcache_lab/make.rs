@@ -11,7 +11,8 @@ use cairn_format::bcache::{
 
 use super::Cache;
 
-const FIRST: u64 = 16;
+/// Where the data of the backing device begins.
+pub const FIRST: u64 = 16;
 
 /// What a set is made of.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +61,7 @@ pub struct Made {
 }
 
 /// One sector of a content: no two are equal.
-fn stamp(number: u64) -> [u8; SECTOR_BYTES] {
+pub fn stamp(number: u64) -> [u8; SECTOR_BYTES] {
     let mut sector = [number as u8; SECTOR_BYTES];
     sector[..8].copy_from_slice(&number.to_le_bytes());
     sector
@@ -140,6 +141,23 @@ impl Maker<'_> {
     }
 }
 
+/// A backing device with this data, called dirty, of the set that is made.
+pub fn backing_of(block_sectors: u16, data: &[u8]) -> Vec<u8> {
+    let new = NewBacking {
+        uuid: Uuid([3; 16]),
+        set_uuid: Uuid([2; 16]),
+        block_sectors,
+        data_offset: FIRST,
+        mode: CacheMode::Writeback,
+        state: BackingState::Dirty,
+        label: [0; 32],
+    };
+    let mut backing = vec![0; FIRST as usize * SECTOR_BYTES];
+    backing.extend(data);
+    put(&mut backing, 8, &BackingSuperblock::fresh(&new).expect("legal").encode());
+    backing
+}
+
 /// Makes a set.
 pub fn make(rng: &mut fastrand::Rng, shape: Shape) -> Made {
     // The buckets that the keys of the journal may take.
@@ -163,18 +181,7 @@ pub fn make(rng: &mut fastrand::Rng, shape: Shape) -> Made {
 fn make_with(rng: &mut fastrand::Rng, shape: Shape, journal_buckets: u64) -> (Made, u64) {
     let mut maker = Maker { rng, shape, next: 1 };
     let data = maker.stamps(shape.sectors);
-    let new = NewBacking {
-        uuid: Uuid([3; 16]),
-        set_uuid: Uuid([2; 16]),
-        block_sectors: shape.block_sectors,
-        data_offset: FIRST,
-        mode: CacheMode::Writeback,
-        state: BackingState::Dirty,
-        label: [0; 32],
-    };
-    let mut backing = vec![0; FIRST as usize * SECTOR_BYTES];
-    backing.extend(data);
-    put(&mut backing, 8, &BackingSuperblock::fresh(&new).expect("legal").encode());
+    let backing = backing_of(shape.block_sectors, &data);
     let mut content = backing[FIRST as usize * SECTOR_BYTES..].to_vec();
     let mut flash_content = vec![0; content.len()];
 

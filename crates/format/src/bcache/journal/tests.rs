@@ -113,8 +113,15 @@ fn what_is_no_journal_is_refused() {
     assert_eq!(future, Err(RingFault::LastSeq { seq: 2, found: 3 }));
     let last = Ring::of(vec![located(SEQ_MAX + 1, SEQ_MAX + 1)], false);
     assert_eq!(last, Err(RingFault::Seq { seq: SEQ_MAX + 1 }));
-    let far = Ring::of(vec![located(ENTRIES_MAX + 3, 3)], false);
-    assert_eq!(far, Err(RingFault::LastSeq { seq: ENTRIES_MAX + 3, found: 3 }));
+}
+
+#[test]
+fn as_many_entries_count_as_the_kernel_has_pins() {
+    let ring = |count| Ring::of((3..3 + count).map(|seq| located(seq, 3)).collect(), false);
+    for count in [25_000, 32_767] {
+        assert_eq!(ring(count).map(|ring| ring.entries.len() as u64), Ok(count));
+    }
+    assert_eq!(ring(32_768), Err(RingFault::LastSeq { seq: 32_770, found: 3 }));
 }
 
 proptest! {

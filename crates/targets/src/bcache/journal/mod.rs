@@ -14,6 +14,8 @@
 //!     after a flush, with FUA: what it names was written before.
 //! J5. An entry that is open or leaves others open leaves room for one more, without keys. So the
 //!     entry that says that none is open can always be written.
+//! J6. An entry that frees none leaves at most [`COUNTING_MAX`] that count. One that frees some
+//!     leaves no more than there were, and is never refused for their number (J5).
 //!
 //! # Why a session makes progress with a full ring
 //! Room is what J3 frees and J5 spares. Which entries are open, and until when:
@@ -44,14 +46,18 @@ mod tests;
 use std::ops::Range;
 
 use cairn_format::bcache::journal::{
-    ENTRY_BYTES_MAX, ENTRY_HEADER_BYTES, Header, Located, Ring, encode,
+    ENTRIES_MAX, ENTRY_BYTES_MAX, ENTRY_HEADER_BYTES, Header, Located, Ring, encode,
 };
 use cairn_format::bcache::{Geometry, Key, SECTOR_BYTES, SetMagic};
+
+/// The most entries that count behind one that frees none. A kernel that replays them keeps one of
+/// its [`ENTRIES_MAX`] pins for its own next entry, and does not pin the oldest beyond that.
+const COUNTING_MAX: u64 = ENTRIES_MAX - 1;
 
 /// Why there is no next entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NoEntry {
-    /// All buckets of the ring have entries that count.
+    /// All buckets of the ring have entries that count, or too many entries do.
     #[error("found no room for an entry, expected some")]
     Full,
     /// The last number has been used.
@@ -138,11 +144,13 @@ impl Journal {
         }
     }
 
-    /// How many entries without keys there is room for, if none frees any.
+    /// How many entries without keys there is room for, if none before the last frees any.
     pub fn room(&self) -> usize {
         let (length, last_seq) = (self.geometry.padded(ENTRY_HEADER_BYTES), self.newest.last_seq);
         let follow = |place: &Place| self.behind(*place, length, last_seq).ok();
-        std::iter::successors(Some(self.place), follow).count() - 1
+        let room = std::iter::successors(Some(self.place), follow).count() - 1;
+        let counting = self.newest.seq - last_seq + 1;
+        room.min(COUNTING_MAX.saturating_sub(counting) as usize + 1)
     }
 
     /// The number of the newest entry.
@@ -175,7 +183,7 @@ impl Journal {
     /// The next entry, with these keys. `open` is the oldest open entry, if one is.
     ///
     /// # Errors
-    /// There is no room, or none is left (J5).
+    /// There is no room, or none is left (J5), or too many entries count (J6).
     pub fn entry(
         &mut self,
         keys: &[Key],
@@ -185,6 +193,10 @@ impl Journal {
         let block = self.geometry.block_bytes();
         let seq = self.newest.seq.checked_add(1).ok_or(NoEntry::Numbers)?;
         let last_seq = open.unwrap_or(seq);
+        let frees = last_seq > self.newest.last_seq;
+        if !frees && seq - last_seq >= COUNTING_MAX {
+            return Err(NoEntry::Full);
+        }
         let header = Header { seq, last_seq, root: root.0, root_level: root.1, ..self.newest };
         let bytes = encode(&header, keys, self.magic, block);
         let place = self.behind(self.place, bytes.len(), self.newest.last_seq)?;

@@ -1,4 +1,4 @@
-//! Where entries go in the ring, and that the one that frees it always has room (J1 to J5).
+//! Where entries go in the ring, and that the one that frees it always has room (J1 to J6).
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use cairn_format::bcache::journal::{ByteRange, Header, Located, Ring, scan};
 use cairn_format::bcache::{Geometry, Key, SECTOR_BYTES, SetMagic, Uuid};
 use proptest::prelude::*;
 
-use super::{Journal, NoEntry};
+use super::{COUNTING_MAX, Journal, NoEntry};
 
 const BUCKETS: u64 = 3;
 
@@ -154,6 +154,38 @@ fn room_is_what_entries_find() {
         let found = (0..).take_while(|_| device.write(0, false)).count();
         assert_eq!(room, found + 1, "one is spared");
     }
+}
+
+#[test]
+fn no_more_entries_count_than_a_kernel_pins() {
+    for left in 0..3 {
+        let mut device = Device::new();
+        let newest = &mut device.journal.newest;
+        (newest.seq, newest.last_seq) = (COUNTING_MAX - left, 1);
+        device.journal.highest.resize(8, 0);
+        let room = device.journal.room();
+        let written = (0..).take_while(|_| device.write(1, false)).count();
+        assert_eq!((written, room), (left as usize, written + 1), "the one that frees is spared");
+        assert_eq!(device.journal.newest.seq, COUNTING_MAX);
+        let mut next = |open| device.journal.entry(&[], (Key::MAX, 0), open).map(|_| ()).err();
+        assert_eq!(next(Some(1)), Some(NoEntry::Full));
+        assert_eq!(next(Some(2)), None, "it frees one");
+        assert_eq!(next(Some(2)), Some(NoEntry::Full));
+        assert_eq!(next(None), None, "it frees all");
+        assert_eq!(next(Some(COUNTING_MAX + 2)), None);
+    }
+}
+
+#[test]
+fn an_entry_that_frees_is_written_although_the_kernel_left_more() {
+    let mut device = Device::new();
+    let newest = &mut device.journal.newest;
+    (newest.seq, newest.last_seq) = (COUNTING_MAX + 1, 1);
+    assert_eq!((device.journal.room(), device.write(0, false)), (1, false));
+    let entry = device.journal.entry(&[], (Key::MAX, 0), Some(2));
+    assert!(entry.is_ok(), "it frees one");
+    assert_eq!((device.journal.room(), device.write(0, false)), (1, false));
+    assert!(device.write(0, true) && device.journal.is_closed());
 }
 
 #[test]

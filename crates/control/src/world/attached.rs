@@ -8,7 +8,10 @@
 //!   not made live. `cairn flush --detach` is the way out.
 //! - A2. A swap from the table with the set detaches the device after a drain, before the new table
 //!   starts. If that cannot start, the former superblock is written again before the old table
-//!   starts. No table has written to the device between the two writes.
+//!   starts, unless a target of the new table may have written to the device: a line that only maps
+//!   the device writes nothing when it starts, but a cache may write back, a merge may copy, and a
+//!   pool may commit before a later line is refused. Such a device stays detached, because the
+//!   clean extents of its set may differ from it. It has all data; the old table cannot start.
 //! - A3. No option of a verb gives up what only the cache has: `cairn flush --detach
 //!   --discard-dirty=SET` does, which takes the UUID of the set.
 //!
@@ -28,7 +31,7 @@ use cairn_block::{ConfigError, ConfigKind, Disk, Identity, Table};
 use cairn_outcome::failure::Outcome;
 use cairn_targets::args::Device;
 use cairn_targets::bcache::Attached;
-use cairn_targets::spec::{Arg, words_of};
+use cairn_targets::spec::{Arg, Use, words_of};
 
 use super::{World, lines_of, of_volume};
 
@@ -37,6 +40,8 @@ pub struct Parted<'a> {
     world: &'a World,
     name: String,
     left: Vec<Attached>,
+    /// The devices that the loaded table may write to when it starts.
+    kept: Vec<Device>,
 }
 
 impl World {
@@ -73,7 +78,12 @@ impl World {
     /// # Errors
     /// A device is dirty, or failed. Nothing has changed.
     pub fn part_from_caches(&self, name: &str) -> Outcome<Parted<'_>> {
-        let mut parted = Parted { world: self, name: name.to_owned(), left: Vec::new() };
+        let kept = self
+            .volume(name)?
+            .inactive_table()
+            .map(|table| self.devices_of(&table, |arg| arg.is_written() && arg.used != Use::Maps));
+        let kept = kept.unwrap_or_default();
+        let mut parted = Parted { world: self, name: name.to_owned(), left: Vec::new(), kept };
         for attached in self.attached_of_swap(name)?.0 {
             let result = match attached.is_dirty() {
                 true => Err(refusal(name, &attached, &way_out(&attached))),
@@ -158,9 +168,28 @@ impl Parted<'_> {
         self.left.iter().map(note).collect()
     }
 
-    /// Writes the former superblocks again.
+    /// The new table was tried and refused: leaves out the devices that it may have written to.
+    /// They stay detached.
+    #[must_use]
+    pub fn but_for_written(mut self) -> Self {
+        let Parted { name, left, kept, .. } = &mut self;
+        left.retain(|left| {
+            let is_kept = kept.iter().any(|device| left.is_on(device));
+            if is_kept {
+                let (device, set) = (left.argument(), left.set());
+                tracing::error!(
+                    "{name}: {device}: stays detached from set {set}: the table that cannot start \
+                     may have written to it; it has all data for a table without the cache"
+                );
+            }
+            !is_kept
+        });
+        self
+    }
+
+    /// Writes the former superblocks again. No table has written to the devices since the detach.
     pub fn undo(self) {
-        let Parted { world, name, left } = self;
+        let Parted { world, name, left, .. } = self;
         let undone = world.on_home(&name, move |env| async move {
             let mut failures = Vec::new();
             for attached in left {

@@ -132,6 +132,24 @@ fn a_kill_at_any_step_of_a_swap_from_a_set_leaves_all_data_and_one_table_that_se
 }
 
 #[test]
+fn a_device_that_a_refused_table_may_have_written_to_stays_detached_with_all_data() {
+    let (_all, work, _) = folders();
+    // Formats the cache: it is not formatted before the backing device of a set.
+    drop(TestServer::fresh(&work, "d=0 1024 writecache s disk cache 4096 0"));
+    fs::remove_file(work.join("state")).unwrap();
+    let server = attached_server(&work);
+    let table = "0 1024 writecache s slow cache 4096 0\n1024 8 bcache slow2 fast2 0";
+    let refused = server.replace("c", table, true).unwrap_err().to_string();
+    assert!(refused.contains("fast2: journal: "), "{refused}");
+    assert!(refused.contains("the old table cannot start again: slow: set_uuid: "), "{refused}");
+    assert!(!is_attached(&work) && server.is_suspended("c"));
+    drop(server);
+    fs::remove_file(work.join("state")).unwrap();
+    let server = TestServer::start(&work, &format!("c={BARE}")).unwrap();
+    assert_eq!(server.bytes("c"), content());
+}
+
+#[test]
 fn a_new_table_that_cannot_start_is_the_only_one_that_a_swap_from_a_set_complains_of() {
     let (_all, work, _) = folders();
     let server = attached_server(&work);

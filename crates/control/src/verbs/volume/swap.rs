@@ -9,7 +9,7 @@
 //!    Then backing devices of bcache that the new table uses without their caches are detached (see
 //!    `world::attached`).
 //! 6. The new table starts. If it cannot, these devices are attached again before the old table
-//!    starts.
+//!    starts, but for those that the new table may have written to.
 //! 7. Recorded: the new table alone.
 //! 8. The new table serves requests.
 //!
@@ -295,7 +295,10 @@ impl Verbs {
                 // Retried by the caller.
                 drop(changes.record_fact(after.clone()));
             }
-            NewTable::Refused => undo(),
+            NewTable::Refused => {
+                parted.set(parted.take().map(Parted::but_for_written));
+                undo();
+            }
         };
         let brought = unless_lost(self.bring_live(changes, name, decided));
         match (served.into_inner(), brought) {

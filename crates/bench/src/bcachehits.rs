@@ -1,5 +1,5 @@
-//! The part of `bench bcache` that reads what is cached: what a hit adds to a request, by the number
-//! of extents.
+//! The part of `bench bcache` that reads what is cached: what a hit adds to a request, by the
+//! number of extents.
 //!
 //! The data comes from a disk that copies nothing, so that the figure is the program's own. Places
 //! are at random among all extents; requests that are started together are prefetched, as those of

@@ -149,6 +149,23 @@ pub enum CacheMode {
     None,
 }
 
+impl CacheMode {
+    /// All of them.
+    pub const ALL: [CacheMode; 4] =
+        [CacheMode::Writethrough, CacheMode::Writeback, CacheMode::Writearound, CacheMode::None];
+
+    /// The kernel's word for it.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            CacheMode::Writethrough => "writethrough",
+            CacheMode::Writeback => "writeback",
+            CacheMode::Writearound => "writearound",
+            CacheMode::None => "none",
+        }
+    }
+}
+
 /// The attachment state of a backing device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackingState {
@@ -162,6 +179,19 @@ pub enum BackingState {
     Stale,
 }
 
+impl BackingState {
+    /// The kernel's words for it.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            BackingState::None => "no cache",
+            BackingState::Clean => "clean",
+            BackingState::Dirty => "dirty",
+            BackingState::Stale => "inconsistent",
+        }
+    }
+}
+
 /// Which buckets are reused first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replacement {
@@ -171,6 +201,21 @@ pub enum Replacement {
     Fifo,
     /// Any.
     Random,
+}
+
+impl Replacement {
+    /// All of them.
+    pub const ALL: [Replacement; 3] = [Replacement::Lru, Replacement::Fifo, Replacement::Random];
+
+    /// The kernel's word for it.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Replacement::Lru => "lru",
+            Replacement::Fifo => "fifo",
+            Replacement::Random => "random",
+        }
+    }
 }
 
 /// What makes a new cache superblock.

@@ -2,7 +2,7 @@
 
 use cairn_block::sync::atomic::Ordering;
 use cairn_block::{Attribute, Value};
-use cairn_format::bcache::{BackingSuperblock, CacheMode};
+use cairn_format::bcache::BackingSuperblock;
 
 use super::set::Set;
 use super::volume::Bcache;
@@ -19,7 +19,7 @@ const ROWS: &[Row] = &[
     // What the kernel does with writes.
     Row {
         name: "cache_mode",
-        value: |volume| of_backing(volume, |it| Value::State(mode_word(it.mode()))),
+        value: |volume| of_backing(volume, |it| Value::State(it.mode().word())),
     },
     // The name that was given to the volume.
     Row { name: "label", value: |volume| of_backing(volume, |it| Value::Names(vec![it.label()])) },
@@ -55,15 +55,6 @@ fn of_set(volume: &Bcache, look: impl FnOnce(&Set) -> u64) -> Value {
 
 fn of_backing(volume: &Bcache, look: impl FnOnce(&BackingSuperblock) -> Value) -> Value {
     volume.backing.lock().as_ref().map_or(Value::Absent, look)
-}
-
-fn mode_word(mode: CacheMode) -> &'static str {
-    match mode {
-        CacheMode::Writethrough => "writethrough",
-        CacheMode::Writeback => "writeback",
-        CacheMode::Writearound => "writearound",
-        CacheMode::None => "none",
-    }
 }
 
 impl Bcache {

@@ -35,12 +35,8 @@ impl Bcache {
         if matches!(self.config.devices, Devices::Flash { .. }) {
             return "flash";
         }
-        match self.backing.lock().as_ref().map(BackingSuperblock::state) {
-            Some(BackingState::None) | None => "no cache",
-            Some(BackingState::Clean) => "clean",
-            Some(BackingState::Dirty) => "dirty",
-            Some(BackingState::Stale) => "inconsistent",
-        }
+        let state = self.backing.lock().as_ref().map(BackingSuperblock::state);
+        state.unwrap_or(BackingState::None).word()
     }
 
     /// How much of the cache has neither dirty data nor metadata.

@@ -10,7 +10,7 @@ use cairn_outcome::failure::{Outcome, wrong};
 use serde_json::{Value, json};
 
 use super::lost::{self, MapPart, VolumeLosses};
-use super::{backing_json, cache_json, state_word, volume_json};
+use super::{backing_json, cache_json, volume_json};
 use crate::source::Source;
 use crate::verdict::Verdict;
 
@@ -118,7 +118,7 @@ pub fn backing_verdict(source: &Source, start_sector: u64, list_lost: bool) -> O
         Err(error) => (Some((Severity::Damaged, error.to_string())), Value::Null),
     };
     let state = match &superblock {
-        Ok(Superblock::Backing(backing)) => Some(state_word(backing.state())),
+        Ok(Superblock::Backing(backing)) => Some(backing.state().word()),
         _ => None,
     };
     let lost = match &superblock {

@@ -25,7 +25,6 @@ use cairn_outcome::failure::{Outcome, system, wrong};
 use cairn_outcome::stdout;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::{MODES, REPLACEMENTS, of_word};
 use crate::args::{FormatBcacheArgs, bytes};
 use crate::source::Source;
 
@@ -137,7 +136,10 @@ fn new_cache(args: &FormatBcacheArgs, source: Source, block_sectors: u16) -> Out
         block_sectors,
         bucket_sectors,
         device_sectors,
-        replacement: of_word(&REPLACEMENTS, &args.replacement).unwrap_or(Replacement::Lru),
+        replacement: Replacement::ALL
+            .into_iter()
+            .find(|it| it.word() == args.replacement)
+            .unwrap_or(Replacement::Lru),
         discard: args.discard,
     };
     match CacheSuperblock::fresh(&new) {
@@ -166,7 +168,10 @@ fn new_backing(
         set_uuid: set_uuid.unwrap_or_default(),
         block_sectors,
         data_offset: args.data_offset,
-        mode: of_word(&MODES, &args.cache_mode).unwrap_or(CacheMode::Writethrough),
+        mode: CacheMode::ALL
+            .into_iter()
+            .find(|it| it.word() == args.cache_mode)
+            .unwrap_or(CacheMode::Writethrough),
         state: if set_uuid.is_some() { BackingState::Clean } else { BackingState::None },
         label,
     };

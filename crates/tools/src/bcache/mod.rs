@@ -16,8 +16,8 @@ use cairn_format::bcache::check::{Backing, Losses, Report, Volume, check, check_
 use cairn_format::bcache::load;
 use cairn_format::bcache::uuids::UuidEntry;
 use cairn_format::bcache::{
-    BackingState, BackingSuperblock, CacheMode, CacheSuperblock, Error, Replacement,
-    SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock,
+    BackingState, BackingSuperblock, CacheSuperblock, Error, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR,
+    Superblock,
 };
 use cairn_outcome::failure::{Outcome, refused, wrong};
 use cairn_outcome::stderr::say;
@@ -205,7 +205,7 @@ pub fn cache_json(superblock: &CacheSuperblock) -> Value {
         "set_uuid": superblock.set_uuid().to_string(),
         "in_use": superblock.is_in_use(),
         "discard": superblock.discards(),
-        "replacement": word_of(&REPLACEMENTS, superblock.replacement()),
+        "replacement": superblock.replacement().word(),
         "seq": superblock.seq(),
         "last_mount": superblock.last_mount(),
         "features": superblock.features(),
@@ -225,8 +225,8 @@ pub fn backing_json(superblock: &BackingSuperblock) -> Value {
         "uuid": superblock.uuid().to_string(),
         "set_uuid": (!set.is_zero()).then(|| set.to_string()),
         "label": superblock.label(),
-        "mode": word_of(&MODES, superblock.mode()),
-        "state": state_word(superblock.state()),
+        "mode": superblock.mode().word(),
+        "state": superblock.state().word(),
         "data_offset": superblock.data_offset(),
         "block_sectors": superblock.block_sectors(),
         "last_mount": superblock.last_mount(),
@@ -254,36 +254,5 @@ fn volume_word(entry: &UuidEntry) -> &'static str {
         entry if !entry.is_live() => "detached",
         entry if entry.is_flash_only() => "flash",
         _ => "attached",
-    }
-}
-
-/// The modes by their words.
-const MODES: [(&str, CacheMode); 4] = [
-    ("writethrough", CacheMode::Writethrough),
-    ("writeback", CacheMode::Writeback),
-    ("writearound", CacheMode::Writearound),
-    ("none", CacheMode::None),
-];
-/// The policies by their words.
-const REPLACEMENTS: [(&str, Replacement); 3] =
-    [("lru", Replacement::Lru), ("fifo", Replacement::Fifo), ("random", Replacement::Random)];
-
-/// What a word of a table stands for.
-fn of_word<T: Copy>(table: &[(&str, T)], word: &str) -> Option<T> {
-    table.iter().find(|(name, _)| *name == word).map(|(_, value)| *value)
-}
-
-/// The word for what a table has.
-fn word_of<T: PartialEq>(table: &[(&'static str, T)], value: T) -> &'static str {
-    table.iter().find(|(_, it)| *it == value).map_or("unknown", |(name, _)| *name)
-}
-
-/// The state of a backing device in the kernel's words.
-fn state_word(state: BackingState) -> &'static str {
-    match state {
-        BackingState::None => "no cache",
-        BackingState::Clean => "clean",
-        BackingState::Dirty => "dirty",
-        BackingState::Stale => "inconsistent",
     }
 }

@@ -55,7 +55,7 @@ while read -r name bucket block offset bytes mode; do
     esac
     tail -c +$((offset * 512 + 1)) "$set.backing" >"$set.content"
     if [ "$maker" = filled ]; then
-      "$filler" "$set.cache" "$set.backing" "$set.content" 7
+      "$filler" "$set.cache" "$set.backing" "$set.content" "$((CAIRN_SEED + 1))"
     fi
     super_agree "$set.cache"
     super_agree "$set.backing"

@@ -11,6 +11,9 @@
 //!    in the set.
 //! 3. The array of uuids without the volume (`set::uuids`).
 //!
+//! A swap of tables does step 2 alone ([`Attached::leave`]), so that it can be undone
+//! ([`Attached::attach_again`]) if the new table is refused: `control::world::attached`.
+//!
 //! # What a crash leaves
 //! - Before 2: a set that is drained.
 //! - Between 2 and 3: a device of no set, and an entry of the array that names it. A kernel that
@@ -199,7 +202,7 @@ impl Bcache {
         let kept = "the set still names the backing device, which is detached all the same";
         match session.forget_volume(uuid, now_s).await {
             Ok(true) => {}
-            Ok(false) => tracing::info!("{name}: no bucket is free for the array of uuids: {kept}"),
+            Ok(false) => tracing::info!("{name}: no room for the array of uuids: {kept}"),
             Err(error) => {
                 // The set in memory may name what is not on the device.
                 self.broken.store(true, Ordering::Relaxed);

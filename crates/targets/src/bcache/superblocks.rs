@@ -164,7 +164,15 @@ fn check_set(config: &Config, superblocks: &Superblocks) -> Result<(), ConfigErr
         let expected = format!("{wanted}, the set of the cache");
         return Err(ConfigError::argument(&device.argument, "set_uuid", found, &expected));
     }
-    if superblocks.cache.is_some() && backing.state() == BackingState::Stale {
+    if superblocks.cache.is_none() {
+        return Ok(());
+    }
+    if backing.state() == BackingState::None {
+        // The kernel attaches such a device with a new volume, and nothing of the old one counts.
+        let (found, expected) = ("none", "clean or dirty: a cache counts for no other state");
+        return Err(ConfigError::argument(&device.argument, "state", found, expected));
+    }
+    if backing.state() == BackingState::Stale {
         let detail = "state: found inconsistent: it was used without its cache although that had \
                       data it lacked; without the cache it is read with '-' as cache and stale_ok";
         return Err(ConfigError::new(ConfigKind::Damaged, &device.argument, detail));

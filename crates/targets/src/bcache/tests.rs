@@ -217,6 +217,13 @@ fn devices_that_do_not_belong_together_are_refused_and_nothing_is_written() {
 }
 
 #[test]
+fn a_backing_device_in_state_none_is_refused_with_its_cache() {
+    let test = fixture(image("bcache", "wb_stop.cache"), backing_in(BackingState::None));
+    let refused = test.refusal("v", LINE);
+    assert!(refused.starts_with("b: state: found none, expected clean or dirty"), "{refused}");
+}
+
+#[test]
 fn a_damaged_node_is_refused_with_its_place() {
     let mut cache = image("bcache", "wb_stop.cache");
     let test = stopped();
@@ -369,12 +376,12 @@ fn the_log_warns_of_clean_extents_that_no_write_intent_map_vouches_for() {
 }
 
 #[test]
-fn the_log_warns_of_dirty_keys_of_a_device_that_is_called_clean() {
+fn the_log_warns_of_dirty_keys_of_a_device_in_state_clean() {
     let is_contradiction = |line: &String| line.contains("dirty sectors were found");
     let test = fixture(image("bcache", "wb_stop.cache"), backing_in(BackingState::Clean));
     let warnings = warnings_of(&test, LINE);
     let found: Vec<_> = warnings.iter().filter(|line| is_contradiction(line)).collect();
-    let expected = "v: b is called clean, but 680 dirty sectors were found on c: they are served";
+    let expected = "v: the state of b is clean, but 680 dirty sectors were found on c: they are";
     assert!(found.len() == 1 && found[0].contains(expected), "{warnings:?}");
     assert!(!warnings_of(&stopped(), LINE).iter().any(is_contradiction));
     drain(&test).expect("the drives are well");

@@ -215,10 +215,10 @@ impl Bcache {
             Some(BackingState::Dirty) => tracing::info!(
                 "{volume}: {dirty} dirty sectors found on {cache}, which {backing} lacks"
             ),
-            // The kernel counts the keys in every state, too.
+            // The kernel counts the keys in this state, too.
             _ => tracing::warn!(
-                "{volume}: {backing} is called clean, but {dirty} dirty sectors were found on \
-                 {cache}: they are served, and written back by a drain"
+                "{volume}: the state of {backing} is clean, but {dirty} dirty sectors were found \
+                 on {cache}: they are served, and written back by a drain"
             ),
         }
         if cached > dirty {

@@ -1,8 +1,8 @@
 //! The set in memory: tree, buckets, journal and volumes of one cache.
 //!
 //! `device` is the cache device; `open` reads the set, and writes nothing; `session` changes it on
-//! the device; `replay` is what it found in the journal; `priorities` writes the generations and
-//! priorities of the buckets; `uuids` takes a volume out.
+//! the device; `replay` has the entries of the journal that were found at opening; `priorities`
+//! writes the generations and priorities of the buckets; `uuids` rewrites the array of volumes.
 
 mod device;
 mod open;

@@ -1,5 +1,5 @@
-//! The entries of the journal that were found at opening, on their way to the leaves: as a whole,
-//! or in parts where the ring lacks the room for the fresh roots that this may take (see
+//! The entries of the journal that were found at opening, until leaves have them: as a whole, or in
+//! parts where the ring lacks the room for the fresh roots that this may take (see
 //! `journal`).
 //!
 //! The tree in memory has the keys of all entries. So the leaves of a part get the newest extents,
@@ -24,7 +24,7 @@ use crate::bcache::canary::{Bug, planted};
 /// How many parts there are at most: each leaf may be written as often.
 const PARTS: usize = 8;
 
-/// See the module's description. Memory: that of the keys, until the session begins.
+/// See the module's description. Memory: that of the keys, until all parts have left.
 pub(super) struct Replay {
     keys: Vec<Key>,
     parts: VecDeque<Part>,

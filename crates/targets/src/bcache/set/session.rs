@@ -2,7 +2,7 @@
 //!
 //! # Order
 //! 1. The superblock with another sequence, durably: it says that a session began.
-//! 2. What the journal has enters the leaves ([`Session::insert`]), durably.
+//! 2. What the journal has enters the leaves, durably.
 //! 3. An entry of the journal that says so: no entry before it counts.
 //! 4. Keys that become clean enter the leaves, batch by batch. They are not in the journal: losing
 //!    them leaves dirty keys to the same data.
@@ -20,14 +20,14 @@
 //! # A full set
 //! A leaf without room needs free buckets. If there are too few even to replace it, and the nodes
 //! above it, by nodes that are as large, buckets that have only clean data are emptied
-//! ([`Session::insert`] does so by itself): an entry of the journal makes their extents holes,
+//! (writing leaves does so by itself): an entry of the journal makes their extents holes,
 //! durably. Then no key that counts leads to them, and the requests that had found them end. The
 //! holes enter the leaves before all else, so that the entry is open for a short time. A bucket
 //! that holds data counts as clean once its extents are clean in the tree in memory, since their
 //! data is durable on the backing device by then.
 //!
 //! # A full ring
-//! What is found enters in parts if the ring lacks room (`replay`); an entry without keys between
+//! The entries found at opening enter in parts if the ring lacks room (`replay`); an entry without keys between
 //! them frees what the part before it came from. See `journal` for why this makes progress.
 
 use std::sync::Arc;
@@ -235,7 +235,7 @@ impl Session<'_> {
     }
 }
 
-/// The sectors that leaves lack.
+/// The sectors for which leaves on the device are out of date.
 struct Left {
     /// Those of buckets that were emptied, which are written first.
     holes: Unwritten,

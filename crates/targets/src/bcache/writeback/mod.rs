@@ -5,18 +5,18 @@
 //! 2. A batch: dirty extents in the order of the backing device are copied there; what touches is
 //!    one write (`batch`).
 //! 3. The backing device is flushed.
-//! 4. The keys of the batch enter the leaves as clean ones, durably. Then 2, until nothing is
-//!    dirty.
-//! 5. The session ends: the priorities are written, and the journal forgets what 4 may have put
-//!    into it, durably.
-//! 6. The superblock of the backing device says that it is clean, with FUA (R11).
+//! 4. The keys of the batch enter the leaves as clean ones, durably. Then 2, until each dirty extent
+//!    was tried.
+//! 5. The session ends: the priorities are written, and an entry of the journal says that no
+//!    earlier one counts, durably.
+//! 6. If no extent failed, the superblock of the backing device gets the state clean, with FUA
+//!    (R11).
 //!
 //! # What a crash leaves
 //! - Before 4: dirty keys whose data may be on the backing device as well. Copying it again writes
 //!   the same data.
 //! - During 4: each key dirty, or clean with its data durable on the backing device.
-//! - Before 6: a backing device that is called dirty although nothing is. The next opening
-//!   finds out.
+//! - Before 6: a backing device in state dirty although nothing is. The next drain corrects it.
 //!
 //! # Failures
 //! - *An extent cannot be copied*: the cache device cannot read it, or the backing device cannot
@@ -84,9 +84,9 @@ enum Undrained {
     /// A suspend began.
     #[error("a suspend began")]
     Suspending,
-    /// A device failed while data was copied or flushed.
-    #[error("copying failed: {0}; the extents of this batch stay dirty")]
-    Copy(IoError),
+    /// No flush covers the copies of a batch.
+    #[error("the flush of the backing device failed: {0}; the extents of this batch stay dirty")]
+    Flush(IoError),
     /// The set cannot be written.
     #[error(transparent)]
     Set(#[from] WriteError),
@@ -208,7 +208,7 @@ impl Bcache {
                     return Ok(Batch { written: keys, failed, next, failed_in_a_row });
                 }
                 Err(error) if !has_failed || attempt == ATTEMPTS => {
-                    return Err(Undrained::Copy(error));
+                    return Err(Undrained::Flush(error));
                 }
                 Err(_) => {}
             }

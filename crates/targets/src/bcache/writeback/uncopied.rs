@@ -20,7 +20,7 @@ pub(super) struct AllUncopied {
     first: Vec<Uncopied>,
     extents: u64,
     sectors: u64,
-    /// The drain ended with so many extents in a row that failed; others were not tried.
+    /// So many extents in a row failed, and a sample of the others, that the rest was not tried.
     gave_up: bool,
 }
 
@@ -51,7 +51,7 @@ impl AllUncopied {
             let what = format_args!("{extents} {extents_word} ({sectors} sectors)");
             write!(f, "could not copy {what}, which stay dirty")?;
             if *gave_up {
-                write!(f, ", the drain gave up and tried no others")?;
+                write!(f, ", and so did a sample of the others, the rest was not tried")?;
             }
             for (index, Uncopied { key, error }) in first.iter().enumerate() {
                 let (inode, start, end) = (key.inode(), key.start(), key.end());

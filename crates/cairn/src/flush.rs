@@ -84,7 +84,7 @@ pub fn run(args: &FlushArgs) -> Outcome<u8> {
         end = world.detach(VOLUME, given_up).map_or_else(End::Failed, End::Detached);
     }
     world.suspend(VOLUME, SuspendMode::Flush)?;
-    conclude(end, drains.then(|| left(&volume)))
+    conclude(end, drains.then(|| left(&volume)), args.detach)
 }
 
 fn seconds_of(seconds: f64) -> Duration {
@@ -122,8 +122,9 @@ fn drain(
     }
 }
 
-/// Prints what is left in the caches, if there are any, and returns the exit code.
-fn conclude(end: End, left: Option<Left>) -> Outcome<u8> {
+/// Prints what is left in the caches, if there are any, and returns the exit code. A detach that was
+/// asked for and did not happen is no success, even if nothing is left.
+fn conclude(end: End, left: Option<Left>, detach: bool) -> Outcome<u8> {
     let mut state = match left {
         None => String::new(),
         Some(Left { blocks: 0, .. }) => "clean: every block is on the origin\n".to_owned(),
@@ -134,11 +135,15 @@ fn conclude(end: End, left: Option<Left>) -> Outcome<u8> {
     if let End::Detached(origins) = &end {
         origins.iter().for_each(|origin| state.extend([origin, "\n"]));
     }
+    let is_attached = detach && matches!(end, End::Drained | End::Stopped | End::TimedOut);
+    if is_attached {
+        state.push_str("not detached: the drain was ended early, the set still counts\n");
+    }
     stdout::print(&state)?;
     match end {
         End::Failed(error) => Err(without_verb(error)),
         End::Detached(_) => Ok(exit::OK),
-        _ if left.is_none_or(|left| left.blocks == 0) => Ok(exit::OK),
+        _ if !is_attached && left.is_none_or(|left| left.blocks == 0) => Ok(exit::OK),
         End::Drained | End::Stopped => Ok(exit::FAILURE),
         End::TimedOut => Ok(exit::TIMEOUT),
     }

@@ -5,8 +5,8 @@
 //! 2. A batch: dirty extents in the order of the backing device are copied there; what touches is
 //!    one write (`batch`).
 //! 3. The backing device is flushed.
-//! 4. The keys of the batch enter the leaves as clean ones, durably. Then 2, until each dirty extent
-//!    was tried.
+//! 4. The keys of the batch enter the leaves as clean ones, durably. Then 2, until each dirty
+//!    extent was tried.
 //! 5. The session ends: the priorities are written, and an entry of the journal says that no
 //!    earlier one counts, durably.
 //! 6. If no extent failed, the superblock of the backing device gets the state clean, with FUA

@@ -122,8 +122,8 @@ fn drain(
     }
 }
 
-/// Prints what is left in the caches, if there are any, and returns the exit code. A detach that was
-/// asked for and did not happen is no success, even if nothing is left.
+/// Prints what is left in the caches, if there are any, and returns the exit code. A detach that
+/// was asked for and did not happen is no success, even if nothing is left.
 fn conclude(end: End, left: Option<Left>, detach: bool) -> Outcome<u8> {
     let mut state = match left {
         None => String::new(),

@@ -27,8 +27,9 @@
 //! data is durable on the backing device by then.
 //!
 //! # A full ring
-//! The entries found at opening enter in parts if the ring lacks room (`replay`); an entry without keys between
-//! them frees what the part before it came from. See `journal` for why this makes progress.
+//! The entries found at opening enter in parts if the ring lacks room (`replay`); an entry without
+//! keys between them frees what the part before it came from. See `journal` for why this makes
+//! progress.
 
 use std::sync::Arc;
 

@@ -16,7 +16,7 @@ use super::fixture::Fixture;
 /// Sectors of a key.
 pub const KEY: u64 = 8;
 /// Sectors of a bucket.
-pub const BUCKET: u64 = 1024;
+const BUCKET: u64 = 1024;
 /// Sectors of the backing device before its data.
 pub const BACKING_FIRST: u64 = 16;
 

@@ -2,14 +2,14 @@
 //! number of extents.
 //!
 //! The data comes from a disk that copies nothing, so that the figure is the program's own. Places
-//! are at random among all extents; requests that are started together are prefetched, as those of
-//! a connection are, or each is started alone.
+//! are at random among all extents; requests are started together, as those of a connection are, or
+//! each alone.
 
 use std::sync::Arc;
 
 use cairn_backends::{MemoryDisk, NullDisk};
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
-use cairn_block::{Disk, Env, Flow, Limits, Op, Request, SectorCount};
+use cairn_block::{Disk, Env, Flow, Limits, Op, Request, SECTOR_BYTES, SectorCount};
 use cairn_format::bcache::Key;
 use cairn_outcome::failure::Outcome;
 
@@ -21,7 +21,7 @@ use super::sample::{Subject, interleave};
 use super::settings::Settings;
 
 /// Bytes of a read.
-const BYTES: usize = KEY as usize * 512;
+const BYTES: usize = (KEY * SECTOR_BYTES) as usize;
 
 /// Reads as often as the settings say.
 ///
@@ -47,7 +47,7 @@ fn run_with(
     fixture.put("cache", cache.clone());
     make_cache(&fixture, &(cache.clone() as Arc<dyn Disk>), &keys)?;
     let sectors = extents * 2 * KEY;
-    let backing = fixture.memory("backing", (BACKING_FIRST + sectors) * 512)?;
+    let backing = fixture.memory("backing", (BACKING_FIRST + sectors) * SECTOR_BYTES)?;
     make_backing(&fixture, &backing)?;
     let table = format!("0 {sectors} bcache backing cache 0");
     let volume = fixture.volume("volume", &table)?;
@@ -55,7 +55,8 @@ fn run_with(
     let bare: Arc<dyn Disk> = Arc::new(NullDisk::new(SectorCount(sectors)));
     let requests = settings.pick(1_000_000, 10_000);
     // Of two places for an extent the second has one.
-    let places = scattered(KEY * 512, sectors * 512 - BYTES as u64, BYTES * 2, requests, 2);
+    let (start, span) = (KEY * SECTOR_BYTES, (sectors - KEY) * SECTOR_BYTES);
+    let places = scattered(start, span, BYTES * 2, requests, 2);
     for turn in [1, 32] {
         let job = Job { depth: turn, ..Job::new(Op::Read, BYTES, places.clone()).per_turn(turn) };
         let on = |disk: &Arc<dyn Disk>| Ok(run_job(&fixture, disk, &job)?.ns_each(requests));

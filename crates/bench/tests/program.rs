@@ -154,6 +154,7 @@ fn bcache_tells_building_opening_checking_and_memory_by_the_extent() {
         assert_eq!(shaped(&rows, &[("what", what), ("extents", "10000")]), count, "{what}");
     }
     assert_eq!(shaped(&rows, &[("what", "build"), ("memory", "peak")]), 1);
+    assert_eq!(shaped(&rows, &[("what", "read hit"), ("extents", "10000")]), 4);
     assert_eq!(shaped(&rows, &[("what", "open"), ("memory", "held")]), 1);
     assert_eq!(shaped(&rows, &[("what", "full ring, more"), ("extents", "10000")]), 1);
     assert_eq!(shaped(&rows, &[("what", "open to drain"), ("keys", "30000")]), 3);

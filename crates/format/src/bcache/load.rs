@@ -310,7 +310,7 @@ impl Loaded {
     /// What a key of the journal says of its range, where no later key of the journal has any of
     /// it: that it is an extent, or a hole, or nothing, so that what the tree has counts.
     #[must_use]
-    pub fn says(&self, geometry: &Geometry, key: &Key) -> Option<Key> {
+    fn says(&self, geometry: &Geometry, key: &Key) -> Option<Key> {
         match self.is_stale(geometry, key) {
             false => Some(*key),
             true if key.is_dirty() && self.newest.root_level > 0 => None,

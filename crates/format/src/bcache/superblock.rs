@@ -150,8 +150,7 @@ pub enum CacheMode {
 }
 
 impl CacheMode {
-    /// All of them.
-    pub const ALL: [CacheMode; 4] =
+    const ALL: [CacheMode; 4] =
         [CacheMode::Writethrough, CacheMode::Writeback, CacheMode::Writearound, CacheMode::None];
 
     /// The kernel's word for it.
@@ -163,6 +162,12 @@ impl CacheMode {
             CacheMode::Writearound => "writearound",
             CacheMode::None => "none",
         }
+    }
+
+    /// The mode of a word.
+    #[must_use]
+    pub fn of_word(word: &str) -> Option<CacheMode> {
+        CacheMode::ALL.into_iter().find(|mode| mode.word() == word)
     }
 }
 
@@ -204,8 +209,7 @@ pub enum Replacement {
 }
 
 impl Replacement {
-    /// All of them.
-    pub const ALL: [Replacement; 3] = [Replacement::Lru, Replacement::Fifo, Replacement::Random];
+    const ALL: [Replacement; 3] = [Replacement::Lru, Replacement::Fifo, Replacement::Random];
 
     /// The kernel's word for it.
     #[must_use]
@@ -215,6 +219,12 @@ impl Replacement {
             Replacement::Fifo => "fifo",
             Replacement::Random => "random",
         }
+    }
+
+    /// The policy of a word.
+    #[must_use]
+    pub fn of_word(word: &str) -> Option<Replacement> {
+        Replacement::ALL.into_iter().find(|policy| policy.word() == word)
     }
 }
 

@@ -136,10 +136,7 @@ fn new_cache(args: &FormatBcacheArgs, source: Source, block_sectors: u16) -> Out
         block_sectors,
         bucket_sectors,
         device_sectors,
-        replacement: Replacement::ALL
-            .into_iter()
-            .find(|it| it.word() == args.replacement)
-            .unwrap_or(Replacement::Lru),
+        replacement: Replacement::of_word(&args.replacement).unwrap_or(Replacement::Lru),
         discard: args.discard,
     };
     match CacheSuperblock::fresh(&new) {
@@ -168,10 +165,7 @@ fn new_backing(
         set_uuid: set_uuid.unwrap_or_default(),
         block_sectors,
         data_offset: args.data_offset,
-        mode: CacheMode::ALL
-            .into_iter()
-            .find(|it| it.word() == args.cache_mode)
-            .unwrap_or(CacheMode::Writethrough),
+        mode: CacheMode::of_word(&args.cache_mode).unwrap_or(CacheMode::Writethrough),
         state: if set_uuid.is_some() { BackingState::Clean } else { BackingState::None },
         label,
     };

@@ -1,5 +1,5 @@
-//! The superblocks of a volume's devices: reading, checking, and the one durable write of that of
-//! the backing device.
+//! The superblocks of a volume's devices: reading, checking, and writing that of the backing
+//! device.
 //!
 //! What is checked here is known before the set is read: that the devices are what their arguments
 //! say, belong to one set, and hold what the line and their superblocks claim.

@@ -247,12 +247,6 @@ impl Target for Bcache {
         self.map_request(env, request)
     }
 
-    fn prefetch(&self, _env: &Env, at: Sector) {
-        if let Some(set) = self.set.lock().as_ref() {
-            set.tree.prefetch(self.inode(), self.first + at.0);
-        }
-    }
-
     fn end_io(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {
         self.end_request(env, request, result)
     }

@@ -49,16 +49,6 @@ impl Directory {
         let group = extents.iter().skip(first).take(GROUP);
         first.min(extents.len()) + group.filter(|key| key.position() <= at).count()
     }
-
-    /// Starts to load what a search for this position will read.
-    pub fn prefetch(&self, extents: &[Key], at: Position) {
-        let first = self.group(at) * GROUP;
-        // One load for each line of 64 bytes; nothing waits for them.
-        let lines = extents.iter().skip(first).take(GROUP).step_by(2);
-        lines.for_each(|key| {
-            std::hint::black_box(key.sectors());
-        });
-    }
 }
 
 #[cfg(test)]

@@ -42,7 +42,7 @@ pub(in super::super) struct NoBucket {
 pub(super) struct LevelWrites {
     /// Nodes that nothing leads to yet.
     pub fresh: Vec<BsetWrite>,
-    /// Sets behind others.
+    /// Bsets behind others.
     pub appended: Vec<BsetWrite>,
 }
 

@@ -30,11 +30,6 @@ impl Tree {
         }
     }
 
-    /// Starts to load what [`Tree::find`] will read.
-    pub fn prefetch(&self, inode: u32, sector: u64) {
-        self.levels[0][self.leaf_of((inode, sector))].prefetch((inode, sector));
-    }
-
     /// The extents of a volume from a sector on.
     pub fn extents_from(&self, inode: u32, sector: u64) -> impl Iterator<Item = &Key> {
         let first = self.leaf_of((inode, sector));

@@ -57,11 +57,6 @@ impl Node {
         self.directory.first_behind(&self.extents, at)
     }
 
-    /// Starts to load what [`Node::first_behind`] will read.
-    pub(super) fn prefetch(&self, at: (u32, u64)) {
-        self.directory.prefetch(&self.extents, at);
-    }
-
     /// The keys that bring a leaf on the device up to date in these sectors, which are in order.
     pub(super) fn keys_in(&self, part: &[Span]) -> Vec<Key> {
         let mut keys = Vec::with_capacity(part.len());

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use bcache_lab::make::{Made, SHAPE, Shape, make};
 use bcache_lab::{Cache, Lab, superblock_of};
-use cairn_block::{Io, Sector, SectorCount, SectorRange, SuspendMode};
+use cairn_block::{Io, Sector, SectorCount, SectorRange};
 use cairn_format::bcache::priorities::{METADATA, PrioritySet};
 use cairn_format::bcache::{BackingState, Key, SECTOR_BYTES, Superblock};
 use cairn_sim::campaign::plant_failures;
@@ -177,7 +177,7 @@ fn live(seed: u64) -> Result<(), String> {
         };
     }
     if rng.u8(..3) == 0 {
-        uncopied::drain_spoiled(&lab, &made, rng).map_err(|what| format!("{shape:?}: {what}"))?;
+        uncopied::drain_some(&lab, &made, rng).map_err(|what| format!("{shape:?}: {what}"))?;
     }
     lab.open_and_drain(&made.line).expect("no power cut")?;
     check(&made, &lab.images(), true)
@@ -525,15 +525,7 @@ fn a_drain_that_is_interrupted_at_any_moment_answers_what_the_superblock_says() 
     for step in 0.. {
         let lab = lab_of(&made);
         let volume = lab.open(&made.line, false);
-        let suspended = volume.clone();
-        let meddle = || {
-            lab.world.block_on(1, |env| {
-                env.clone().spawn(async move {
-                    let _ = suspended.suspend(&env, SuspendMode::Flush).await;
-                });
-                std::future::ready(())
-            });
-        };
+        let meddle = || lab.start_suspend(&volume);
         let (drained, came) = lab.drain_until(&volume, step, meddle);
         let images = lab.images();
         let dirty = volume.dirty().first().map_or(0, |dirty| dirty.sectors.0);

@@ -1,7 +1,7 @@
 //! Drains of sets with extents that the cache device cannot read or the backing device cannot
 //! write: exactly these stay dirty.
 
-use cairn_block::{Sector, SectorCount, SectorRange, SuspendMode};
+use cairn_block::{Sector, SectorCount, SectorRange};
 use cairn_format::bcache::{BackingState, Key};
 use cairn_sim::{Fault, OpSet};
 
@@ -100,20 +100,30 @@ fn check_left(
     }
 }
 
-/// Drains a set with extents that cannot be copied, and makes the drives well again.
+/// Drains a set with some extents that cannot be copied.
 ///
 /// # Errors
 /// Other extents are dirty after the drain, or the content is another one.
-pub fn drain_spoiled(lab: &Lab, made: &Made, rng: &mut fastrand::Rng) -> Result<(), String> {
+pub fn drain_some(lab: &Lab, made: &Made, rng: &mut fastrand::Rng) -> Result<(), String> {
     // What a killed process left volatile becomes durable.
     lab.close(&lab.open(&made.line, false));
     let before = dirty_of(&Cache::try_read(&lab.images()[0])?);
     let bad = draw(lab, rng)?;
-    spoil(lab, &bad);
+    drain_without(lab, made, &before, &bad).map_err(|what| format!("{bad:?}: {what}"))
+}
+
+/// Drains a set of which `bad` of the extents `before` cannot be copied. No fault is left.
+fn drain_without(
+    lab: &Lab,
+    made: &Made,
+    before: &[Key],
+    bad: &[(Key, Side)],
+) -> Result<(), String> {
+    spoil(lab, bad);
     let drained = lab.open_and_drain(&made.line).expect("no power cut");
     let images = lab.images();
     lab.drives().iter().for_each(|drive| drive.faults().clear());
-    check_left(&before, &bad, &images, &drained).map_err(|what| format!("{bad:?}: {what}"))?;
+    check_left(before, bad, &images, &drained)?;
     check(made, &images, drained.is_ok())
 }
 
@@ -145,13 +155,9 @@ fn extents_that_cannot_be_copied_stay_dirty_and_all_others_become_clean() {
             before.iter().take(900).map(|key| (*key, Side::Cache)).collect(),
         ] {
             let lab = lab_of(&made);
-            spoil(&lab, &bad);
-            let drained = lab.open_and_drain(&made.line).expect("no power cut");
-            let images = lab.images();
-            check_left(&before, &bad, &images, &drained).unwrap_or_else(|what| panic!("{what}"));
-            check(&made, &images, false).expect("it is sound");
+            let ended = drain_without(&lab, &made, &before, &bad);
+            ended.unwrap_or_else(|what| panic!("{what}"));
             // A second drain tries them again.
-            lab.drives().iter().for_each(|drive| drive.faults().clear());
             lab.open_and_drain(&made.line).expect("no power cut").expect("the drives are well");
             check(&made, &lab.images(), true).expect("it is sound");
         }
@@ -234,12 +240,8 @@ fn a_drain_goes_on_behind_a_region_of_thousands_of_extents_that_fail() {
     let before = dirty_in(&made);
     for side in [Side::Cache, Side::Backing] {
         let bad: Vec<(Key, Side)> = before[500..3500].iter().map(|key| (*key, side)).collect();
-        let lab = lab_of(&made);
-        spoil(&lab, &bad);
-        let drained = lab.open_and_drain(&made.line).expect("no power cut");
-        let images = lab.images();
-        check_left(&before, &bad, &images, &drained).unwrap_or_else(|what| panic!("{what}"));
-        check(&made, &images, false).expect("it is sound");
+        let ended = drain_without(&lab_of(&made), &made, &before, &bad);
+        ended.unwrap_or_else(|what| panic!("{side:?}: {what}"));
     }
 }
 
@@ -253,15 +255,7 @@ fn a_suspend_while_extents_fail_leaves_the_rest_for_the_next_drain() {
         let lab = lab_of(&made);
         let volume = lab.open(&made.line, false);
         spoil(&lab, &bad);
-        let suspended = volume.clone();
-        let meddle = || {
-            lab.world.block_on(1, |env| {
-                env.clone().spawn(async move {
-                    let _ = suspended.suspend(&env, SuspendMode::Flush).await;
-                });
-                std::future::ready(())
-            });
-        };
+        let meddle = || lab.start_suspend(&volume);
         let (drained, came) = lab.drain_until(&volume, step, meddle);
         assert!(drained.is_err(), "step {step}");
         is_busy |= drained.is_err_and(|line| line.contains("a suspend ended the drain"));

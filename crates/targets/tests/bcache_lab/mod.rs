@@ -229,6 +229,17 @@ impl Lab {
         (ended.take().expect("it has ended"), meddle.is_none())
     }
 
+    /// Starts a suspend.
+    pub fn start_suspend(&self, volume: &Arc<MappedDevice>) {
+        let volume = volume.clone();
+        self.world.block_on(1, |env| {
+            env.clone().spawn(async move {
+                let _ = volume.suspend(&env, SuspendMode::Flush).await;
+            });
+            std::future::ready(())
+        });
+    }
+
     /// Starts a flush of a drive by another user; it fails, and loses what is volatile.
     pub fn lose_by_another(&self, name: &str) {
         let drive = self.world.drive(name);

@@ -16,10 +16,10 @@
 //! is itself replaced by fresh nodes that list all children; these need no freeing keys, because
 //! the keys to the old children are in the old parent. The journal names a fresh root.
 
-use cairn_format::bcache::extents::overlay;
 use cairn_format::bcache::node::SET_HEADER_BYTES;
 use cairn_format::bcache::{INODE_MAX, Key, OFFSET_MAX, Pointer, SECTOR_BYTES};
 
+use super::extents::Extents;
 use super::lookup::upper;
 use super::node::BsetWrite;
 use super::split::{Fill, parts_of, split};
@@ -64,29 +64,27 @@ struct Change {
 }
 
 impl Tree {
-    /// Lays keys over the extents in memory; the leaves on the device are behind by these keys.
-    /// The keys are in order and do not overlap; those without a pointer make holes. `buckets`
-    /// counts what changes.
+    /// Lays keys over the extents in memory, one after the other; the leaves on the device are
+    /// behind by these keys. Those without a pointer make holes. `buckets` counts what changes.
+    /// Keys in order take the least time.
     pub fn apply(&mut self, keys: &[Key], buckets: &mut Buckets) {
-        let mut keys = keys.iter().copied().peekable();
-        let mut behind: Option<Key> = None;
-        while let Some(first) = behind.take().or_else(|| keys.next()) {
-            let index = self.leaf_of(first.begin());
-            let leaf = &self.levels[0][index];
-            assert!(first.begin() < leaf.position(), "{TAKES}: {first:?}");
-            let (mut part, mut next) = (Vec::new(), Some(first));
-            while let Some(key) = next {
-                let end = upper(leaf, key.inode());
-                part.extend(key.part(0, end));
-                behind = key.part(end, OFFSET_MAX);
-                let goes_on = |key: &Key| behind.is_none() && key.begin() < leaf.position();
-                next = keys.next_if(goes_on);
-            }
-            let mut merged = Vec::with_capacity(leaf.extents().len() + part.len());
-            overlay(leaf.extents(), &part, &mut merged);
-            merged.retain(|key| key.cached_at().is_some());
-            buckets.replace(leaf.extents(), &merged);
-            self.levels[0][index].set_extents(merged);
+        keys.iter().for_each(|key| self.lay(key, buckets));
+    }
+
+    /// Lays one key over the extents in memory.
+    fn lay(&mut self, key: &Key, buckets: &mut Buckets) {
+        let mut rest = Some(*key);
+        while let Some(key) = rest {
+            let index = self.leaf_of(key.begin());
+            let leaf = &mut self.levels[0][index];
+            assert!(key.begin() < leaf.position(), "{TAKES}: {key:?}");
+            let end = upper(leaf, key.inode());
+            rest = key.part(end, OFFSET_MAX);
+            let Some(part) = key.part(0, end) else { return };
+            let bucket_sectors = self.geometry.bucket_sectors();
+            let uncount = |old: &Key| buckets.replace(std::slice::from_ref(old), &[]);
+            leaf.extents_mut().lay(&part, bucket_sectors, uncount);
+            buckets.count(&part);
         }
     }
 
@@ -117,7 +115,8 @@ impl Tree {
                 continue;
             }
             let leaf = &self.levels[0][index];
-            let parts = split(leaf.extents(), self.node_bytes(), fill);
+            let extents: Vec<Key> = leaf.extents().iter().copied().collect();
+            let parts = split(&extents, self.node_bytes(), fill);
             let needed = match fill {
                 Fill::Roomy => {
                     let fresh = fresh_leaves + parts.len();
@@ -218,7 +217,7 @@ impl Tree {
             let set = node.append(part, self.magic, self.geometry.block_bytes());
             writes.fresh.push(set.expect("a part fits into a node"));
             if is_leaf {
-                node.set_extents(part.to_vec());
+                *node.extents_mut() = Extents::of(part);
             }
             nodes.push(node);
         }

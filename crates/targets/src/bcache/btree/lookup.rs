@@ -20,8 +20,7 @@ impl Tree {
     /// What lies at a sector of a volume.
     pub fn find(&self, inode: u32, sector: u64) -> Found {
         let leaf = &self.levels[0][self.leaf_of((inode, sector))];
-        let extents = leaf.extents();
-        match extents.get(leaf.first_behind((inode, sector))) {
+        match leaf.extents().find((inode, sector)) {
             Some(key) if key.inode() == inode && key.start() <= sector => {
                 Found::Extent(key.part(sector, OFFSET_MAX).expect("it goes beyond the sector"))
             }
@@ -33,10 +32,9 @@ impl Tree {
     /// The extents of a volume from a sector on.
     pub fn extents_from(&self, inode: u32, sector: u64) -> impl Iterator<Item = &Key> {
         let first = self.leaf_of((inode, sector));
-        let extents = self.levels[0][first..].iter().flat_map(|leaf| leaf.extents());
-        extents
-            .skip_while(move |key| key.position() <= (inode, sector))
-            .take_while(move |key| key.inode() == inode)
+        let behind = self.levels[0][first + 1..].iter().flat_map(|leaf| leaf.extents().iter());
+        let extents = self.levels[0][first].extents().iter_from((inode, sector)).chain(behind);
+        extents.take_while(move |key| key.inode() == inode)
     }
 
     /// The leaf for what begins at a position: the first whose own is behind it.

@@ -3,7 +3,7 @@
 use cairn_format::bcache::node::{SET_HEADER_BYTES, encode_set};
 use cairn_format::bcache::{Key, Pointer, SECTOR_BYTES, SetMagic};
 
-use super::directory::Directory;
+use super::extents::Extents;
 use super::unwritten::Span;
 
 /// A node of the tree.
@@ -14,8 +14,7 @@ pub(in super::super) struct Node {
     /// Where the next bset goes, in bytes.
     end: usize,
     /// Of a leaf.
-    extents: Vec<Key>,
-    directory: Directory,
+    extents: Extents,
 }
 
 /// Bytes to write to a node.
@@ -29,7 +28,7 @@ pub(super) struct BsetWrite {
 impl Node {
     /// A node whose bsets have `seq` and end at byte `end`.
     pub fn new(key: Key, seq: u64, end: usize) -> Node {
-        Node { key, seq, end, extents: Vec::new(), directory: Directory::default() }
+        Node { key, seq, end, extents: Extents::default() }
     }
 
     /// The key that leads to it.
@@ -48,47 +47,32 @@ impl Node {
     }
 
     /// The extents of a leaf.
-    pub fn extents(&self) -> &[Key] {
+    pub(super) fn extents(&self) -> &Extents {
         &self.extents
     }
 
-    /// The first extent of a leaf that ends behind a position, as its index.
-    pub(super) fn first_behind(&self, at: (u32, u64)) -> usize {
-        self.directory.first_behind(&self.extents, at)
+    /// The extents of a leaf, to change them.
+    pub(super) fn extents_mut(&mut self) -> &mut Extents {
+        &mut self.extents
     }
 
     /// The keys that bring a leaf on the device up to date in these sectors, which are in order.
     pub(super) fn keys_in(&self, part: &[Span]) -> Vec<Key> {
         let mut keys = Vec::with_capacity(part.len());
         for span in part {
-            let first = self.first_behind((span.inode, span.start));
-            span.keys_of(&self.extents[first..], &mut keys);
+            span.keys_of(self.extents.iter_from((span.inode, span.start)), &mut keys);
         }
         keys
     }
 
-    /// Replaces the extents of a leaf.
-    pub fn set_extents(&mut self, extents: Vec<Key>) {
-        self.directory = Directory::of(&extents);
-        self.extents = extents;
-    }
-
-    /// Adds an extent behind those of a leaf that is being read. Nothing finds it before
-    /// [`Node::retain_extents`].
+    /// Adds an extent behind those of a leaf that is being read.
     pub fn push_extent(&mut self, extent: Key) {
         self.extents.push(extent);
     }
 
     /// All extents of a leaf that is being read are there: gives back what was taken for more.
     pub fn shrink(&mut self) {
-        self.extents.shrink_to_fit();
-    }
-
-    /// Keeps the extents of a leaf for which `keep` answers true.
-    pub fn retain_extents(&mut self, keep: impl FnMut(&Key) -> bool) {
-        self.extents.retain(keep);
-        self.extents.shrink_to_fit();
-        self.directory = Directory::of(&self.extents);
+        self.extents.shrink();
     }
 
     /// Bytes that it has room for.

@@ -43,9 +43,13 @@ impl Span {
 
     /// Adds the keys that make a leaf have these extents, and no others, in these sectors. The
     /// extents are in order; the first is the first that ends behind the start.
-    pub(super) fn keys_of(mut self, extents: &[Key], keys: &mut Vec<Key>) {
+    pub(super) fn keys_of<'k>(
+        mut self,
+        extents: impl Iterator<Item = &'k Key>,
+        keys: &mut Vec<Key>,
+    ) {
         let end = (self.inode, self.end);
-        for extent in extents.iter().take_while(|key| key.begin() < end) {
+        for extent in extents.take_while(|key| key.begin() < end) {
             let part = extent.part(self.start, self.end).expect("they overlap");
             self.skip_to(part.start(), keys);
             self.start = part.end();
@@ -149,11 +153,11 @@ mod tests {
         let extents = [extent(0, 12), extent(12, 16), extent(20, 40)];
         let hole = |start, end| Key::new(1, end, end - start);
         let mut keys = Vec::new();
-        span(8, 24).keys_of(&extents, &mut keys);
+        span(8, 24).keys_of(extents.iter(), &mut keys);
         let part = |index: usize, start, end| extents[index].part(start, end).expect("within it");
         assert_eq!(keys, [part(0, 8, 12), extents[1], hole(16, 20), part(2, 20, 24)]);
         keys.clear();
-        span(100, 100 + SIZE_MAX + 1).keys_of(&[], &mut keys);
+        span(100, 100 + SIZE_MAX + 1).keys_of([].iter(), &mut keys);
         let cut = 100 + SIZE_MAX;
         assert_eq!(keys, [hole(100, cut), hole(cut, cut + 1)]);
     }

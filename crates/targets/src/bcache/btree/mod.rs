@@ -1,9 +1,9 @@
 //! The tree in memory: every node of every level, and the extents of each leaf.
 //!
-//! `node` is one node; `extents` are those of a leaf; `lookup` finds them; `insert` changes the tree
-//! in memory and plans how the leaves follow; `unwritten` is where leaves are behind; `split`
-//! cuts what a node no longer holds; `write` writes what was planned, and has the crash argument;
-//! `reference` is the reference model of the tests.
+//! `node` is one node; `extents` are those of a leaf; `lookup` finds them; `insert` changes them in
+//! memory and plans how the leaves on the device follow; `unwritten` is where these are behind;
+//! `split` cuts what a node no longer holds; `write` writes what was planned, and has the crash
+//! argument; `reference` is the reference model of the tests.
 //!
 //! # Invariants
 //! B1. The nodes of a level are in order; each has another position. The last has the highest one.

@@ -1,5 +1,5 @@
-//! Changing the tree in memory, and planning how the leaves on the device follow it: which nodes
-//! get a bset, which are replaced by fresh nodes, and what changes in the nodes above.
+//! Planning how the leaves on the device follow the tree in memory: which nodes get a bset, which
+//! are replaced by fresh nodes, and what changes in the nodes above.
 //!
 //! A plan is made in memory, without I/O, and is written by `write`. It covers as many unwritten
 //! sectors, from the first on, as there are buckets for: a leaf without room for another bset is
@@ -20,10 +20,8 @@ use cairn_format::bcache::node::SET_HEADER_BYTES;
 use cairn_format::bcache::{INODE_MAX, Key, OFFSET_MAX, Pointer, SECTOR_BYTES};
 
 use super::extents::Extents;
-use super::lookup::upper;
 use super::node::BsetWrite;
 use super::split::{Fill, parts_of, split};
-use super::unwritten::TAKES;
 use super::{Node, Tree, Unwritten};
 use crate::bcache::buckets::Buckets;
 
@@ -58,36 +56,12 @@ pub(in super::super) struct Plan {
 }
 
 /// A node and what takes its place.
-struct Change {
+struct Swap {
     old: Key,
     fresh: Vec<Key>,
 }
 
 impl Tree {
-    /// Lays keys over the extents in memory, one after the other; the leaves on the device are
-    /// behind by these keys. Those without a pointer make holes. `buckets` counts what changes.
-    /// Keys in order take the least time.
-    pub fn apply(&mut self, keys: &[Key], buckets: &mut Buckets) {
-        keys.iter().for_each(|key| self.lay(key, buckets));
-    }
-
-    /// Lays one key over the extents in memory.
-    fn lay(&mut self, key: &Key, buckets: &mut Buckets) {
-        let mut rest = Some(*key);
-        while let Some(key) = rest {
-            let index = self.leaf_of(key.begin());
-            let leaf = &mut self.levels[0][index];
-            assert!(key.begin() < leaf.position(), "{TAKES}: {key:?}");
-            let end = upper(leaf, key.inode());
-            rest = key.part(end, OFFSET_MAX);
-            let Some(part) = key.part(0, end) else { return };
-            let bucket_sectors = self.geometry.bucket_sectors();
-            let uncount = |old: &Key| buckets.replace(std::slice::from_ref(old), &[]);
-            leaf.extents_mut().lay(&part, bucket_sectors, uncount);
-            buckets.count(&part);
-        }
-    }
-
     /// Plans writes of as many unwritten sectors as there are buckets for. `next_seq` answers
     /// random numbers for fresh nodes, none of them 0.
     ///
@@ -102,7 +76,7 @@ impl Tree {
     ) -> Result<Plan, NoBucket> {
         let mut plan = Plan::default();
         let mut writes = LevelWrites::default();
-        let mut changes: Vec<(usize, Change, Vec<Node>)> = Vec::new();
+        let mut changes: Vec<(usize, Swap, Vec<Node>)> = Vec::new();
         let (mut fresh_leaves, block_bytes) = (0, self.geometry.block_bytes());
         let widest = self.widest();
         while let Some(first) = unwritten.first() {
@@ -136,7 +110,7 @@ impl Tree {
             let old = leaf.key();
             let nodes = self.fresh_nodes(&parts, old, buckets, &mut next_seq, &mut writes, true);
             let fresh = nodes.iter().map(Node::key).collect();
-            changes.push((index, Change { old, fresh }, nodes));
+            changes.push((index, Swap { old, fresh }, nodes));
         }
         plan.levels.push(writes);
         self.update_parents(&mut plan, changes, buckets, fill, next_seq);
@@ -228,7 +202,7 @@ impl Tree {
     fn update_parents(
         &mut self,
         plan: &mut Plan,
-        mut changes: Vec<(usize, Change, Vec<Node>)>,
+        mut changes: Vec<(usize, Swap, Vec<Node>)>,
         buckets: &mut Buckets,
         fill: Fill,
         mut next_seq: impl FnMut() -> u64,
@@ -280,12 +254,12 @@ impl Tree {
     fn update_level(
         &mut self,
         level: usize,
-        below: Vec<Change>,
+        below: Vec<Swap>,
         buckets: &mut Buckets,
         fill: Fill,
         next_seq: &mut impl FnMut() -> u64,
         writes: &mut LevelWrites,
-    ) -> Vec<(usize, Change, Vec<Node>)> {
+    ) -> Vec<(usize, Swap, Vec<Node>)> {
         let mut replaced = Vec::new();
         let mut below = below.into_iter().peekable();
         while let Some(first) = below.next() {
@@ -310,7 +284,7 @@ impl Tree {
             let parts = split(&children, self.node_bytes(), fill);
             let nodes = self.fresh_nodes(&parts, old, buckets, next_seq, writes, false);
             let fresh = nodes.iter().map(Node::key).collect();
-            replaced.push((index, Change { old, fresh }, nodes));
+            replaced.push((index, Swap { old, fresh }, nodes));
         }
         replaced
     }

@@ -1,9 +1,9 @@
 //! The tree in memory: every node of every level, and the extents of each leaf.
 //!
-//! `node` is one node; `extents` are those of a leaf; `lookup` finds them; `insert` changes them in
-//! memory and plans how the leaves on the device follow; `unwritten` is where these are behind;
-//! `split` cuts what a node no longer holds; `write` writes what was planned, and has the crash
-//! argument; `reference` is the reference model of the tests.
+//! `node` is one node; `extents` are those of a leaf; `lookup` finds them; `change` changes them in
+//! memory; `insert` plans how the leaves on the device follow; `unwritten` is where these are
+//! behind; `split` cuts what a node no longer holds; `write` writes what was planned, and has the
+//! crash argument; `reference` is the reference model of the tests.
 //!
 //! # Invariants
 //! B1. The nodes of a level are in order; each has another position. The last has the highest one.
@@ -20,6 +20,7 @@
 //!
 //! Memory: 25 bytes for an extent of a leaf that was read, 64 for a node.
 
+mod change;
 mod extents;
 mod insert;
 mod lookup;
@@ -36,6 +37,7 @@ use cairn_format::bcache::{Geometry, Key, SetMagic};
 
 use super::buckets::Buckets;
 
+pub(super) use change::Change;
 pub(super) use insert::{NoBucket, Plan};
 pub(super) use lookup::Found;
 pub(super) use node::Node;

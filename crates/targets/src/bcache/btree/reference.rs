@@ -29,6 +29,21 @@ pub fn lay_over(sectors: &mut Sectors, keys: &[Key]) {
     }
 }
 
+/// Swaps keys in a map: each sector that still leads to where `old` leads gets what `new` has.
+/// Answers how many did.
+pub fn replace_in(sectors: &mut Sectors, old: &Key, new: &Key) -> u64 {
+    let mut replaced = 0;
+    for sector in old.start()..old.end() {
+        let part = |key: &Key| key.part(sector, sector + 1).expect("within it");
+        let place = part(old).cached_at().map(|pointer| (pointer, old.is_dirty()));
+        if place.is_some() && sectors.get(&(old.inode(), sector)).copied() == place {
+            lay_over(sectors, &[part(new)]);
+            replaced += 1;
+        }
+    }
+    replaced
+}
+
 /// What extents amount to.
 pub fn sectors_of<'k>(keys: impl IntoIterator<Item = &'k Key>) -> Sectors {
     let mut sectors = Sectors::new();
@@ -158,6 +173,13 @@ impl Model {
             }
         }
         plan.replaced.iter().for_each(|pointer| self.buckets.node_replaced(*pointer));
+    }
+
+    /// The counts of the buckets are those of the extents in memory.
+    pub fn check_counts(&self) {
+        let mut recount = Buckets::new(self.geometry(), &[]);
+        self.tree.extents().for_each(|key| recount.count(key));
+        assert_eq!(self.buckets.counts(), recount.counts());
     }
 
     /// Reads the tree from the device, from the root that is in memory. Its nodes must be those in

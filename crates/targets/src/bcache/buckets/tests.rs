@@ -6,6 +6,13 @@ use cairn_format::bcache::{Age, Generation, Geometry, Key, Pointer, STALE_MAX};
 
 use super::Buckets;
 
+impl Buckets {
+    /// Sectors of extents, and of dirty ones, of each bucket.
+    pub fn counts(&self) -> Vec<(u32, u32)> {
+        self.buckets.iter().map(|bucket| (bucket.live, bucket.dirty)).collect()
+    }
+}
+
 /// Buckets 2 to 129 of 16 sectors, all of generation 5.
 fn buckets() -> Buckets {
     let geometry = Geometry::new(1, 16, 130, 2).expect("legal");

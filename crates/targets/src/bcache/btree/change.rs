@@ -31,18 +31,27 @@ impl Tree {
     /// Lays keys over the extents in memory, one after the other. Those without a pointer make
     /// holes. Keys in order take the least time.
     pub fn apply(&mut self, keys: &[Key], buckets: &mut Buckets) {
+        let mut leaf = 0;
         for key in keys {
-            self.lay(key, buckets);
+            self.lay_near(&mut leaf, key, buckets);
         }
     }
 
     /// Lays one key over the extents in memory. Without a pointer it makes a hole.
     pub fn lay(&mut self, key: &Key, buckets: &mut Buckets) -> Change {
+        self.lay_near(&mut 0, key, buckets)
+    }
+
+    /// The same. The key begins in the leaf `index`, perhaps; answers in which one it ends.
+    fn lay_near(&mut self, index: &mut usize, key: &Key, buckets: &mut Buckets) -> Change {
         let bucket_sectors = self.geometry.bucket_sectors();
         let (mut change, mut rest) = (Change::default(), Some(*key));
         while let Some(key) = rest {
-            let index = self.leaf_of(key.begin());
-            let leaf = &mut self.levels[0][index];
+            let upto = self.levels[0][*index].position();
+            if key.begin() < self.after(0, *index) || key.begin() >= upto {
+                *index = self.leaf_of(key.begin());
+            }
+            let leaf = &mut self.levels[0][*index];
             assert!(key.begin() < leaf.position(), "{TAKES}: {key:?}");
             let end = upper(leaf, key.inode());
             rest = key.part(end, OFFSET_MAX);

@@ -29,6 +29,8 @@ type Position = (u32, u64);
 #[derive(Default)]
 pub(super) struct Extents {
     chunks: Vec<Chunk>,
+    /// Behind the key that was laid last, where a key in order belongs. Only a hint.
+    next: Place,
 }
 
 struct Chunk {
@@ -44,7 +46,7 @@ impl Chunk {
 }
 
 /// Where an extent is: its chunk, and its index there.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Place {
     chunk: usize,
     index: usize,
@@ -54,7 +56,7 @@ impl Extents {
     /// These extents, which are in order.
     pub fn of(extents: &[Key]) -> Extents {
         let chunks = extents.chunks(CHUNK).map(|some| Chunk::new(some.to_vec()));
-        Extents { chunks: chunks.collect() }
+        Extents { chunks: chunks.collect(), next: Place::default() }
     }
 
     /// All of them, in order.
@@ -118,7 +120,10 @@ impl Extents {
     /// without a pointer only makes a hole. `removed` gets each part that was replaced, in order. A
     /// key that continues the extent before it in its bucket makes that longer.
     pub fn lay(&mut self, key: &Key, bucket_sectors: u64, mut removed: impl FnMut(&Key)) {
-        let from = self.seek(key.begin());
+        let from = match self.is_first_behind(self.next, key.begin()) {
+            true => self.next,
+            false => self.seek(key.begin()),
+        };
         let (mut to, mut before, mut behind) = (from, None, None);
         while let Some(old) = self.get(to).filter(|old| old.begin() < key.position()) {
             // None of a key without length.
@@ -158,6 +163,15 @@ impl Extents {
         let chunk = count_first(&self.chunks, |chunk| chunk.end <= at);
         let extents = self.chunks.get(chunk).map_or(&[][..], |chunk| &chunk.extents);
         Place { chunk, index: count_first(extents, |extent| extent.position() <= at) }
+    }
+
+    /// True if a place is that of the first extent that ends behind a position. May be false for
+    /// the first extent of a chunk.
+    fn is_first_behind(&self, place: Place, at: Position) -> bool {
+        let Some(chunk) = self.chunks.get(place.chunk) else { return false };
+        let before = place.index.checked_sub(1).and_then(|before| chunk.extents.get(before));
+        before.is_some_and(|extent| extent.position() <= at)
+            && chunk.extents.get(place.index).is_some_and(|extent| extent.position() > at)
     }
 
     fn get(&self, at: Place) -> Option<&Key> {
@@ -204,6 +218,7 @@ impl Extents {
             }
             index += 1;
         }
+        self.next = Place { chunk, index };
         let is_smaller = index < upto;
         if is_smaller {
             extents.drain(index..upto);

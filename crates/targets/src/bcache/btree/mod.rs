@@ -18,7 +18,7 @@
 //!     device with the open entries over them are the tree in memory, but for extents that became
 //!     clean.
 //!
-//! Memory: 25 bytes for an extent of a leaf that was read, 64 for a node.
+//! Memory: 25 bytes for an extent of a leaf that was read, 80 for a node.
 
 mod change;
 mod extents;

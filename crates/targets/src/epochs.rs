@@ -38,7 +38,7 @@ pub(crate) struct Epochs<const STRIPES: usize> {
 }
 
 /// The counter that a request entered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Epoch {
     stripe: u32,
     phase: u32,

@@ -50,7 +50,7 @@ const ROWS: &[Row] = &[
 ];
 
 fn of_set(volume: &Bcache, look: impl FnOnce(&Set) -> u64) -> Value {
-    volume.set.lock().as_ref().map_or(Value::Absent, |set| Value::Gauge(look(set)))
+    volume.look(look).map_or(Value::Absent, Value::Gauge)
 }
 
 fn of_backing(volume: &Bcache, look: impl FnOnce(&BackingSuperblock) -> Value) -> Value {

@@ -29,6 +29,7 @@ pub const SPEC: Spec = Spec {
         options: OPTIONS,
     },
     status_fields: super::status::STATUS_FIELDS,
+    messages: super::message::MESSAGES,
     measure: Some(super::measure::MEASURE),
     ..Spec::plain(
         "bcache",

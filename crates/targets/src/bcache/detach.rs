@@ -28,7 +28,6 @@
 
 use std::sync::Arc;
 
-use cairn_block::sync::atomic::Ordering;
 use cairn_block::{ConfigError, Env, IoResult, MessageError, mutants};
 use cairn_format::bcache::{BackingState, BackingSuperblock, Superblock, Uuid};
 
@@ -167,6 +166,7 @@ impl Bcache {
             return failed(format!("{name}: the device is open read-only"));
         }
         let _turn = self.draining.lock().await;
+        let _state = self.states.lock().await;
         let superblock = self.backing.lock().clone();
         let mut superblock = superblock.expect("a live volume has read its superblock");
         let is_clean = matches!(superblock.state(), BackingState::None | BackingState::Clean);
@@ -195,19 +195,15 @@ impl Bcache {
 
     /// Step 3. A failure changes nothing for the backing device.
     async fn forget_volume(&self, env: &Env, uuid: Uuid) {
-        let Some(cache) = &self.cache else { return };
-        let session = Session { env, cache, set: &self.set, readers: &self.readers };
-        let name = &cache.device().argument;
+        let Some(core) = &self.core else { return };
+        let name = &core.cache.device().argument;
         let now_s = env.unix_time().as_secs() as u32;
         let kept = "the set still names the backing device, which is detached all the same";
-        match session.forget_volume(uuid, now_s).await {
+        let forget = async |session: &Session<'_>| session.forget_volume(uuid, now_s).await;
+        match core.change(env, forget).await {
             Ok(true) => {}
             Ok(false) => tracing::info!("{name}: no room for the array of uuids: {kept}"),
-            Err(error) => {
-                // The set in memory may name what is not on the device.
-                self.broken.store(true, Ordering::Relaxed);
-                tracing::warn!("{name}: the array of uuids: {error}: {kept}");
-            }
+            Err(error) => tracing::warn!("{name}: the array of uuids: {error}: {kept}"),
         }
     }
 }

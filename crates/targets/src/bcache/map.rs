@@ -8,6 +8,7 @@ use super::btree::Found;
 use super::config::Devices;
 use super::status::Count;
 use super::volume::Bcache;
+use super::word::{Class, Word};
 use crate::epochs::Epoch;
 
 /// Where the head of a read goes.
@@ -26,13 +27,14 @@ impl Bcache {
     pub(super) fn map_request<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         match request.op {
             Op::Read => self.map_read(env, request),
-            Op::Flush => Verdict::Completed,
-            Op::Write | Op::Discard | Op::WriteZeroes => self.refuse_write(),
+            Op::Flush => self.map_flush(env, request),
+            Op::Write | Op::WriteZeroes => self.map_write(env, request),
+            Op::Discard => self.refuse_write(),
         }
     }
 
     /// Nothing is written for clients. The log says so once.
-    fn refuse_write<'a>(&self) -> Verdict<'a> {
+    pub(super) fn refuse_write<'a>(&self) -> Verdict<'a> {
         if !self.read_only && !self.is_told.swap(true, Ordering::Relaxed) {
             let volume = &self.config.volume;
             tracing::warn!(
@@ -47,13 +49,20 @@ impl Bcache {
             let is_suspect = self.is_suspect.load(Ordering::Relaxed);
             return if is_suspect { Plan::Fail } else { Plan::Backing { count: want } };
         }
-        let guard = self.set.lock();
-        let Some(set) = guard.as_ref() else { return Plan::Fail };
+        let core = self.core.as_ref().expect("a volume that is not bare has a cache");
+        let mut guard = core.lock();
+        let Some(set) = guard.as_mut() else { return Plan::Fail };
+        if set.changes.are_lost(self.inode(), from, from + want) {
+            return Plan::Fail;
+        }
         match set.tree.find(self.inode(), from) {
             Found::Extent(key) => {
                 let pointer = key.cached_at().expect("an extent leads somewhere");
-                let epoch = self.readers.enter(env.reactor(), 0);
-                Plan::Cache { sector: pointer.sector(), count: want.min(key.sectors()), epoch }
+                let (sector, count) = (pointer.sector(), want.min(key.sectors()));
+                set.buckets.touch(sector);
+                set.buckets.requested(count);
+                let epoch = core.readers.enter(env.reactor(), 0);
+                Plan::Cache { sector, count, epoch }
             }
             Found::Hole { end } => {
                 let count = want.min(end - from);
@@ -71,7 +80,7 @@ impl Bcache {
             Plan::Cache { sector, count, epoch } => {
                 self.counters.add(env, Count::Hits as usize, 1);
                 request.accept(SectorCount(count));
-                request.watch(epoch.to_word());
+                request.watch(Word { class: Class::Hit, epoch, number: 0 }.to_word());
                 let cache = self.config.devices.cache().expect("it has extents");
                 Verdict::Remapped { disk: cache.disk.as_ref(), sector: Sector(sector) }
             }
@@ -91,9 +100,16 @@ impl Bcache {
         }
     }
 
-    /// Only reads of the cache are watched.
     pub(super) fn end_request(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {
-        self.readers.leave(env.reactor(), Epoch::of_word(request.word()));
-        EndIo::Done(result)
+        let word = Word::of_word(request.word());
+        match word.class {
+            Class::Hit => {
+                let core = self.core.as_ref().expect("it was read");
+                core.readers.leave(env.reactor(), word.epoch);
+                EndIo::Done(result)
+            }
+            Class::Insert => self.end_insert(env, request, word, result),
+            Class::Around => self.end_around(request, word, result),
+        }
     }
 }

@@ -1,41 +1,51 @@
 //! `bcache`: a cache set as Linux bcache makes it: a cache device with buckets, and a backing
-//! device or a volume that is all in the cache. Read, and drained; not written yet.
+//! device or a volume that is all in the cache.
 //!
 //! ```text
-//!     reads                       cache device
-//!       |                         +------------+---------+---------------------------------+
-//! map.rs v                        | superblock | journal | buckets: data, nodes, uuids ... |
-//!   +----------------+            +------------+---------+---------------------------------+
-//!   | extent         |--- hit -------------------------------------->   |  ^ set, btree, journal
-//!   | hole           |--- miss ---.                                     |  | (keys become clean)
-//!   +----------------+            v                                     v writeback
-//!                           backing device: superblock | data  <--------'
+//!          requests                     cache device
+//!             |                         +------------+---------+---------------------------------+
+//!     map.rs  v  writes.rs              | superblock | journal | buckets: data, nodes, uuids ... |
+//!   +-------------------+               +------------+---------+---------------------------------+
+//!   | extent            |--- hit ------------------------------------->   |  ^ set, btree, journal
+//!   | write             |--- cache --- data, then its key ------------>   |  | (checkpoints, commits)
+//!   | hole, other write |--- miss, around --.                             |  |
+//!   +-------------------+                   v                             v writeback
+//!                           backing device: superblock | data  <----------'
 //! ```
 //!
-//! Rooms: `config` (the table line), `attributes` and `status` (what is reported), `volume` (the
-//! target: opening and ending), `superblocks` (reading, checking, and writing that of the backing
-//! device), `measure` (the length of a line), `map` (verdicts), `set` (what is in memory
-//! of the cache, opening, sessions), `journal` (the ring), `btree` (nodes, lookup, insertion,
-//! splits, writing), `buckets` (what each holds, allocation), `writeback` (batches, the drain),
-//! `detach` (the backing device leaves its set), `canary` (planted ordering bugs).
+//! Rooms: `config` (the table line), `attributes`, `status` and `message` (what is reported and
+//! changed), `volume` (the target), `stop` (its suspend), `superblocks` (reading, checking, and
+//! writing that of the backing device), `states` (`dirty` and `clean`), `measure` (the length of a
+//! line), `map` (verdicts of reads), `writes` (those of writes), `route` (where a write goes),
+//! `word` (what a watched request says), `backing` (what clients write there, and its flushes),
+//! `set` (what is in memory of the cache, opening, changing it), `journal` (the ring, and group
+//! commits), `btree` (nodes, lookup, changes, splits, writing), `buckets` (what each holds,
+//! allocation), `writeback` (batches, in the background and in a drain), `detach` (the backing
+//! device leaves its set), `canary` (planted ordering bugs).
 //!
 //! # Invariants
-//! I1. Without a drain or a detach no byte is written to any device, at no opening and at no
-//!     ending.
-//! I2. A drain changes no content: each sector of the volume reads the same at any time, and after
-//!     any crash.
+//! I1. Without a write of a client, a drain, a detach or a message no byte is written to any device,
+//!     at no opening and at no ending.
+//! I2. A drain, a checkpoint and an eviction change no content: each sector of the volume reads the
+//!     same at any time, and after any crash.
 //! I3. A key becomes clean only after its data is durable on the backing device (R2, R10).
 //! I4. A session that ends anywhere leaves a set that opens, here and in a kernel, with every dirty
-//!     key whose data the backing device lacks. What a crash leaves is argued in `writeback`,
-//!     `set::session` and `btree::write`.
+//!     key whose data the backing device lacks. What a crash leaves is argued in `writes`,
+//!     `journal::groups`, `set::checkpoint`, `writeback`, `set::session` and `btree::write`.
 //! I5. A bucket is reused only if no key that counts leads to it (K1), and the requests that had
 //!     found one have ended (R6).
-//! I6. The backing device is called clean only when nothing in the cache is dirty, durably (R11).
+//! I6. The backing device is called clean only when nothing in the cache is dirty, durably; it is
+//!     called dirty, durably, before something is (R11).
+//! I7. A flush ends well only if the keys of all writes that had completed are durable, and the
+//!     backing device was flushed after those that went there (R1).
+//! I8. No data is sent to the backing device where a key of the cache may hide it after a power cut
+//!     (R9, N5).
 //!
-//! What may be stale (R13): this version writes no write-intent map, so clean extents are
-//! served as the kernel does, with a warning.
+//! What may be stale (R13): this version writes no write-intent map, so clean extents that it finds
+//! are served as the kernel does, with a warning.
 
 mod attributes;
+mod backing;
 mod btree;
 mod buckets;
 #[cfg(feature = "canary")]
@@ -45,13 +55,19 @@ mod detach;
 mod journal;
 mod map;
 mod measure;
+mod message;
+mod route;
 mod set;
+mod states;
 mod status;
+mod stop;
 mod superblocks;
 #[cfg(test)]
 mod tests;
 mod volume;
+mod word;
 mod writeback;
+mod writes;
 
 #[cfg(not(feature = "canary"))]
 mod canary {

@@ -25,9 +25,10 @@ pub const STATUS_FIELDS: &[Field] = &[
 pub(super) enum Count {
     Hits,
     Misses,
+    Writes,
 }
 
-pub(super) const COUNTERS: usize = 2;
+pub(super) const COUNTERS: usize = 3;
 
 impl Bcache {
     /// The attachment state of the volume, in the words of sysfs.
@@ -41,8 +42,8 @@ impl Bcache {
 
     /// How much of the cache has neither dirty data nor metadata.
     pub(super) fn available(&self) -> Value {
-        let set = self.set.lock();
-        set.as_ref().map_or(Value::Absent, |set| Value::Gauge(set.buckets.available_percent()))
+        let available = self.look(|set| 100 - set.buckets.in_use_percent());
+        available.map_or(Value::Absent, Value::Gauge)
     }
 
     pub(super) fn make_report(&self) -> Report {
@@ -66,10 +67,7 @@ impl Bcache {
     ) -> Result<Vec<Extent>, IoError> {
         let from = self.first + range.start.0;
         let want = range.count.0;
-        let found = {
-            let set = self.set.lock();
-            set.as_ref().map(|set| set.tree.find(self.inode(), from))
-        };
+        let found = self.look(|set| set.tree.find(self.inode(), from));
         let (kind, count) = match found {
             Some(Found::Extent(key)) => (ExtentKind::Data, want.min(key.sectors())),
             Some(Found::Hole { end }) => (ExtentKind::Hole, want.min(end - from)),
@@ -98,10 +96,8 @@ impl Bcache {
     pub(super) fn what_is_dirty(&self) -> Option<Dirty> {
         let sectors = self.dirty_sectors.load(Ordering::Relaxed);
         let Devices::Cached { backing, cache } = &self.config.devices else { return None };
-        let block = {
-            let set = self.set.lock();
-            set.as_ref().map_or(1, |set| u64::from(set.superblock.geometry().block_sectors()))
-        };
+        let block = self.look(|set| u64::from(set.superblock.geometry().block_sectors()));
+        let block = block.unwrap_or(1);
         (sectors > 0).then(|| Dirty {
             sectors: SectorCount(sectors),
             block: SectorCount(block),

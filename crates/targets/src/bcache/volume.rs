@@ -6,21 +6,23 @@
 //! Opening for more than reading flushes both devices before anything that it reads is relied on
 //! (R12): a killed server leaves completed writes in volatile caches.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use cairn_block::sync::Mutex;
-use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use cairn_block::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use cairn_block::{
     Attribute, Claim, ClaimKind, ConfigError, ConfigKind, Copier, Counters, Ctor, Dirty, Disk,
     EndIo, Env, Extent, IoError, IoResult, Limits, LocalFuture, MessageError, Report, Request,
-    Sector, SectorCount, SectorRange, SuspendMode, Target, Verdict, mutants,
+    RequestId, Sector, SectorCount, SectorRange, SuspendMode, Target, Verdict, mutants,
 };
-use cairn_format::bcache::{BackingState, BackingSuperblock};
+use cairn_format::bcache::{BackingState, BackingSuperblock, CacheMode};
 
+use super::backing::Traffic;
 use super::config::{Config, Devices, SPEC};
-use super::set::{CacheDevice, Set, open};
+use super::set::{Core, Set, open};
 use super::superblocks::{intact, read_superblocks};
 use super::writeback::COPY_BYTES;
+use super::writes::Ready;
 use crate::args::Device;
 use crate::blank::unreadable;
 use crate::epochs::Epochs;
@@ -38,31 +40,50 @@ pub const KIND: TargetKind =
 
 /// The target.
 pub struct Bcache {
+    me: Weak<Bcache>,
     pub(super) config: Config,
     pub(super) read_only: bool,
     /// The first sector of the volume on the backing device; keys count from there, too.
     pub(super) first: u64,
+    /// Bytes of a block of the set.
+    block_bytes: u32,
     /// Where the cache may have had newer data, which is not there.
     pub(super) is_suspect: AtomicBool,
-    pub(super) cache: Option<CacheDevice>,
-    /// The set; none before the first resume, and without a cache.
-    pub(super) set: Mutex<Option<Set>>,
+    /// What it shares with other volumes of the set; none without a cache.
+    pub(super) core: Option<Arc<Core>>,
     /// The volume's number in the set.
     pub(super) inode: AtomicU64,
-    /// Requests that read from the cache device.
-    pub(super) readers: Arc<Epochs<1>>,
+    /// Requests that write to the cache device.
+    pub(super) writers: Arc<Epochs<1>>,
+    /// For what the set and the superblock of the backing device are ready, as a number of
+    /// [`super::writes::Ready`], and for what they are to be.
+    pub(super) ready: AtomicU8,
+    pub(super) wanted: AtomicU8,
+    /// What clients write to the backing device.
+    pub(super) traffic: Traffic,
+    /// A task makes them ready, and the requests that wait for that.
+    pub(super) beginning: AtomicBool,
+    /// The task runs that writes back in the background.
+    pub(super) is_writing_back: AtomicBool,
+    pub(super) parked: Mutex<Vec<RequestId>>,
     pub(super) counters: Counters<{ super::status::COUNTERS }>,
     /// The superblock of the backing device, as it is there.
     pub(super) backing: Mutex<Option<BackingSuperblock>>,
     pub(super) copier: Copier,
     /// One drain at a time.
     pub(super) draining: Fair<()>,
+    /// The state in the superblock of the backing device was written since the last resume.
+    pub(super) has_written_state: AtomicBool,
+    /// One writer of the superblock of the backing device at a time.
+    pub(super) states: Fair<()>,
     /// Sectors that only the cache has.
     pub(super) dirty_sectors: AtomicU64,
     /// A suspend has begun: a drain ends early.
     pub(super) suspending: AtomicBool,
-    /// The set could not be written: nothing more is, until it is opened again.
-    pub(super) broken: AtomicBool,
+    /// The next suspend writes back what is dirty.
+    pub(super) flush_on_suspend: AtomicBool,
+    /// No request is left: writeback ends.
+    pub(super) resting: AtomicBool,
     /// A client was told that nothing is written for it.
     pub(super) is_told: AtomicBool,
 }
@@ -78,22 +99,38 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
     refuse_volume(&config, ctor.read_only)?;
     let superblocks = read_superblocks(env, &config, ctor.read_only).await?;
     let first = superblocks.backing.as_ref().map_or(0, BackingSuperblock::data_offset);
-    let cache = config.devices.cache().cloned().map(CacheDevice::new);
-    Ok(Arc::new(Bcache {
+    let block = superblocks.cache.as_ref().map_or(0, |cache| cache.geometry().block_bytes());
+    let reactors = env.post().reactors();
+    let core = config
+        .devices
+        .cache()
+        .cloned()
+        .map(|device| Core::new(reactors, device, &config.volume, ctor.failures.clone()));
+    Ok(Arc::new_cyclic(|me| Bcache {
+        me: me.clone(),
         read_only: ctor.read_only,
         first,
+        block_bytes: block as u32,
         is_suspect: AtomicBool::new(false),
-        cache,
-        set: Mutex::new(None),
+        core,
         inode: AtomicU64::new(0),
-        readers: Epochs::new(env.post().reactors()),
+        writers: Epochs::new(reactors),
+        ready: AtomicU8::new(Ready::Read as u8),
+        wanted: AtomicU8::new(Ready::Read as u8),
+        traffic: Traffic::new(ctor.failures.clone()),
+        beginning: AtomicBool::new(false),
+        is_writing_back: AtomicBool::new(false),
+        parked: Mutex::default(),
         counters: Counters::new(env),
         backing: Mutex::new(superblocks.backing),
         copier: Copier::new(COPY_BYTES),
         draining: Fair::new(()),
+        has_written_state: AtomicBool::new(false),
+        states: Fair::new(()),
         dirty_sectors: AtomicU64::new(0),
         suspending: AtomicBool::new(false),
-        broken: AtomicBool::new(true),
+        flush_on_suspend: AtomicBool::new(false),
+        resting: AtomicBool::new(false),
         is_told: AtomicBool::new(false),
         config,
     }))
@@ -121,17 +158,51 @@ impl Bcache {
 
     /// True if the set could not be written, and was not opened again since.
     pub(super) fn is_broken(&self) -> bool {
-        self.broken.load(Ordering::Relaxed)
+        self.core.as_ref().is_some_and(|core| core.is_broken())
+    }
+
+    /// Looks at the set, if it is open.
+    pub(super) fn look<T>(&self, look: impl FnOnce(&Set) -> T) -> Option<T> {
+        self.core.as_ref().and_then(|core| core.lock().as_ref().map(look))
+    }
+
+    /// True if no request is left, and the tasks of the volume end.
+    pub(super) fn is_resting(&self) -> bool {
+        self.resting.load(Ordering::Relaxed)
+    }
+
+    /// What the volume does with writes.
+    pub(super) fn mode(&self) -> CacheMode {
+        let backing = self.backing.lock();
+        backing.as_ref().map_or(CacheMode::Writeback, BackingSuperblock::mode)
+    }
+
+    /// More, or fewer, sectors are dirty.
+    pub(super) fn add_dirty(&self, sectors: i64) {
+        self.dirty_sectors.fetch_add(sectors as u64, Ordering::Relaxed);
+    }
+
+    /// Starts a task that a suspend waits for.
+    pub(super) fn spawn(&self, env: &Env, task: impl AsyncFnOnce(&Bcache, &Env) + 'static) {
+        let volume = self.me.upgrade().expect("a target that is called is alive");
+        let core = self.core.as_ref().expect("it has a cache");
+        core.tasks.spawn(env, async move |env| task(&volume, env).await);
     }
 
     /// Opens the set. If it cannot be opened, no drain or detach works with what was open before.
     async fn start(&self, env: &Env) -> Result<(), ConfigError> {
-        self.broken.store(true, Ordering::Relaxed);
-        *self.set.lock() = None;
-        if let Some(cache) = &self.cache {
-            cache.open();
+        self.ready.store(Ready::Read as u8, Ordering::Relaxed);
+        self.has_written_state.store(false, Ordering::Relaxed);
+        self.wanted.store(Ready::Read as u8, Ordering::Relaxed);
+        if let Some(core) = &self.core {
+            core.close();
         }
         if !self.read_only {
+            if let Some(core) = &self.core {
+                let device = core.cache.device();
+                let written = core.cache.write_again(env).await;
+                written.map_err(|error| unreadable(device, "metadata", error))?;
+            }
             for device in
                 self.config.devices.cache().into_iter().chain(self.config.devices.backing())
             {
@@ -142,6 +213,9 @@ impl Bcache {
                 flushed.map_err(|error| unreadable(device, "flush", error))?;
             }
         }
+        if let Some(backing) = self.config.devices.backing() {
+            self.traffic.open(backing.disk.failures());
+        }
         let superblocks = read_superblocks(env, &self.config, self.read_only).await?;
         let first = superblocks.backing.as_ref().map_or(0, BackingSuperblock::data_offset);
         if let Some(device) = self.config.devices.backing().filter(|_| first != self.first) {
@@ -150,15 +224,15 @@ impl Bcache {
         }
         let state = superblocks.backing.as_ref().map(BackingSuperblock::state);
         *self.backing.lock() = superblocks.backing.clone();
-        match (&self.cache, superblocks.cache) {
-            (Some(cache), Some(superblock)) => {
-                let set = open(env, cache, superblock).await?;
+        match (&self.core, superblocks.cache) {
+            (Some(core), Some(superblock)) => {
+                let set = open(env, &core.cache, superblock).await?;
                 self.take_over(set, superblocks.backing.as_ref())?;
             }
             _ => self.serve_bare(state),
         }
-        self.broken.store(false, Ordering::Relaxed);
         self.suspending.store(false, Ordering::Relaxed);
+        self.resting.store(false, Ordering::Relaxed);
         Ok(())
     }
 
@@ -199,7 +273,7 @@ impl Bcache {
         self.inode.store(u64::from(inode), Ordering::Relaxed);
         let dirty_there = if is_flash { 0 } else { dirty };
         self.dirty_sectors.store(dirty_there, Ordering::Relaxed);
-        *self.set.lock() = Some(set);
+        self.core.as_ref().expect("it has a cache").open(set);
         self.report_found(cached, dirty, backing.map(BackingSuperblock::state));
         Ok(())
     }
@@ -251,11 +325,6 @@ impl Target for Bcache {
         self.end_request(env, request, result)
     }
 
-    /// Nothing is written on behalf of clients.
-    fn flush_copies(&self) -> u16 {
-        0
-    }
-
     fn lowers(&self) -> Vec<Arc<dyn Disk>> {
         let devices = self.config.devices.backing().into_iter().chain(self.config.devices.cache());
         devices.map(|device| device.disk.clone()).collect()
@@ -270,23 +339,43 @@ impl Target for Bcache {
     }
 
     fn limits(&self, stacked: Limits) -> Limits {
-        Limits { discard: false, read_only: true, ..stacked }
+        let is_bare = matches!(self.config.devices, Devices::Bare { .. });
+        let block = self.block_bytes;
+        Limits {
+            logical_block: stacked.logical_block.max(block),
+            physical_block: stacked.physical_block.max(block),
+            io_min: stacked.io_min.max(block),
+            discard: false,
+            fast_zero: false,
+            read_only: stacked.read_only || self.read_only || is_bare,
+            ..stacked
+        }
     }
 
     fn resume<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         Box::pin(self.start(env))
     }
 
-    fn presuspend(&self, _env: &Env, _mode: SuspendMode) {
+    fn presuspend(&self, env: &Env, mode: SuspendMode) {
         self.suspending.store(true, Ordering::Relaxed);
+        if let Some(core) = self.core.as_ref().filter(|_| mode == SuspendMode::NoFlush) {
+            core.hand_back(env);
+        }
     }
 
     fn presuspend_undo<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
         self.suspending.store(false, Ordering::Relaxed);
+        if let Some(core) = &self.core {
+            core.keep_requests();
+        }
         Box::pin(std::future::ready(()))
     }
 
-    /// Zero: no write of a client relies on the lower disks.
+    fn suspend<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(self.stop(env))
+    }
+
+    /// Zero: failures of the lower disks are handled here, not passed on.
     fn failures(&self) -> u64 {
         0
     }
@@ -309,6 +398,14 @@ impl Target for Bcache {
         self.config.args.to_string()
     }
 
+    fn message<'a>(
+        &'a self,
+        env: &'a Env,
+        words: &'a [&'a str],
+    ) -> LocalFuture<'a, Result<String, MessageError>> {
+        Box::pin(self.act_on_message(env, words))
+    }
+
     fn extents<'a>(
         &'a self,
         env: &'a Env,
@@ -327,6 +424,10 @@ impl Target for Bcache {
 
     fn drain<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), MessageError>> {
         Box::pin(self.write_all_back(env))
+    }
+
+    fn drain_in_suspend(&self) {
+        self.flush_on_suspend.store(true, Ordering::Relaxed);
     }
 
     fn detaches(&self) -> bool {

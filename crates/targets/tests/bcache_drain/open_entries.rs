@@ -7,8 +7,8 @@ use cairn_format::bcache::build::{Builder, WriteSectors};
 use cairn_format::bcache::journal::{ENTRIES_MAX, Header, encode, scan};
 use cairn_format::bcache::uuids::UuidEntry;
 use cairn_format::bcache::{
-    BackingState, CacheSuperblock, Generation, Key, NewCache, Pointer, Replacement, SECTOR_BYTES,
-    SUPERBLOCK_SECTOR, Uuid,
+    BackingState, CacheMode, CacheSuperblock, Generation, Key, NewCache, Pointer, Replacement,
+    SECTOR_BYTES, SUPERBLOCK_SECTOR, Uuid,
 };
 use cairn_sim::Image;
 
@@ -65,7 +65,7 @@ fn set(entries: u64, ring_buckets: u64) -> ([Image; 2], Vec<u8>) {
     let ring = superblock.journal_buckets();
     assert_eq!(ring.end - ring.start, ring_buckets);
     let mut content = vec![0; SECTORS as usize * SECTOR_BYTES];
-    let backing = backing_of(1, &content);
+    let backing = backing_of(1, &content, CacheMode::Writeback);
     for seq in 2..=entries {
         // An odd step: the entries of each `SECTORS` in a row have all sectors.
         let start = seq * 1031 % SECTORS;

@@ -186,11 +186,13 @@ impl Lab {
         ended
     }
 
-    pub fn try_write(&self, volume: &Arc<MappedDevice>) -> IoResult {
-        let disk: Arc<dyn Disk> = volume.clone();
+    pub fn try_write(&self, volume: &Arc<MappedDevice>, start: u64, bytes: &[u8]) -> IoResult {
+        let (disk, bytes): (Arc<dyn Disk>, _) = (volume.clone(), bytes.to_vec());
         self.world.block_on(1, |env| async move {
-            let range = SectorRange::new(Sector(0), SectorCount(8));
-            env.io(&disk, Io::write(range, env.segs(range.count))).await
+            let count = SectorCount::of_bytes(bytes.len() as u64);
+            let segs = env.segs(count);
+            segs.copy_in(0, &bytes);
+            env.io(&disk, Io::write(SectorRange::new(Sector(start), count), segs)).await
         })
     }
 

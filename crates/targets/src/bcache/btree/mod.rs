@@ -42,7 +42,7 @@ pub(super) use insert::{NoBucket, Plan};
 pub(super) use lookup::Found;
 pub(super) use node::Node;
 pub(super) use split::Fill;
-pub(super) use unwritten::Unwritten;
+pub(super) use unwritten::{Span, Unwritten};
 pub(super) use write::write_plan;
 
 /// See the module's description.

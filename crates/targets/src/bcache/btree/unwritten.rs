@@ -24,12 +24,21 @@ pub(in super::super) struct Span {
 }
 
 impl Span {
-    fn of(key: &Key) -> Span {
+    pub fn of(key: &Key) -> Span {
         Span { inode: key.inode(), start: key.start(), end: key.end() }
     }
 
     fn begin(&self) -> (u32, u64) {
         (self.inode, self.start)
+    }
+
+    fn finish(&self) -> (u32, u64) {
+        (self.inode, self.end)
+    }
+
+    /// True if both have a sector.
+    pub fn overlaps(&self, other: &Span) -> bool {
+        self.begin() < other.finish() && other.begin() < self.finish()
     }
 
     /// Adds holes for these sectors up to `end`, which is not beyond the end, and drops them.
@@ -98,6 +107,29 @@ impl Unwritten {
         self.spans.is_empty()
     }
 
+    /// True if some of these sectors are among them.
+    pub fn overlaps(&self, span: &Span) -> bool {
+        let first = self.spans.partition_point(|own| own.finish() <= span.begin());
+        self.spans.get(first).is_some_and(|own| own.begin() < span.finish())
+    }
+
+    /// Removes sectors.
+    pub fn remove(&mut self, span: &Span) {
+        if !self.overlaps(span) {
+            return;
+        }
+        let all = std::mem::take(&mut self.spans);
+        for own in all {
+            if own.inode != span.inode {
+                self.spans.push_back(own);
+                continue;
+            }
+            let before = Span { end: own.end.min(span.start), ..own };
+            let behind = Span { start: own.start.max(span.end), ..own };
+            self.spans.extend([before, behind].into_iter().filter(|it| it.start < it.end));
+        }
+    }
+
     /// Where the first sectors begin.
     pub(super) fn first(&self) -> Option<(u32, u64)> {
         self.spans.front().map(Span::begin)
@@ -146,6 +178,19 @@ mod tests {
         assert_eq!(unwritten.spans, [span(0, 20), span(30, 40)]);
         unwritten.add(&[extent(20, 30), extent(50, 50)]);
         assert_eq!(unwritten.spans, [span(0, 40)]);
+    }
+
+    #[test]
+    fn sectors_that_are_removed_are_cut_out() {
+        let mut unwritten = Unwritten::of(&[extent(0, 10), extent(20, 30), extent(40, 50)]);
+        assert!(unwritten.overlaps(&span(9, 12)) && !unwritten.overlaps(&span(10, 20)));
+        assert!(!unwritten.overlaps(&Span { inode: 2, start: 0, end: 90 }));
+        unwritten.remove(&span(5, 25));
+        assert_eq!(unwritten.spans, [span(0, 5), span(25, 30), span(40, 50)]);
+        unwritten.remove(&span(42, 44));
+        assert_eq!(unwritten.spans, [span(0, 5), span(25, 30), span(40, 42), span(44, 50)]);
+        unwritten.remove(&span(0, 99));
+        assert!(unwritten.is_empty());
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! The levels of a plan are written from the leaves up. In each level:
 //!
 //! 1. The fresh nodes, and of each appended bset all but its first block of the drive (the *tail*).
-//! 2. A flush, if there was any of these.
+//! 2. A flush, if there was any of these; of leaves always: it makes the data of their keys durable
+//!    (R3), which had completed when the plan was made.
 //! 3. The first block of each appended bset (the *head*), which has its header.
 //! 4. A flush.
 //!
@@ -25,9 +26,6 @@
 //!   count together.
 //! - Before the entry that names a fresh root: the old root, whole, with the old children.
 //!
-//! A key of a leaf leads to data that is durable: what the cache had when it was opened was flushed
-//! then, and nothing writes data since (R3).
-//!
 //! After the first write or flush that fails, the device counts as failed until it is opened again.
 
 use cairn_block::{Env, IoResult, mutants};
@@ -43,14 +41,16 @@ use crate::bcache::set::CacheDevice;
 /// The device failed.
 pub(in super::super) async fn write_plan(env: &Env, cache: &CacheDevice, plan: &Plan) -> IoResult {
     let head_bytes = cache.block_bytes();
-    for level in &plan.levels {
+    for (height, level) in plan.levels.iter().enumerate() {
         let (heads, tails): (Vec<_>, Vec<_>) =
             level.appended.iter().map(|bset| cut(bset, head_bytes)).unzip();
         let fresh = level.fresh.iter().map(|bset| (bset.sector, &bset.bytes[..]));
         let first: Vec<_> = fresh.chain(tails.into_iter().flatten()).collect();
         cache.write_all(env, &first).await?;
         let is_ordered = !planted(Bug::ParentBeforeChild);
-        if !first.is_empty() && is_ordered && !planted(Bug::HeadBeforeTail) {
+        // The data of the keys of leaves (R3), or tails and fresh nodes.
+        let is_volatile = height == 0 || !first.is_empty();
+        if is_volatile && is_ordered && !planted(Bug::HeadBeforeTail) {
             mutants::step("bcache: flush before the heads", (), cache.flush(env)).await?;
         }
         cache.write_all(env, &heads).await?;

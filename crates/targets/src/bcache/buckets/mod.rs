@@ -17,33 +17,81 @@
 //! K4. The counts are those of the tree in memory. They run ahead of the device while a plan is
 //!     written; [`Buckets::refill`] and [`Buckets::records`] are called when none is.
 
+mod open;
 #[cfg(test)]
 mod tests;
 
 use cairn_format::bcache::priorities::{METADATA, Record};
 use cairn_format::bcache::{Age, Generation, Geometry, Key, Pointer, STALE_MAX};
 
+pub(super) use open::OpenBuckets;
+
+/// The priority of a bucket that was just used.
+const JUST_USED: u16 = 0x8000;
+/// How many free buckets are kept for metadata.
+const RESERVE_MIN: usize = 4;
+const RESERVE_MAX: usize = 64;
+/// Free buckets are short if fewer than this part of all are left for data.
+const SHORT_PART: usize = 64;
+
 /// What is known of a bucket.
 #[derive(Clone, Copy, Default)]
 struct Bucket {
     generation: Generation,
-    /// How recently it was used: the priority at opening.
-    priority: u16,
+    /// When it was used last, by the clock of uses.
+    used_at: u32,
     /// How old the oldest stale pointer to it is.
     oldest: u8,
     /// It has something else than data.
     is_metadata: bool,
     /// It is among the free ones.
     is_free: bool,
+    /// Data is written to it until it is full.
+    is_open: bool,
+    /// How often its generation was raised since the priorities were planned last.
+    ahead: u8,
+    /// Writes of data in flight.
+    writing: u16,
     /// Sectors of extents, and of dirty ones.
     live: u32,
     dirty: u32,
+    /// The number of the checkpoint that was next when it lost sectors last.
+    lost_in: u32,
 }
 
 impl Bucket {
+    /// True if it has nothing, also on the device once the checkpoint `settled` has ended.
+    fn is_idle(&self, settled: u32) -> bool {
+        let is_in_use = self.is_metadata || self.is_open || self.is_free || self.writing > 0;
+        self.live == 0 && !is_in_use && self.lost_in <= settled
+    }
+
     /// K3: its next use makes no pointer too old.
     fn may_be_taken(&self) -> bool {
-        self.oldest.saturating_add(2) <= STALE_MAX
+        self.oldest.max(self.ahead).saturating_add(2) <= STALE_MAX
+    }
+
+    /// How recently it was used: [`JUST_USED`] if that was now.
+    fn priority(&self, clock: u32) -> u16 {
+        let ago = clock.saturating_sub(self.used_at).min(u32::from(JUST_USED) - 1);
+        JUST_USED - ago as u16
+    }
+
+    /// True if it has dirty data or metadata.
+    fn is_in_use(&self) -> bool {
+        self.dirty > 0 || self.is_metadata
+    }
+
+    /// True if it has only clean data, and no request writes to it.
+    fn is_clean(&self) -> bool {
+        let is_in_use = self.is_metadata || self.is_open || self.writing > 0;
+        self.live > 0 && self.dirty == 0 && !is_in_use
+    }
+
+    /// Gives it the next generation.
+    fn raise(&mut self) {
+        self.generation = self.generation.next();
+        self.ahead = self.ahead.saturating_add(1);
     }
 }
 
@@ -55,18 +103,43 @@ pub(super) struct Buckets {
     free: Vec<u64>,
     /// A generation is not that of the priorities on the device.
     has_changed: bool,
+    /// How many have dirty data or metadata.
+    in_use: usize,
+    /// The highest `ahead` of a bucket.
+    ahead: u8,
+    /// How many free ones are kept for metadata.
+    reserve: usize,
+    /// The clock of uses, and the sectors that were requested since it went on.
+    clock: u32,
+    requested: u64,
+    /// The number of the next checkpoint, and of the last that has ended.
+    next: u32,
+    settled: u32,
 }
 
 impl Buckets {
     /// Buckets as the device has them, all of them empty.
     pub fn new(geometry: Geometry, records: &[Record]) -> Buckets {
         let bucket = |record: &Record| {
-            let (generation, priority) = (record.generation, record.priority);
-            Bucket { generation, priority, ..Bucket::default() }
+            let used_at = u32::from(record.priority.min(JUST_USED));
+            Bucket { generation: record.generation, used_at, ..Bucket::default() }
         };
         let mut buckets: Vec<Bucket> = records.iter().map(bucket).collect();
         buckets.resize(geometry.buckets() as usize, Bucket::default());
-        Buckets { geometry, buckets, free: Vec::new(), has_changed: false }
+        let reserve = (geometry.buckets() as usize / 128).clamp(RESERVE_MIN, RESERVE_MAX);
+        Buckets {
+            geometry,
+            buckets,
+            free: Vec::new(),
+            has_changed: false,
+            in_use: 0,
+            ahead: 0,
+            reserve,
+            clock: u32::from(JUST_USED),
+            requested: 0,
+            next: 0,
+            settled: 0,
+        }
     }
 
     fn bucket_of(&self, pointer: Pointer) -> usize {
@@ -82,9 +155,20 @@ impl Buckets {
 
     // Opening.
 
+    fn set_metadata(&mut self, at: usize, is_metadata: bool) {
+        let was_in_use = self.buckets[at].is_in_use();
+        self.buckets[at].is_metadata = is_metadata;
+        let is_in_use = self.buckets[at].is_in_use();
+        self.count_in_use(was_in_use, is_in_use);
+    }
+
+    fn count_in_use(&mut self, was: bool, is: bool) {
+        self.in_use = self.in_use + usize::from(is) - usize::from(was);
+    }
+
     /// A structure or node is in this bucket.
     pub fn mark_metadata(&mut self, bucket: u64) {
-        self.buckets[bucket as usize].is_metadata = true;
+        self.set_metadata(bucket as usize, true);
     }
 
     /// A key of a node or of the journal as it is on the device, live or stale.
@@ -128,11 +212,20 @@ impl Buckets {
         let Some(pointer) = key.cached_at() else { return };
         let (at, sectors) = (self.bucket_of(pointer), key.sectors() as u32);
         let bucket = &mut self.buckets[at];
+        let was_in_use = bucket.is_in_use();
+        bucket.lost_in = self.next;
         bucket.live = by(bucket.live, sectors);
         bucket.dirty = by(bucket.dirty, if key.is_dirty() { sectors } else { 0 });
+        let is_in_use = bucket.is_in_use();
+        self.count_in_use(was_in_use, is_in_use);
     }
 
     // Allocation.
+
+    /// How many there are.
+    pub fn count_all(&self) -> usize {
+        self.buckets.len()
+    }
 
     /// How many are free.
     pub fn free(&self) -> usize {
@@ -142,28 +235,116 @@ impl Buckets {
     /// Takes a bucket for a node or another structure.
     pub fn take_for_metadata(&mut self) -> Option<Pointer> {
         let bucket = self.free.pop()?;
+        self.take(bucket);
+        self.set_metadata(bucket as usize, true);
+        Some(self.start_of(bucket))
+    }
+
+    /// Takes a bucket for data, unless only those are free that metadata needs.
+    pub fn take_for_data(&mut self) -> Option<Pointer> {
+        if self.free.len() <= self.reserve {
+            return None;
+        }
+        let bucket = self.free.pop()?;
+        self.take(bucket).is_open = true;
+        self.touch(self.geometry.sector_of(bucket));
+        Some(self.start_of(bucket))
+    }
+
+    fn take(&mut self, bucket: u64) -> &mut Bucket {
         let state = &mut self.buckets[bucket as usize];
-        debug_assert!(state.live == 0 && !state.is_metadata, "K1");
-        state.generation = state.generation.next();
-        state.oldest = state.oldest.saturating_add(1);
-        (state.is_free, state.is_metadata) = (false, true);
+        debug_assert!(state.live == 0 && !state.is_metadata && !state.is_open, "K1");
+        state.raise();
+        state.oldest = state.oldest.saturating_add(u8::from(state.oldest > 0));
+        state.is_free = false;
+        self.ahead = self.ahead.max(state.ahead);
         self.has_changed = true;
-        Some(Pointer::new(self.geometry.sector_of(bucket), state.generation))
+        state
+    }
+
+    /// The pointer to the beginning of a bucket.
+    fn start_of(&self, bucket: u64) -> Pointer {
+        let generation = self.buckets[bucket as usize].generation;
+        Pointer::new(self.geometry.sector_of(bucket), generation)
+    }
+
+    /// True if free buckets for data will run out soon.
+    pub fn are_short(&self) -> bool {
+        self.free.len() < self.wanted()
+    }
+
+    // Writes of data.
+
+    /// A request used what lies at this sector.
+    pub fn touch(&mut self, sector: u64) {
+        let bucket = &mut self.buckets[self.geometry.bucket_of(sector) as usize];
+        bucket.used_at = self.clock;
+    }
+
+    /// Requests of so many sectors were made: the clock of uses goes on once for each 1024th part
+    /// of the cache.
+    pub fn requested(&mut self, sectors: u64) {
+        self.requested += sectors;
+        let tick = (self.geometry.buckets() * self.geometry.bucket_sectors() / 1024).max(1);
+        if self.requested >= tick {
+            self.clock += (self.requested / tick) as u32;
+            self.requested %= tick;
+        }
+    }
+
+    /// No more data is written to this bucket, but for writes that have begun.
+    pub fn close(&mut self, bucket: u64) {
+        self.buckets[bucket as usize].is_open = false;
+    }
+
+    /// A write of data to this place begins.
+    pub fn begin_write(&mut self, pointer: Pointer) {
+        let at = self.bucket_of(pointer);
+        self.buckets[at].writing += 1;
+    }
+
+    /// A write of data has ended that began at this sector. Answers the pointer to it.
+    pub fn end_write(&mut self, sector: u64) -> Pointer {
+        let bucket = &mut self.buckets[self.geometry.bucket_of(sector) as usize];
+        bucket.writing -= 1;
+        Pointer::new(sector, bucket.generation)
+    }
+
+    // Checkpoints.
+
+    /// A checkpoint begins. Answers its number.
+    pub fn begin_checkpoint(&mut self) -> u32 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    /// Clients write from now on: what a bucket loses counts once a checkpoint has ended that
+    /// begins later (K1).
+    pub fn serve_clients(&mut self) {
+        self.next = self.next.max(1);
+    }
+
+    /// This checkpoint has ended.
+    pub fn settle(&mut self, number: u32) {
+        self.settled = number;
     }
 
     /// The node at `pointer` was replaced, durably. Its parent has a key of the next generation.
     pub fn node_replaced(&mut self, pointer: Pointer) {
         let at = self.bucket_of(pointer);
+        self.set_metadata(at, false);
         let bucket = &mut self.buckets[at];
-        bucket.is_metadata = false;
-        bucket.generation = pointer.generation().next();
+        bucket.raise();
+        debug_assert_eq!(bucket.generation, pointer.generation().next(), "K2");
+        // The parent has the key to the node.
         bucket.oldest = bucket.oldest.saturating_add(1);
+        self.ahead = self.ahead.max(bucket.ahead);
         self.has_changed = true;
     }
 
     /// These buckets have no structure any more, durably. No key ever led to it.
     pub fn structure_replaced(&mut self, buckets: &[u64]) {
-        buckets.iter().for_each(|at| self.buckets[*at as usize].is_metadata = false);
+        buckets.iter().for_each(|at| self.set_metadata(*at as usize, false));
     }
 
     // Priorities.
@@ -173,30 +354,34 @@ impl Buckets {
         self.has_changed
     }
 
-    /// What the priorities say of each bucket.
-    pub fn records(&self) -> Vec<Record> {
+    /// True if a generation is so far ahead of the priorities on the device that they are to be
+    /// written.
+    pub fn are_far_ahead(&self) -> bool {
+        self.ahead >= STALE_MAX / 2
+    }
+
+    /// What the priorities say of each bucket. They will be on the device, durably, or the set is
+    /// broken.
+    pub fn records(&mut self) -> Vec<Record> {
+        (self.has_changed, self.ahead) = (false, 0);
+        self.buckets.iter_mut().for_each(|bucket| bucket.ahead = 0);
+        let clock = self.clock;
         let record = |bucket: &Bucket| Record {
             generation: bucket.generation,
             priority: match bucket {
                 Bucket { is_metadata: true, .. } => METADATA,
                 Bucket { live: 0, .. } => 0,
-                _ => bucket.priority,
+                _ => bucket.priority(clock),
             },
         };
         self.buckets.iter().map(record).collect()
-    }
-
-    /// What [`Buckets::records`] answered is on the device, durably.
-    pub fn recorded(&mut self) {
-        self.has_changed = false;
     }
 
     /// Finds the buckets that are free now (K1). No plan is being written (K4).
     pub fn refill(&mut self) {
         for at in self.geometry.usable().rev() {
             let bucket = &mut self.buckets[at as usize];
-            let is_empty = bucket.live == 0 && !bucket.is_metadata;
-            if is_empty && !bucket.is_free && bucket.may_be_taken() {
+            if bucket.is_idle(self.settled) && bucket.may_be_taken() {
                 bucket.is_free = true;
                 self.free.push(at);
             }
@@ -206,7 +391,7 @@ impl Buckets {
     /// The buckets that have only clean data and may be taken, those with the least data first.
     pub fn clean(&self) -> Vec<u64> {
         let is_clean = |bucket: &Bucket| {
-            bucket.live > 0 && bucket.dirty == 0 && !bucket.is_metadata && bucket.may_be_taken()
+            bucket.is_clean() && bucket.lost_in <= self.settled && bucket.may_be_taken()
         };
         let usable = self.geometry.usable();
         let mut clean: Vec<u64> =
@@ -215,11 +400,32 @@ impl Buckets {
         clean
     }
 
-    /// How much of the buckets has no dirty data and no metadata, in percent.
-    pub fn available_percent(&self) -> u64 {
-        let usable = self.geometry.usable();
-        let is_available = |bucket: &&Bucket| bucket.dirty == 0 && !bucket.is_metadata;
-        let buckets = &self.buckets[usable.start as usize..usable.end as usize];
-        buckets.iter().filter(is_available).count() as u64 * 100 / buckets.len().max(1) as u64
+    /// The `count` buckets with only clean data that are least worth keeping, as a mark for each
+    /// bucket: those used longest ago, and with the least data. None if there are none.
+    pub fn victims(&self, count: usize) -> Option<Vec<bool>> {
+        let all = self.geometry.usable().map(|at| (at, &self.buckets[at as usize]));
+        let clean = all.filter(|(_, it)| it.is_clean() && it.may_be_taken());
+        let mut clean: Vec<(u64, u64, u64)> = clean
+            .map(|(at, it)| (u64::from(it.priority(self.clock)), u64::from(it.live), at))
+            .collect();
+        let least = clean.iter().map(|it| it.0).min()?;
+        let ground = (u64::from(JUST_USED) - least) / 8;
+        let worth = |it: &(u64, u64, u64)| ((it.0 - least + ground.max(1)) * it.1, it.2);
+        let count = count.clamp(1, clean.len());
+        clean.select_nth_unstable_by_key(count - 1, worth);
+        let mut marks = vec![false; self.buckets.len()];
+        clean[..count].iter().for_each(|it| marks[it.2 as usize] = true);
+        Some(marks)
+    }
+
+    /// How many buckets for data are to be free.
+    pub fn wanted(&self) -> usize {
+        self.reserve + (self.buckets.len() / SHORT_PART).max(2)
+    }
+
+    /// How much of the buckets has dirty data or metadata, in percent, as the kernel counts: also
+    /// those before the first usable one.
+    pub fn in_use_percent(&self) -> u64 {
+        self.in_use as u64 * 100 / (self.buckets.len() as u64).max(1)
     }
 }

@@ -109,6 +109,5 @@ fn priorities_tell_the_generation_of_each_bucket_and_what_it_has() {
     assert_eq!(of(10), (9, Generation(5)), "data");
     assert_eq!(of(taken.sector() / 16), (METADATA, Generation(6)));
     assert_eq!(of(replaced.sector() / 16), (0, Generation(7)), "nothing");
-    buckets.recorded();
     assert!(!buckets.have_changed());
 }

@@ -40,6 +40,7 @@
 //! A power cut leaves the entry, or a part of it, which fails its checksum. Then the one before it
 //! is the newest, and all that it names is still there.
 
+mod groups;
 #[cfg(test)]
 mod tests;
 
@@ -53,6 +54,14 @@ use cairn_format::bcache::{Geometry, Key, SECTOR_BYTES, SetMagic};
 /// The most entries that count behind one that frees none. A kernel that replays them keeps one of
 /// its [`ENTRIES_MAX`] pins for its own next entry, and does not pin the oldest beyond that.
 const COUNTING_MAX: u64 = ENTRIES_MAX - 1;
+/// Bytes of a key with a pointer.
+const KEY_BYTES: usize = 24;
+
+/// For how many entries without keys an entry leaves room that the owner of a session writes (J5).
+pub(super) const SPARE: usize = 1;
+/// The same of an entry of clients: what a checkpoint needs beside the last of its entries, for
+/// fresh roots.
+const CLIENTS_SPARE: usize = 8;
 
 /// Why there is no next entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -158,9 +167,31 @@ impl Journal {
         self.newest.seq
     }
 
-    /// True if the newest entry counts alone, and has no keys.
-    pub fn is_closed(&self) -> bool {
-        self.newest.last_seq == self.newest.seq && !self.has_keys
+    /// True if the newest entry says that the entries before `open` do not count, or none with keys
+    /// if none is open.
+    pub fn says(&self, open: Option<u64>) -> bool {
+        match open {
+            Some(open) => self.newest.last_seq >= open,
+            None => self.newest.last_seq == self.newest.seq && !self.has_keys,
+        }
+    }
+
+    /// How many keys with a pointer an entry has room for.
+    pub fn keys_max(&self) -> usize {
+        let bucket = self.geometry.bucket_sectors() as usize * SECTOR_BYTES;
+        (bucket.min(ENTRY_BYTES_MAX) - ENTRY_HEADER_BYTES) / KEY_BYTES
+    }
+
+    /// For how many entries an entry of clients leaves room.
+    pub fn clients_spare(&self) -> usize {
+        let block = self.geometry.padded(ENTRY_HEADER_BYTES) as u64;
+        let ring = self.highest.len() as u64 * self.geometry.bucket_sectors();
+        ((ring * SECTOR_BYTES as u64 / block / 4) as usize).clamp(SPARE + 2, CLIENTS_SPARE)
+    }
+
+    /// The entries from now on name this root.
+    pub fn name_root(&mut self, (root, level): (Key, u16)) {
+        (self.newest.root, self.newest.root_level) = (root, level);
     }
 
     /// The entries from now on name these priorities.
@@ -180,15 +211,16 @@ impl Journal {
         std::mem::replace(&mut self.newest.uuids, uuids)
     }
 
-    /// The next entry, with these keys. `open` is the oldest open entry, if one is.
+    /// The next entry, with these keys. `open` is the oldest open entry, if one is. If this one is
+    /// open, or leaves others open, it leaves room for `spare` entries without keys.
     ///
     /// # Errors
     /// There is no room, or none is left (J5), or too many entries count (J6).
     pub fn entry(
         &mut self,
         keys: &[Key],
-        root: (Key, u16),
         open: Option<u64>,
+        spare: usize,
     ) -> Result<EntryWrite, NoEntry> {
         let block = self.geometry.block_bytes();
         let seq = self.newest.seq.checked_add(1).ok_or(NoEntry::Numbers)?;
@@ -197,11 +229,12 @@ impl Journal {
         if !frees && seq - last_seq >= COUNTING_MAX {
             return Err(NoEntry::Full);
         }
-        let header = Header { seq, last_seq, root: root.0, root_level: root.1, ..self.newest };
+        let header = Header { seq, last_seq, ..self.newest };
         let bytes = encode(&header, keys, self.magic, block);
         let place = self.behind(self.place, bytes.len(), self.newest.last_seq)?;
         if open.is_some() || !keys.is_empty() {
-            self.behind(place, self.geometry.padded(ENTRY_HEADER_BYTES), last_seq)?;
+            let length = self.geometry.padded(ENTRY_HEADER_BYTES);
+            (0..spare).try_fold(place, |place, _| self.behind(place, length, last_seq))?;
         }
         (self.place, self.newest, self.has_keys) = (place, header, !keys.is_empty());
         self.highest[place.index] = seq;

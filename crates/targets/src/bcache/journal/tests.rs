@@ -6,7 +6,7 @@ use cairn_format::bcache::journal::{ByteRange, Header, Located, Ring, scan};
 use cairn_format::bcache::{Geometry, Key, SECTOR_BYTES, SetMagic, Uuid};
 use proptest::prelude::*;
 
-use super::{COUNTING_MAX, Journal, NoEntry};
+use super::{COUNTING_MAX, Journal, NoEntry, SPARE};
 
 const BUCKETS: u64 = 3;
 
@@ -56,7 +56,7 @@ impl Device {
     fn write(&mut self, keys: usize, frees: bool) -> bool {
         let keys: Vec<Key> = (0..keys as u64).map(|at| Key::new(0, at * 8 + 8, 8)).collect();
         let open = (!frees).then_some(self.journal.newest.last_seq);
-        let Ok(entry) = self.journal.entry(&keys, (Key::MAX, 0), open) else { return false };
+        let Ok(entry) = self.journal.entry(&keys, open, SPARE) else { return false };
         self.put(entry.sector, &entry.bytes);
         true
     }
@@ -135,10 +135,10 @@ fn entries_that_leave_none_open_go_round_a_ring_of_two_buckets() {
     device.journal.highest.truncate(2);
     for seq in 2..200 {
         assert!(device.write(0, true), "{seq}");
-        assert!(device.journal.is_closed());
+        assert!(device.journal.says(None));
         assert_eq!(device.read().entries.len(), 1);
     }
-    assert!(device.write(3, true) && !device.journal.is_closed(), "it has keys");
+    assert!(device.write(3, true) && !device.journal.says(None), "it has keys");
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn no_more_entries_count_than_a_kernel_pins() {
         let written = (0..).take_while(|_| device.write(1, false)).count();
         assert_eq!((written, room), (left as usize, written + 1), "the one that frees is spared");
         assert_eq!(device.journal.newest.seq, COUNTING_MAX);
-        let mut next = |open| device.journal.entry(&[], (Key::MAX, 0), open).map(|_| ()).err();
+        let mut next = |open| device.journal.entry(&[], open, SPARE).map(|_| ()).err();
         assert_eq!(next(Some(1)), Some(NoEntry::Full));
         assert_eq!(next(Some(2)), None, "it frees one");
         assert_eq!(next(Some(2)), Some(NoEntry::Full));
@@ -182,16 +182,16 @@ fn an_entry_that_frees_is_written_although_the_kernel_left_more() {
     let newest = &mut device.journal.newest;
     (newest.seq, newest.last_seq) = (COUNTING_MAX + 1, 1);
     assert_eq!((device.journal.room(), device.write(0, false)), (1, false));
-    let entry = device.journal.entry(&[], (Key::MAX, 0), Some(2));
+    let entry = device.journal.entry(&[], Some(2), SPARE);
     assert!(entry.is_ok(), "it frees one");
     assert_eq!((device.journal.room(), device.write(0, false)), (1, false));
-    assert!(device.write(0, true) && device.journal.is_closed());
+    assert!(device.write(0, true) && device.journal.says(None));
 }
 
 #[test]
 fn the_last_number_is_not_followed_by_the_first() {
     let mut device = Device::new();
     device.journal.newest.seq = u64::MAX;
-    let refused = device.journal.entry(&[], (Key::MAX, 0), None).err();
+    let refused = device.journal.entry(&[], None, SPARE).err();
     assert_eq!(refused, Some(NoEntry::Numbers));
 }

@@ -3,12 +3,20 @@
 //! D1. A flush counts only if the device's failure count did not change since the device was
 //!     opened: another user's failed flush may have dropped writes of ours. A failure of the cache
 //!     device is final for the set until it is opened again.
+//! D2. A failed flush may have dropped writes that the device still shows when it is read (a page
+//!     cache does so), and no later flush makes them durable. So copies of metadata are kept until a
+//!     flush covers them. When the set is opened again they are written again, before anything is
+//!     read. Their own order is not lost by that: whatever they rely on was durable before.
 
 use std::convert::Infallible;
 use std::ops::Range;
+use std::sync::Arc;
 
+use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
-use cairn_block::{Env, Flags, Io, IoError, IoResult, Sector, SectorCount, SectorRange, mutants};
+use cairn_block::{
+    Disk, Env, Flags, Io, IoError, IoResult, Sector, SectorCount, SectorRange, mutants,
+};
 use cairn_format::bcache::load::Source;
 
 use crate::args::Device;
@@ -21,16 +29,63 @@ pub(in super::super) struct CacheDevice {
     device: Device,
     /// The failure count at opening.
     known: AtomicU64,
+    uncovered: Mutex<Uncovered>,
+}
+
+/// The writes of metadata that no flush has covered, in order (D2).
+#[derive(Default)]
+struct Uncovered {
+    writes: Vec<Kept>,
+    /// How many writes have begun, and how many have ended.
+    begun: u64,
+    ended: u64,
+}
+
+/// A write of metadata.
+struct Kept {
+    sector: u64,
+    bytes: Vec<u8>,
+    number: u64,
+    /// Which one it was of those that have ended.
+    ended: Option<u64>,
+}
+
+impl Uncovered {
+    /// A write begins. Answers its number.
+    fn begin(&mut self, sector: u64, bytes: &[u8]) -> u64 {
+        let (bytes, number) = (bytes.to_vec(), self.begun);
+        self.begun += 1;
+        self.writes.push(Kept { sector, bytes, number, ended: None });
+        number
+    }
+
+    /// These writes have ended well.
+    fn end(&mut self, numbers: Range<u64>) {
+        for kept in self.writes.iter_mut().filter(|kept| numbers.contains(&kept.number)) {
+            kept.ended = Some(self.ended);
+            self.ended += 1;
+        }
+    }
+
+    /// A flush has succeeded that began when so many had ended.
+    fn cover(&mut self, ended: u64) {
+        self.writes.retain(|kept| kept.ended.is_none_or(|own| own >= ended));
+    }
 }
 
 impl CacheDevice {
     pub fn new(device: Device) -> CacheDevice {
-        CacheDevice { device, known: AtomicU64::new(0) }
+        CacheDevice { device, known: AtomicU64::new(0), uncovered: Mutex::default() }
     }
 
     /// The device.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// The disk.
+    pub fn disk(&self) -> &Arc<dyn Disk> {
+        &self.device.disk
     }
 
     /// Bytes of its blocks: it writes one of them whole or not at all.
@@ -41,6 +96,19 @@ impl CacheDevice {
     /// The set is opened: what failed before concerns what was before.
     pub fn open(&self) {
         self.known.store(self.device.disk.failures(), Ordering::Relaxed);
+    }
+
+    /// Writes again what a failure may have dropped (D2), before a flush.
+    ///
+    /// # Errors
+    /// A write failed.
+    pub async fn write_again(&self, env: &Env) -> IoResult {
+        let writes = std::mem::take(&mut self.uncovered.lock().writes);
+        let mut result = Ok(());
+        for Kept { sector, bytes, .. } in writes {
+            result = result.and(self.write_all(env, &[(sector, &bytes)]).await);
+        }
+        result
     }
 
     fn judge(&self) -> IoResult {
@@ -55,6 +123,14 @@ impl CacheDevice {
     /// # Errors
     /// A write failed.
     pub async fn write_all(&self, env: &Env, pieces: &[(u64, &[u8])]) -> IoResult {
+        let numbers = {
+            let mut uncovered = self.uncovered.lock();
+            let first = uncovered.begun;
+            for (sector, bytes) in pieces {
+                uncovered.begin(*sector, bytes);
+            }
+            first..uncovered.begun
+        };
         for some in pieces.chunks(WRITES_IN_FLIGHT) {
             let write = |(sector, bytes): &(u64, &[u8])| {
                 env.io(&self.device.disk, write_io(env, *sector, bytes))
@@ -65,6 +141,7 @@ impl CacheDevice {
             }
             result?;
         }
+        self.uncovered.lock().end(numbers);
         Ok(())
     }
 
@@ -73,8 +150,11 @@ impl CacheDevice {
     /// # Errors
     /// A flush failed, of this user or another.
     pub async fn flush(&self, env: &Env) -> IoResult {
+        let ended = self.uncovered.lock().ended;
         env.make_durable(&self.device.disk).await?;
-        self.judge()
+        self.judge()?;
+        self.uncovered.lock().cover(ended);
+        Ok(())
     }
 
     /// Writes durably what may lead to all that was written before: after a flush.
@@ -83,8 +163,10 @@ impl CacheDevice {
     /// The flush or the write failed.
     pub async fn commit(&self, env: &Env, sector: u64, bytes: &[u8]) -> IoResult {
         mutants::step("bcache: flush before an entry", (), self.flush(env)).await?;
+        let number = self.uncovered.lock().begin(sector, bytes);
         let write = write_io(env, sector, bytes).with(mutants::fua("bcache: FUA of an entry"));
         env.io(&self.device.disk, write).await?;
+        self.uncovered.lock().end(number..number + 1);
         self.judge()
     }
 }

@@ -1,10 +1,19 @@
 //! The set in memory: tree, buckets, journal and volumes of one cache.
 //!
-//! `device` is the cache device; `open` reads the set, and writes nothing; `session` changes it on
-//! the device; `replay` has the entries of the journal that were found at opening; `priorities`
+//! `core` is what the volumes of a set share; `device` is the cache device; `open` reads the set,
+//! and writes nothing; `session` changes it on the device; `replay` has the entries of the journal
+//! that were found at opening; `changes` has the keys of clients that the device does not have yet;
+//! `checkpoint` brings the device up to date with them, `eviction` empties buckets with clean data,
+//! and `keeper` decides when; `priorities`
 //! writes the generations and priorities of the buckets; `uuids` rewrites the array of volumes.
 
+mod changes;
+mod checkpoint;
+mod core;
 mod device;
+mod eviction;
+mod ghosts;
+mod keeper;
 mod open;
 mod priorities;
 mod replay;
@@ -17,14 +26,17 @@ use cairn_format::bcache::places::is_beyond;
 use cairn_format::bcache::uuids::UuidEntry;
 use cairn_format::bcache::{CacheSuperblock, Key, Uuid};
 
+use changes::Changes;
 use replay::Replay;
 
+pub(super) use core::Core;
 pub(super) use device::{CacheDevice, DiskSource, write_io};
+pub(super) use keeper::COMMIT_DELAY;
 pub(super) use open::open;
 pub(super) use session::{Session, WriteError};
 
 use super::btree::Tree;
-use super::buckets::Buckets;
+use super::buckets::{Buckets, OpenBuckets};
 use super::journal::Journal;
 
 /// The set as it is in memory.
@@ -32,7 +44,9 @@ pub(super) struct Set {
     pub superblock: CacheSuperblock,
     pub tree: Tree,
     pub buckets: Buckets,
-    journal: Journal,
+    pub open_buckets: OpenBuckets,
+    pub changes: Changes,
+    pub journal: Journal,
     volumes: Vec<UuidEntry>,
     /// The buckets of the priorities, in order.
     priorities: Vec<u64>,

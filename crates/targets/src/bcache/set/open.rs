@@ -12,11 +12,12 @@ use cairn_format::bcache::node::Node as NodeRead;
 use cairn_format::bcache::places::shared;
 use cairn_format::bcache::{CacheSuperblock, Key};
 
+use super::changes::Changes;
 use super::device::DiskSource;
 use super::replay::Replay;
 use super::{CacheDevice, Set};
 use crate::bcache::btree::{Node, Tree};
-use crate::bcache::buckets::Buckets;
+use crate::bcache::buckets::{Buckets, OpenBuckets};
 use crate::bcache::journal::Journal;
 
 /// Takes nodes and extents as they come: those of a level are in order.
@@ -120,8 +121,18 @@ fn assemble(
         false => Replay::in_parts(&mut loaded, &geometry),
     };
     let replay = parts.unwrap_or_else(|| Replay::whole(&loaded, journaled));
-    let (replay, open_holes) = (Some(replay), None);
-    Ok(Set { superblock, tree, buckets, journal, volumes, priorities, replay, open_holes })
+    Ok(Set {
+        open_buckets: OpenBuckets::new(&geometry),
+        changes: Changes::default(),
+        replay: Some(replay),
+        open_holes: None,
+        superblock,
+        tree,
+        buckets,
+        journal,
+        volumes,
+        priorities,
+    })
 }
 
 /// Refuses dirty extents of the tree whose bucket was reused, unless the journal has what is newer:

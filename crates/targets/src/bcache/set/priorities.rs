@@ -16,6 +16,8 @@ use super::Set;
 pub(super) struct Chain {
     /// Pieces, each with its first sector.
     pub pieces: Vec<(u64, Vec<u8>)>,
+    /// The first bucket.
+    pub first: u64,
     /// The buckets of the old ones.
     replaced: Vec<u64>,
 }
@@ -39,14 +41,13 @@ impl Set {
         let magic = self.superblock.set_uuid().set_magic();
         let records = self.buckets.records();
         let pieces = encode_chain(&records, &chain, &geometry, magic).collect();
-        self.journal.name_priorities(chain[0]);
+        let first = chain[0];
         let replaced = std::mem::replace(&mut self.priorities, chain);
-        Some(Chain { pieces, replaced })
+        Some(Chain { pieces, first, replaced })
     }
 
     /// The entry that names these priorities is durable.
     pub(super) fn priorities_written(&mut self, chain: &Chain) {
         self.buckets.structure_replaced(&chain.replaced);
-        self.buckets.recorded();
     }
 }

@@ -31,18 +31,14 @@
 //! keys between them frees what the part before it came from. See `journal` for why this makes
 //! progress.
 
-use std::sync::Arc;
-
-use cairn_block::sync::Mutex;
 use cairn_block::{Env, IoError, mutants};
 use cairn_format::bcache::{Key, SUPERBLOCK_SECTOR};
 
 use super::replay::Replay;
-use super::{CacheDevice, Set};
+use super::{Core, Set};
 use crate::bcache::btree::{Fill, NoBucket, Plan, Unwritten, write_plan};
 use crate::bcache::canary::{Bug, planted};
-use crate::bcache::journal::NoEntry;
-use crate::epochs::Epochs;
+use crate::bcache::journal::{EntryWrite, NoEntry, SPARE};
 
 /// Why a session ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -59,21 +55,21 @@ pub(in super::super) enum WriteError {
     /// The superblock has the highest sequence number.
     #[error("superblock seq: found {}, expected a number to be left", u64::MAX)]
     Numbers,
+    /// The set could not be written before.
+    #[error("it failed before; see the log, and open it again")]
+    Broken,
 }
 
 /// See the module's description.
 pub(in super::super) struct Session<'a> {
     pub env: &'a Env,
-    pub cache: &'a CacheDevice,
-    pub set: &'a Mutex<Option<Set>>,
-    /// The requests that read from the cache device.
-    pub readers: &'a Arc<Epochs<1>>,
+    pub core: &'a Core,
 }
 
 impl Session<'_> {
     /// Looks at the set, under its lock.
-    pub(super) fn with<T>(&self, look: impl FnOnce(&mut Set) -> T) -> T {
-        look(self.set.lock().as_mut().expect("a session is of an open set"))
+    pub fn with<T>(&self, look: impl FnOnce(&mut Set) -> T) -> T {
+        self.core.with(look)
     }
 
     /// Begins, unless the set has a session already.
@@ -90,12 +86,12 @@ impl Session<'_> {
             _ => Ok(set.superblock.registered(now_s)),
         })?;
         let bytes = superblock.encode();
-        let wrote = self.cache.commit(self.env, SUPERBLOCK_SECTOR, &bytes).await;
+        let wrote = self.core.cache.commit(self.env, SUPERBLOCK_SECTOR, &bytes).await;
         wrote.map_err(WriteError::Cache)?;
         self.with(|set| set.superblock = superblock);
         let early = planted(Bug::JournalBeforeLeaves);
         if early {
-            self.write_entry_of(&[], None).await?;
+            self.write_entry_of(|set| set.journal.entry(&[], None, SPARE)).await?;
         }
         let first = |set: &mut Set| set.replay.as_ref().and_then(Replay::first);
         while let Some(part) = self.with(first) {
@@ -104,26 +100,29 @@ impl Session<'_> {
                 false => self.write_leaves(part).await?,
             }
             if !early && self.with(|set| set.open().is_some()) {
-                self.write_entry(&[]).await?;
+                self.write_entry().await?;
             }
         }
         self.with(|set| set.replay = None);
         self.close_journal().await
     }
 
-    /// Puts keys into the tree, and into the leaves durably. They are in order and do not overlap;
-    /// those without a pointer make holes. Clean ones lead to data that is durable on the backing
-    /// device.
+    /// Makes dirty extents clean, in memory and in the leaves durably, where the tree still has
+    /// them: their data is durable on the backing device. Answers how many sectors.
     ///
     /// # Errors
     /// The set cannot be written. Some of the keys may be in leaves.
-    pub async fn insert(&self, keys: &[Key]) -> Result<(), WriteError> {
-        self.with(|set| set.tree.apply(keys, &mut set.buckets));
-        self.write_leaves(Unwritten::of(keys)).await
+    pub async fn clean(&self, keys: &[Key]) -> Result<u64, WriteError> {
+        let sectors = self.with(|set| {
+            let clean = |key: &Key| set.tree.replace(key, &key.with_dirty(false), &mut set.buckets);
+            keys.iter().map(clean).sum()
+        });
+        self.write_leaves(Unwritten::of(keys)).await?;
+        Ok(sectors)
     }
 
     /// Brings the leaves on the device up to date, durably.
-    async fn write_leaves(&self, sectors: Unwritten) -> Result<(), WriteError> {
+    pub(super) async fn write_leaves(&self, sectors: Unwritten) -> Result<(), WriteError> {
         let mut left = Left { holes: Unwritten::default(), sectors };
         while !left.is_empty() {
             let next_seq = || 1 + self.env.random_below(u64::MAX - 1);
@@ -137,12 +136,13 @@ impl Session<'_> {
     }
 
     async fn carry_out(&self, plan: Plan, left: &Left) -> Result<(), WriteError> {
-        write_plan(self.env, self.cache, &plan).await.map_err(WriteError::Cache)?;
+        write_plan(self.env, &self.core.cache, &plan).await.map_err(WriteError::Cache)?;
         self.with(|set| set.planned(left));
         if plan.has_new_root {
+            self.with(|set| set.journal.name_root(set.tree.root()));
             match planted(Bug::JournalBeforeLeaves) {
-                true => self.write_entry_of(&[], None).await?,
-                false => self.write_entry(&[]).await?,
+                true => self.write_entry_of(|set| set.journal.entry(&[], None, SPARE)).await?,
+                false => self.write_entry().await?,
             }
         }
         self.with(|set| set.release(&plan));
@@ -159,16 +159,12 @@ impl Session<'_> {
             });
         }
         if !planted(Bug::ReuseBeforeDurable) {
-            self.write_entry(&holes).await?;
+            self.write_entry_of(|set| set.entry_of_holes(&holes)).await?;
         }
-        self.with(|set| {
-            let newest = set.journal.newest();
-            set.open_holes.get_or_insert(newest);
-            set.tree.apply(&holes, &mut set.buckets);
-        });
+        self.with(|set| set.tree.apply(&holes, &mut set.buckets));
         left.holes.add(&holes);
         if !mutants::skips("bcache: wait for readers of emptied buckets") {
-            self.readers.quiesce(0).await;
+            self.core.readers.quiesce(0).await;
         }
         self.with(|set| {
             let free = set.buckets.free();
@@ -183,56 +179,58 @@ impl Session<'_> {
     /// The set cannot be written.
     pub async fn end(&self) -> Result<(), WriteError> {
         let array = self.with(Set::plan_long_uuids);
-        if let Some(array) = &array {
-            self.write_array(array).await?;
-        }
+        let replaced = match &array {
+            Some(array) => self.write_array(array).await?,
+            None => None,
+        };
         self.write_priorities().await?;
-        if let Some(array) = &array {
-            self.with(|set| set.array_written(array));
-        }
+        self.with(|set| set.array_written(replaced));
         Ok(())
     }
 
     /// Writes the priorities, if they changed, and the last entry.
-    async fn write_priorities(&self) -> Result<(), WriteError> {
+    pub(super) async fn write_priorities(&self) -> Result<(), WriteError> {
         let Some(chain) = self.with(Set::plan_priorities) else {
             return self.close_journal().await;
         };
         let early = planted(Bug::EntryBeforePriorities);
         if early {
-            self.write_entry(&[]).await?;
+            self.with(|set| set.journal.name_priorities(chain.first));
+            self.write_entry().await?;
         }
         let pieces: Vec<(u64, &[u8])> =
             chain.pieces.iter().map(|(sector, bytes)| (*sector, &bytes[..])).collect();
-        self.cache.write_all(self.env, &pieces).await.map_err(WriteError::Cache)?;
+        self.core.cache.write_all(self.env, &pieces).await.map_err(WriteError::Cache)?;
         if !early {
-            self.write_entry(&[]).await?;
+            self.with(|set| set.journal.name_priorities(chain.first));
+            self.write_entry().await?;
         }
         self.with(|set| set.priorities_written(&chain));
         Ok(())
     }
 
-    /// Says that all that the journal has is in leaves, if it has anything.
+    /// Says which entries of the journal are open, unless the newest one says so.
     ///
     /// # Errors
     /// The entry cannot be written.
-    async fn close_journal(&self) -> Result<(), WriteError> {
-        match self.with(|set| set.journal.is_closed()) {
+    pub(super) async fn close_journal(&self) -> Result<(), WriteError> {
+        match self.with(|set| set.journal.says(set.open())) {
             true => Ok(()),
-            false => self.write_entry(&[]).await,
+            false => self.write_entry().await,
         }
     }
 
-    /// Writes the next entry of the journal, durably, after all that was written before. It says
-    /// which entries are open.
-    async fn write_entry(&self, keys: &[Key]) -> Result<(), WriteError> {
-        self.write_entry_of(keys, self.with(|set| set.open())).await
+    /// Writes an entry without keys, durably, after all that was written before. It says which
+    /// entries are open.
+    pub(super) async fn write_entry(&self) -> Result<(), WriteError> {
+        self.write_entry_of(|set| set.journal.entry(&[], set.open(), SPARE)).await
     }
 
-    async fn write_entry_of(&self, keys: &[Key], open: Option<u64>) -> Result<(), WriteError> {
-        let entry = self.with(|set| set.journal.entry(keys, set.tree.root(), open))?;
-        let written = self.cache.commit(self.env, entry.sector, &entry.bytes).await;
-        written.map_err(WriteError::Cache)
+    async fn write_entry_of(
+        &self,
+        build: impl FnOnce(&mut Set) -> Result<EntryWrite, NoEntry>,
+    ) -> Result<(), WriteError> {
+        self.core.write_entry(self.env, build).await
     }
 }
 
@@ -255,8 +253,16 @@ impl Left {
 
 impl Set {
     /// The oldest entry of the journal that is open.
-    fn open(&self) -> Option<u64> {
-        self.replay.as_ref().and_then(Replay::open).or(self.open_holes)
+    pub(super) fn open(&self) -> Option<u64> {
+        let found = self.replay.as_ref().and_then(Replay::open);
+        [found, self.open_holes, self.changes.open()].into_iter().flatten().min()
+    }
+
+    /// The next entry, with the holes of buckets that are emptied.
+    fn entry_of_holes(&mut self, holes: &[Key]) -> Result<EntryWrite, NoEntry> {
+        let entry = self.journal.entry(holes, self.open(), SPARE)?;
+        self.open_holes.get_or_insert(self.journal.newest());
+        Ok(entry)
     }
 
     /// What is not left any more is in leaves, if the next entry names their root: those that had

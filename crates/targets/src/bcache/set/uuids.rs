@@ -18,10 +18,8 @@ use super::{Session, Set, WriteError};
 
 /// An array to write.
 pub(super) struct Array {
-    sector: u64,
+    key: Key,
     bytes: Vec<u8>,
-    /// The bucket of the old one.
-    replaced: Option<u64>,
 }
 
 impl Session<'_> {
@@ -35,19 +33,22 @@ impl Session<'_> {
         self.begin().await?;
         let planned = self.with(|set| set.plan_without(uuid, now_s));
         let Some(array) = planned else { return Ok(false) };
-        self.write_array(&array).await?;
+        let replaced = self.write_array(&array).await?;
         self.end().await?;
-        self.with(|set| set.array_written(&array));
+        self.with(|set| set.array_written(replaced));
         Ok(true)
     }
 
-    /// Writes an array. Only the next entry of the journal makes it count.
+    /// Writes an array, which the next entry of the journal makes count. Answers the bucket of the
+    /// old one.
     ///
     /// # Errors
     /// The set cannot be written.
-    pub(super) async fn write_array(&self, array: &Array) -> Result<(), WriteError> {
-        let written = self.cache.write_all(self.env, &[(array.sector, &array.bytes)]).await;
-        written.map_err(WriteError::Cache)
+    pub(super) async fn write_array(&self, array: &Array) -> Result<Option<u64>, WriteError> {
+        let sector = array.key.cached_at().expect("it has a bucket").sector();
+        let written = self.core.cache.write_all(self.env, &[(sector, &array.bytes)]).await;
+        written.map_err(WriteError::Cache)?;
+        Ok(self.with(|set| set.name_array(array.key)))
     }
 }
 
@@ -88,17 +89,21 @@ impl Set {
         self.buckets.take_for_metadata()
     }
 
-    /// The current array, for this place. Entries of the journal name it from now on.
-    fn array_at(&mut self, at: Pointer) -> Array {
+    /// The current array, for this place.
+    fn array_at(&self, at: Pointer) -> Array {
         let geometry = *self.superblock.geometry();
         let bytes = encode(&self.volumes, geometry.meta_bytes());
-        let old = self.journal.name_uuids(Key::new(0, 0, geometry.meta_sectors()).at(at));
-        let replaced = old.cached_at().map(|old| geometry.bucket_of(old.sector()));
-        Array { sector: at.sector(), bytes, replaced }
+        Array { key: Key::new(0, 0, geometry.meta_sectors()).at(at), bytes }
     }
 
-    /// The entry that names the array is durable.
-    pub(super) fn array_written(&mut self, array: &Array) {
-        self.buckets.structure_replaced(array.replaced.as_slice());
+    /// Entries of the journal name this array from now on. Answers the bucket of the old one.
+    fn name_array(&mut self, key: Key) -> Option<u64> {
+        let old = self.journal.name_uuids(key);
+        old.cached_at().map(|old| self.superblock.geometry().bucket_of(old.sector()))
+    }
+
+    /// The entry that names another array than that of this bucket is durable.
+    pub(super) fn array_written(&mut self, replaced: Option<u64>) {
+        self.buckets.structure_replaced(replaced.as_slice());
     }
 }

@@ -10,6 +10,8 @@ use cairn_format::bcache::Key;
 use futures_util::stream::{self, StreamExt};
 
 use super::uncopied::Uncopied;
+use crate::bcache::btree::Span;
+use crate::bcache::set::Set;
 use crate::bcache::volume::Bcache;
 
 /// A batch is full once it has so many keys or so many sectors; then it gets the keys that are one
@@ -91,28 +93,36 @@ fn batch_of<'k>(mut extents: impl Iterator<Item = &'k Key>) -> Vec<Key> {
 impl Bcache {
     /// The next dirty extents from a sector on, in order: one batch.
     pub(super) fn next_dirty(&self, from: u64) -> Vec<Key> {
-        let set = self.set.lock();
-        let Some(set) = set.as_ref() else { return Vec::new() };
-        batch_of(set.tree.extents_from(self.inode(), from).filter(|key| key.is_dirty()))
+        let dirty = |set: &Set| {
+            let own = |key: &&Key| key.is_dirty() && !self.traffic.overlaps(&Span::of(key));
+            batch_of(set.tree.extents_from(self.inode(), from).filter(own))
+        };
+        self.look(dirty).unwrap_or_default()
     }
 
     /// Dirty extents from a sector on, at even distances.
     fn dirty_sample(&self, from: u64) -> Vec<Key> {
-        let set = self.set.lock();
-        let Some(set) = set.as_ref() else { return Vec::new() };
-        let dirty = || set.tree.extents_from(self.inode(), from).filter(|key| key.is_dirty());
-        let distance = dirty().count().div_ceil(SAMPLE).max(1);
-        dirty().step_by(distance).copied().collect()
+        let sample = |set: &Set| {
+            let dirty = || set.tree.extents_from(self.inode(), from).filter(|key| key.is_dirty());
+            let distance = dirty().count().div_ceil(SAMPLE).max(1);
+            dirty().step_by(distance).copied().collect()
+        };
+        self.look(sample).unwrap_or_default()
     }
 
-    /// Copies keys to the backing device, in order, until the time of a batch is over, a suspend
-    /// begins, or [`FAILED_IN_A_ROW`] extents in a row have failed. Each extent of a write that
+    /// Copies keys to the backing device, in order, until the time of a batch is over, `ends`
+    /// answers true, or [`FAILED_IN_A_ROW`] extents in a row have failed. Each extent of a write that
     /// failed, or of which a part could not be read, is tried again by itself. No copy is in flight
     /// at the end.
-    pub(super) async fn copy_keys(&self, env: &Env, keys: &[Key]) -> Copied {
+    pub(super) async fn copy_keys(
+        &self,
+        env: &Env,
+        keys: &[Key],
+        ends: &dyn Fn() -> bool,
+    ) -> Copied {
         let end = env.now() + BATCH_TIME;
         let in_a_row = Cell::new(0);
-        let is_open = || in_a_row.get() < FAILED_IN_A_ROW && !self.is_suspending();
+        let is_open = || in_a_row.get() < FAILED_IN_A_ROW && !ends();
         let runs = runs_of(keys).take_while(|_| env.now() < end && is_open());
         let tried = self.copy_runs(env, runs, &in_a_row).await;
         let count = tried.iter().map(|(run, _)| run.len()).sum();

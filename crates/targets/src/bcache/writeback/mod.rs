@@ -43,6 +43,7 @@
 //! copies in flight, one flush and one insertion. If nothing is dirty after that, the drain ends as
 //! if no suspend had come: the answer is the state that the superblock has.
 
+mod background;
 mod batch;
 mod uncopied;
 
@@ -55,7 +56,6 @@ use cairn_format::bcache::{BackingState, Key};
 use super::canary::{Bug, planted};
 use super::config::Devices;
 use super::set::{Session, WriteError};
-use super::superblocks::write_backing;
 use super::volume::Bcache;
 
 use batch::FAILED_IN_A_ROW;
@@ -80,7 +80,7 @@ struct Batch {
 
 /// Why a drain ended before nothing was dirty.
 #[derive(Debug, thiserror::Error)]
-enum Undrained {
+pub(super) enum Undrained {
     /// A suspend began.
     #[error("a suspend began")]
     Suspending,
@@ -113,7 +113,7 @@ impl Bcache {
             return Err(MessageError::Failed(text));
         }
         let mut uncopied = AllUncopied::default();
-        let drained = self.drain_all(env, &mut uncopied).await;
+        let drained = self.drain_all(env, &mut uncopied, &|| self.is_suspending()).await;
         let failures = uncopied.text(backing, cache);
         let text = match drained {
             Ok(()) if uncopied.is_empty() => return Ok(()),
@@ -123,17 +123,25 @@ impl Bcache {
                 let text = format!("flush: a suspend ended the drain, {dirty} sectors are dirty");
                 return Err(MessageError::Busy(text));
             }
-            Err(error) => {
-                if let Undrained::Set(_) = error {
-                    self.broken.store(true, Ordering::Relaxed);
-                }
-                match uncopied.is_empty() {
-                    true => error.to_string(),
-                    false => format!("{error}; before that, {failures}"),
-                }
-            }
+            Err(error) => match uncopied.is_empty() {
+                true => error.to_string(),
+                false => format!("{error}; before that, {failures}"),
+            },
         };
         Err(MessageError::Failed(format!("flush: {backing} with {cache}: {text}")))
+    }
+
+    /// Writes all back in a suspend, when no request is left. What cannot be copied stays dirty.
+    pub(super) async fn drain_at_rest(&self, env: &Env) -> Result<(), Undrained> {
+        let Devices::Cached { backing, cache } = &self.config.devices else { return Ok(()) };
+        let _turn = self.draining.lock().await;
+        let mut uncopied = AllUncopied::default();
+        let drained = self.drain_all(env, &mut uncopied, &|| false).await;
+        if !uncopied.is_empty() {
+            let text = uncopied.text(&backing.argument, &cache.argument);
+            tracing::warn!("{}: writeback on suspend: {text}", self.config.volume);
+        }
+        drained
     }
 
     fn is_suspending(&self) -> bool {
@@ -141,34 +149,37 @@ impl Bcache {
     }
 
     /// Drains what can be copied. `uncopied` gets the rest: then the state stays as it is.
-    async fn drain_all(&self, env: &Env, uncopied: &mut AllUncopied) -> Result<(), Undrained> {
-        let cache = self.cache.as_ref().expect("a cache is drained");
-        let session = Session { env, cache, set: &self.set, readers: &self.readers };
+    /// Ends early when `ends` answers true.
+    async fn drain_all(
+        &self,
+        env: &Env,
+        uncopied: &mut AllUncopied,
+        ends: &dyn Fn() -> bool,
+    ) -> Result<(), Undrained> {
+        let core = self.core.as_ref().expect("a cache is drained");
         if planted(Bug::CleanStateFirst) {
-            self.call_clean(env).await?;
+            self.write_state(env, BackingState::Clean).await.map_err(Undrained::Superblock)?;
         }
-        session.begin().await?;
+        core.change(env, async |session| session.begin().await).await?;
+        let end = async |session: &Session<'_>| session.end().await;
         let (mut from, mut failed_in_a_row) = (0, 0);
         loop {
             let keys = self.next_dirty(from);
             if keys.is_empty() {
                 break;
             }
-            if self.is_suspending() {
-                session.end().await?;
+            if ends() {
+                core.change(env, end).await?;
                 return Err(Undrained::Suspending);
             }
-            let batch = self.write_batch(env, keys).await?;
+            let batch = self.write_batch(env, keys, ends).await?;
             from = batch.next;
             failed_in_a_row = match batch.written.is_empty() {
                 true => failed_in_a_row + batch.failed_in_a_row,
                 false => batch.failed_in_a_row,
             };
             uncopied.extend(batch.failed);
-            let sectors: u64 = batch.written.iter().map(Key::sectors).sum();
-            let clean: Vec<Key> = batch.written.iter().map(|key| key.with_dirty(false)).collect();
-            session.insert(&clean).await?;
-            self.dirty_sectors.fetch_sub(sectors, Ordering::Relaxed);
+            self.make_clean(env, &batch.written).await?;
             if failed_in_a_row >= FAILED_IN_A_ROW {
                 failed_in_a_row = 0;
                 if self.is_sample_lost(env, from).await {
@@ -177,21 +188,37 @@ impl Bcache {
                 }
             }
         }
-        session.end().await?;
+        core.change(env, end).await?;
         match uncopied.is_empty() {
             true => self.call_clean(env).await,
             false => Ok(()),
         }
     }
 
+    /// Step 4, where the tree still has the extents that were copied. Their dirty keys are durable
+    /// before that (N3).
+    async fn make_clean(&self, env: &Env, keys: &[Key]) -> Result<(), Undrained> {
+        let core = self.core.as_ref().expect("a cache is drained");
+        core.commit(env).await.map_err(WriteError::Cache)?;
+        let sectors = core.change(env, async |session| session.clean(keys).await).await?;
+        self.add_dirty(-(sectors as i64));
+        Ok(())
+    }
+
     /// Copies keys, as many as there is time for, and makes them durable on the backing device.
-    async fn write_batch(&self, env: &Env, mut keys: Vec<Key>) -> Result<Batch, Undrained> {
+    /// `ends` says whether the batch is to be sealed early.
+    async fn write_batch(
+        &self,
+        env: &Env,
+        mut keys: Vec<Key>,
+        ends: &dyn Fn() -> bool,
+    ) -> Result<Batch, Undrained> {
         let backing = &self.config.devices.backing().expect("a volume that is drained").disk;
         let mut failed = Vec::new();
         let mut next = keys.last().map_or(0, Key::end);
         for attempt in 1.. {
             let known = backing.failures();
-            let copied = self.copy_keys(env, &keys).await;
+            let copied = self.copy_keys(env, &keys, ends).await;
             next = copied.tried_to.map_or(next, |tried_to| next.min(tried_to));
             let has_failed = !copied.failed.is_empty();
             failed.extend(copied.failed);
@@ -224,21 +251,6 @@ impl Bcache {
             true => Ok(()),
             false => Err(IoError::IO),
         }
-    }
-
-    /// Nothing is dirty, durably: the superblock of the backing device says so.
-    async fn call_clean(&self, env: &Env) -> Result<(), Undrained> {
-        let backing = self.config.devices.backing().expect("a volume that is drained");
-        let Some(mut superblock) = self.backing.lock().clone() else { return Ok(()) };
-        if superblock.state() != BackingState::Dirty {
-            return Ok(());
-        }
-        superblock.set_state(BackingState::Clean);
-        let fua = mutants::fua("bcache: FUA of the clean state");
-        let written = write_backing(env, backing, &superblock, fua).await;
-        written.map_err(Undrained::Superblock)?;
-        *self.backing.lock() = Some(superblock);
-        Ok(())
     }
 
     /// The devices of a copy: from the cache, to the backing device.

@@ -1,0 +1,157 @@
+//! The backing device as clients write to it: writes in flight, flushes, and its failures.
+//!
+//! `flushes` counts what a flush covered and what a failure may have lost (F1 to F3).
+//!
+//! # Invariants
+//! A1. A write from above is sent to the backing device only where the cache has nothing, durably,
+//!     and nothing dirty in memory. It is listed from its verdict to its end.
+//! A2. Writeback copies no extent that overlaps a write in the list (R7). A write that comes while
+//!     an extent is copied finds it dirty, and goes into the cache (R9).
+//! A3. A flush of a client ends well only if a flush of the backing device covers the client's
+//!     writes that had completed, and no failure of the device came between (R1, R2).
+//! A4. Acknowledged writes that a failure may have lost raise the failure count of the mapped device
+//!     once. What writeback copied is dirty until its own flush, so it is copied again.
+
+use cairn_block::sync::Mutex;
+use cairn_block::{Env, FailureCount, IoError, IoResult, mutants};
+use std::sync::Arc;
+
+use super::btree::Span;
+use super::volume::Bcache;
+use crate::args::Device;
+use crate::flushes::Flushes;
+
+struct State {
+    /// Writes of clients in flight (A1).
+    writes: Vec<Span>,
+    flushes: Flushes,
+    /// How often acknowledged writes may have been lost since the last resume.
+    losses: u64,
+}
+
+/// See the module's description.
+pub(super) struct Traffic {
+    state: Mutex<State>,
+    /// The failure count of the mapped device.
+    failures: Arc<FailureCount>,
+}
+
+impl Traffic {
+    /// No writes.
+    pub fn new(failures: Arc<FailureCount>) -> Traffic {
+        let state = State { writes: Vec::new(), flushes: Flushes::new(0), losses: 0 };
+        Traffic { state: Mutex::new(state), failures }
+    }
+
+    /// The device was flushed, and its failure count is `known`: everything on it is durable.
+    pub fn open(&self, known: u64) {
+        let mut state = self.state.lock();
+        state.flushes = Flushes::new(known);
+        let done = state.flushes.done();
+        state.flushes.succeed(done);
+    }
+
+    /// A client's write of these sectors begins. Answers the low bits of the failures that are
+    /// known, for its end.
+    pub fn begin(&self, span: Span) -> u32 {
+        let mut state = self.state.lock();
+        state.writes.push(span);
+        state.flushes.known() as u32
+    }
+
+    /// It has ended. `is_durable` if it was durable by itself.
+    pub fn end(&self, span: &Span, began: u32, is_durable: bool, result: IoResult) {
+        let mut state = self.state.lock();
+        let index = state.writes.iter().position(|own| own == span);
+        state.writes.swap_remove(index.expect("A1: it is listed"));
+        let is_lost = match (result, is_durable) {
+            (Ok(()), true) => false,
+            (Ok(()), false) => state.flushes.add_acknowledged(began),
+            (Err(_), _) => {
+                state.flushes.add_undefined();
+                false
+            }
+        };
+        if is_lost {
+            self.lose(&mut state);
+        }
+    }
+
+    /// True if a write in flight has some of these sectors (A2).
+    pub fn overlaps(&self, span: &Span) -> bool {
+        self.state.lock().writes.iter().any(|own| own.overlaps(span))
+    }
+
+    /// True if a flush of a client needs none of the backing device, whose failure count this is.
+    pub fn is_durable(&self, failures: u64) -> bool {
+        let state = self.state.lock();
+        state.flushes.are_durable() && state.flushes.known() >= failures
+    }
+
+    fn lose(&self, state: &mut State) {
+        state.losses += 1;
+        self.failures.raise();
+    }
+
+    /// Deals with failures of the device that are not known yet (A4).
+    fn look_at(&self, device: &Device) {
+        let count = device.disk.failures();
+        let mut state = self.state.lock();
+        if count > state.flushes.known() {
+            device.disk.acknowledge_failures(count);
+            if state.flushes.fail(count) {
+                self.lose(&mut state);
+            }
+        }
+    }
+
+    /// Makes the completed writes of clients durable, if there are any that are not (A3).
+    ///
+    /// # Errors
+    /// The flush failed, or acknowledged writes may be lost.
+    pub async fn flush(&self, env: &Env, device: &Device) -> IoResult {
+        let (wanted, losses) = {
+            let state = self.state.lock();
+            (state.flushes.wanted(), state.losses)
+        };
+        loop {
+            self.look_at(device);
+            let (known, covered) = {
+                let state = self.state.lock();
+                if state.losses != losses {
+                    return Err(IoError::IO);
+                }
+                if state.flushes.has_covered(wanted) {
+                    return Ok(());
+                }
+                (state.flushes.known(), state.flushes.done())
+            };
+            let flushed = env.make_durable(&device.disk).await;
+            self.look_at(device);
+            flushed?;
+            let name = "bcache: failure count of the backing device";
+            if mutants::same(name, known, device.disk.failures()) {
+                self.state.lock().flushes.succeed(covered);
+            }
+        }
+    }
+}
+
+impl Bcache {
+    /// Makes what clients wrote to the backing device durable.
+    ///
+    /// # Errors
+    /// The flush failed, or acknowledged writes may be lost.
+    pub(super) async fn flush_traffic(&self, env: &Env) -> IoResult {
+        match self.config.devices.backing() {
+            Some(backing) => self.traffic.flush(env, backing).await,
+            None => Ok(()),
+        }
+    }
+
+    /// True if [`Bcache::flush_traffic`] has nothing to do.
+    pub(super) fn is_traffic_durable(&self) -> bool {
+        let backing = self.config.devices.backing();
+        backing.is_none_or(|device| self.traffic.is_durable(device.disk.failures()))
+    }
+}

@@ -1,0 +1,60 @@
+//! Messages: `set NAME VALUE` changes an attribute of the volume.
+
+use cairn_block::{Env, MessageError, mutants};
+use cairn_format::bcache::CacheMode;
+
+use super::superblocks::write_backing;
+use super::volume::Bcache;
+
+/// The first words of all messages.
+pub(super) const MESSAGES: &[&str] = &["set"];
+
+impl Bcache {
+    /// Acts on a message.
+    ///
+    /// # Errors
+    /// It is not known, or has a wrong value, or the backing device failed.
+    pub(super) async fn act_on_message(
+        &self,
+        env: &Env,
+        words: &[&str],
+    ) -> Result<String, MessageError> {
+        match words {
+            ["set", "cache_mode", word] => self.set_mode(env, word).await,
+            _ => {
+                let found = words.join(" ");
+                let text = format!("message: found '{found}', expected set cache_mode <mode>");
+                Err(MessageError::Invalid(text))
+            }
+        }
+    }
+
+    /// The superblock of the backing device gets another mode, durably; writes that are mapped from
+    /// then on follow it. What is dirty stays so; writes over it go into the cache in each mode.
+    async fn set_mode(&self, env: &Env, word: &str) -> Result<String, MessageError> {
+        let Some(mode) = CacheMode::of_word(word) else {
+            let expected = "writethrough, writeback, writearound or none";
+            let text = format!("cache_mode: found '{word}', expected {expected}");
+            return Err(MessageError::Invalid(text));
+        };
+        let failed = |text: String| Err(MessageError::Failed(format!("cache_mode: {text}")));
+        if self.read_only {
+            return failed("the volume is open read-only".to_owned());
+        }
+        let _turn = self.states.lock().await;
+        let superblock = self.backing.lock().clone();
+        let (Some(backing), Some(mut superblock)) = (self.config.devices.backing(), superblock)
+        else {
+            return failed("found a volume without a backing device, expected one".to_owned());
+        };
+        superblock.set_mode(mode);
+        let fua = mutants::fua("bcache: FUA of the mode");
+        match write_backing(env, backing, &superblock, fua).await {
+            Ok(()) => {
+                *self.backing.lock() = Some(superblock);
+                Ok(String::new())
+            }
+            Err(error) => failed(format!("{}: superblock: {error}", backing.argument)),
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! What clients changed in memory and the device does not have yet.
+//!
+//! # Invariants
+//! N1. A key enters the tree and [`Changes::pending`] in one step, in the order in which the data
+//!     of the writes completed. A group commit takes all pending keys at once.
+//! N2. An entry with keys of clients is open until a checkpoint has ended that began after the
+//!     entry was planned: the tree had its keys then, so the leaves have them, or newer ones.
+//! N3. An extent becomes clean only after its dirty key is in a durable entry. So a checkpoint that
+//!     begins after an extent was evicted closes all entries with a key to it.
+//! N4. A key that was pending when a checkpoint began is in a durable entry when it ends, and so is
+//!     what replaced it before. So no entry that is written later leads to a bucket that the
+//!     checkpoint made free.
+//! N5. A sector is a *ghost* if a clean key on the device may lead to data for it that the tree in
+//!     memory does not have: its extent was evicted, or replaced by a hole. It is one until the
+//!     hole is durable, by an entry of the journal or by a checkpoint. Nothing is sent to the
+//!     backing device for a ghost: after a power cut the clean key would hide it.
+
+use cairn_block::{RequestId, Time};
+use cairn_format::bcache::Key;
+
+use super::Set;
+use super::ghosts::Ghosts;
+use crate::bcache::btree::{Change, Span, Unwritten};
+use crate::bcache::journal::{EntryWrite, NoEntry};
+use crate::bcache::route::Overlap;
+use crate::group_commit::{GroupCommit, Waiter};
+
+/// The longest hole in one key, as the kernel makes them, in sectors.
+const HOLE_MAX: u64 = 32_768;
+
+/// See the module's description.
+#[derive(Default)]
+pub(in super::super) struct Changes {
+    /// Keys that the tree has and no entry of the journal.
+    pending: Vec<Key>,
+    /// Keys that a group commit is writing.
+    committing: Vec<Key>,
+    /// When pending keys enter the journal without a request for it.
+    pub commit_at: Option<Time>,
+    pub commits: GroupCommit,
+    /// Keys that came since the last checkpoint began.
+    behind: Vec<Key>,
+    /// The oldest open entry with keys of clients: of those planned before the last checkpoint
+    /// began, and since.
+    open_before: Option<u64>,
+    open_since: Option<u64>,
+    /// How often a checkpoint freed entries of the journal, and whether a commit waits for one.
+    pub freed: u64,
+    pub needs_room: bool,
+    pub ghosts: Ghosts,
+    /// Requests that wait for a bucket; or they go back at once.
+    pub waiting: Vec<RequestId>,
+    pub is_handing_back: bool,
+    /// Keys that are lost, as the set broke (C2).
+    lost: Vec<Key>,
+}
+
+impl Changes {
+    /// The oldest open entry that has keys of clients.
+    pub fn open(&self) -> Option<u64> {
+        self.open_before.or(self.open_since)
+    }
+
+    /// True if a key is in no durable entry of the journal.
+    pub fn are_volatile(&self) -> bool {
+        !self.pending.is_empty() || !self.committing.is_empty()
+    }
+
+    /// How many keys the leaves are behind.
+    pub fn behind(&self) -> usize {
+        self.behind.len()
+    }
+
+    /// Of requests that read these sectors of a volume: true if what they read may be lost.
+    pub fn are_lost(&self, inode: u32, start: u64, end: u64) -> bool {
+        let overlaps = |key: &Key| key.inode() == inode && key.start() < end && start < key.end();
+        self.lost.iter().any(overlaps)
+    }
+
+    /// True if keys were lost.
+    pub fn have_lost(&self) -> bool {
+        !self.lost.is_empty()
+    }
+
+    /// A group commit begins: its waiters.
+    pub fn begin_commit(&mut self) -> Vec<Waiter> {
+        assert!(self.committing.is_empty(), "one commit runs at a time");
+        std::mem::swap(&mut self.pending, &mut self.committing);
+        self.commit_at = None;
+        self.commits.take()
+    }
+
+    /// How many keys a group commit writes.
+    pub fn committing(&self) -> usize {
+        self.committing.len()
+    }
+
+    /// The keys of a group commit are durable.
+    pub fn end_commit(&mut self) {
+        self.committing.clear();
+    }
+}
+
+impl Set {
+    /// A client wrote this extent: its data has completed. `at` is when the key is to enter the
+    /// journal at the latest. True if the keeper does not know of a time yet.
+    pub fn insert(&mut self, key: &Key, at: Time) -> (Change, bool) {
+        let change = self.tree.lay(key, &mut self.buckets);
+        self.changes.pending.push(*key);
+        self.changes.behind.push(*key);
+        let is_first = self.changes.commit_at.is_none();
+        self.changes.commit_at.get_or_insert(at);
+        (change, is_first)
+    }
+
+    /// What the cache has of these sectors.
+    pub fn overlap(&self, span: &Span) -> Overlap {
+        let behind = (span.inode, span.end);
+        let extents = self.tree.extents_from(span.inode, span.start);
+        let (mut is_clean, mut is_dirty) = (self.changes.ghosts.overlap(span), false);
+        for key in extents.take_while(|key| key.begin() < behind) {
+            is_clean = true;
+            is_dirty |= key.is_dirty();
+        }
+        match (is_dirty, is_clean) {
+            (true, _) => Overlap::Dirty,
+            (false, true) => Overlap::Clean,
+            (false, false) => Overlap::None,
+        }
+    }
+
+    /// Lays a hole over sectors that have no dirty data. They are ghosts until it is durable.
+    pub fn lay_hole(&mut self, span: Span, at: Time) {
+        let mut start = span.start;
+        while start < span.end {
+            let sectors = (span.end - start).min(HOLE_MAX);
+            start += sectors;
+            self.insert(&Key::new(span.inode, start, sectors), at);
+        }
+        self.changes.ghosts.lay(span);
+    }
+
+    /// The extents of a leaf in these buckets leave the tree. They are clean.
+    pub fn evict_leaf(&mut self, leaf: usize, victims: &[bool]) {
+        let geometry = *self.superblock.geometry();
+        let is_victim = |key: &Key| {
+            let bucket = key.cached_at().map(|pointer| geometry.bucket_of(pointer.sector()));
+            bucket.is_some_and(|bucket| victims[bucket as usize]) && !key.is_dirty()
+        };
+        let holes = self.tree.evict_leaf(leaf, is_victim, &mut self.buckets);
+        self.changes.ghosts.evict(&holes);
+        self.changes.behind.extend(holes);
+    }
+
+    /// The next entry of a group commit, with its keys from `first` on, and how many these are.
+    ///
+    /// # Errors
+    /// The journal has no room.
+    pub fn entry_of_commit(&mut self, first: usize) -> Result<(EntryWrite, usize), NoEntry> {
+        let (open, spare) = (self.open(), self.journal.clients_spare());
+        let keys = &self.changes.committing[first..];
+        let count = keys.len().min(self.journal.keys_max());
+        let entry = self.journal.entry(&keys[..count], open, spare)?;
+        let seq = self.journal.newest();
+        self.changes.open_since.get_or_insert(seq);
+        Ok((entry, count))
+    }
+
+    /// A checkpoint begins: the sectors for which leaves are behind, and its number.
+    pub fn begin_checkpoint(&mut self) -> (Unwritten, u32) {
+        let changes = &mut self.changes;
+        changes.open_before = changes.open();
+        changes.open_since = None;
+        changes.ghosts.begin_checkpoint();
+        let sectors = Unwritten::of(&std::mem::take(&mut changes.behind));
+        (sectors, self.buckets.begin_checkpoint())
+    }
+
+    /// The leaves have what they lacked when the checkpoint began.
+    pub fn leaves_written(&mut self) {
+        self.changes.open_before = None;
+    }
+
+    /// An entry says so, durably.
+    pub fn entries_freed(&mut self) {
+        self.changes.freed += 1;
+        self.changes.needs_room = false;
+    }
+
+    /// A checkpoint has ended: no entry from before it is open, and the requests have ended that
+    /// had found what was replaced before it. Answers the requests that waited for a bucket.
+    pub fn end_checkpoint(&mut self, number: u32) -> Vec<RequestId> {
+        self.changes.ghosts.end_checkpoint();
+        self.buckets.settle(number);
+        self.buckets.refill();
+        std::mem::take(&mut self.changes.waiting)
+    }
+
+    /// The set is broken: the requests that wait for a bucket, and whether keys are lost.
+    pub fn give_up(&mut self) -> (Vec<RequestId>, bool) {
+        let changes = &mut self.changes;
+        changes.lost.append(&mut changes.committing);
+        changes.lost.append(&mut changes.pending);
+        changes.commit_at = None;
+        (std::mem::take(&mut changes.waiting), !changes.lost.is_empty())
+    }
+}

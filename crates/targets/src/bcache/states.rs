@@ -1,0 +1,81 @@
+//! The attachment state of the backing device: `dirty` before the first dirty key, `clean` after the
+//! last (R11).
+//!
+//! S1. One writer of the superblock at a time ([`Bcache::states`]).
+//! S2. `dirty` is durable before a write is mapped. `clean` is written when no write is mapped or in
+//!     flight, nothing in the tree is dirty, and no open entry of the journal has a dirty key; a
+//!     write that comes then waits until `dirty` is durable again.
+
+use cairn_block::sync::atomic::Ordering;
+use cairn_block::{Env, IoResult, mutants};
+use cairn_format::bcache::{BackingState, BackingSuperblock};
+
+use super::set::WriteError;
+use super::superblocks::write_backing;
+use super::volume::Bcache;
+use super::writeback::Undrained;
+use super::writes::Ready;
+
+impl Bcache {
+    /// Writes the state of the backing device, durably, unless this life has written it already:
+    /// what was read at the opening may be what a failed flush has dropped. The caller has the turn
+    /// (S1).
+    ///
+    /// # Errors
+    /// The device failed.
+    pub(super) async fn write_state(&self, env: &Env, state: BackingState) -> IoResult {
+        let Some(backing) = self.config.devices.backing() else { return Ok(()) };
+        let Some(mut superblock) = self.backing.lock().clone() else { return Ok(()) };
+        if superblock.state() == state && self.has_written_state.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        superblock.set_state(state);
+        let fua = mutants::fua("bcache: FUA of the state");
+        write_backing(env, backing, &superblock, fua).await?;
+        self.has_written_state.store(true, Ordering::Relaxed);
+        *self.backing.lock() = Some(superblock);
+        Ok(())
+    }
+
+    /// If nothing is dirty: the superblock of the backing device says so. Writes into the cache
+    /// wait meanwhile.
+    ///
+    /// # Errors
+    /// The set, or the superblock, cannot be written.
+    pub(super) async fn call_clean(&self, env: &Env) -> Result<(), Undrained> {
+        let _turn = self.states.lock().await;
+        if self.state_of_backing() != Some(BackingState::Dirty) {
+            return Ok(());
+        }
+        let core = self.core.as_ref().expect("a volume that is drained has a cache");
+        let change = Ready::Change as u8;
+        let ready = core.with(|_| self.ready.fetch_min(change, Ordering::Relaxed));
+        self.writers.quiesce(0).await;
+        let called = self.call_clean_if_it_is(env, ready >= change).await;
+        let parked = core.with(|_| {
+            match self.state_of_backing() {
+                Some(BackingState::Dirty) => self.ready.store(ready, Ordering::Relaxed),
+                _ => drop(self.wanted.fetch_min(change, Ordering::Relaxed)),
+            }
+            std::mem::take(&mut *self.parked.lock())
+        });
+        core.remap_all(env, parked);
+        called
+    }
+
+    async fn call_clean_if_it_is(&self, env: &Env, is_changing: bool) -> Result<(), Undrained> {
+        let core = self.core.as_ref().expect("a volume that is drained has a cache");
+        if self.dirty_sectors() > 0 {
+            return Ok(());
+        }
+        if is_changing {
+            core.commit(env).await.map_err(WriteError::Cache)?;
+            core.checkpoint(env).await?;
+        }
+        self.write_state(env, BackingState::Clean).await.map_err(Undrained::Superblock)
+    }
+
+    fn state_of_backing(&self) -> Option<BackingState> {
+        self.backing.lock().as_ref().map(BackingSuperblock::state)
+    }
+}

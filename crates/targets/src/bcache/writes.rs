@@ -1,0 +1,303 @@
+//! Writes of clients: from their verdict to the key in the tree.
+//!
+//! # Order of a write into the cache
+//! 1. Before the first write of a life a session begins; before the first dirty data the superblock
+//!    of the backing device says `dirty`, durably (R11). Writes wait for that.
+//! 2. A place in an open bucket; the bucket counts the write.
+//! 3. The data goes to the cache device.
+//! 4. The key enters the tree, and the keys that wait for the journal (N1). Reads see it from then
+//!    on. A FUA write waits for the group commit with its key; other writes complete.
+//!
+//! # Order of a write around the cache
+//! 1. As above, without the state.
+//! 2. Where the cache has clean data, or the device may have keys to such data (N5), a hole enters
+//!    the tree and the journal, durably. The write is mapped again then. So no power cut leaves the
+//!    old data of the cache in front of the new data of the backing device.
+//! 3. The data goes to the backing device, with FUA if the write has it.
+//!
+//! So a read finds data only after it was written, and a key is never durable before its data: a
+//! flush begins after step 4 has added the key (R3, R14).
+
+use cairn_block::sync::atomic::Ordering;
+use cairn_block::{
+    EndIo, Env, Flags, IoError, IoResult, Request, RequestId, Sector, SectorCount, Verdict, mutants,
+};
+use cairn_format::bcache::{BackingState, Key};
+use futures_util::future::join;
+
+use super::btree::Span;
+use super::config::Devices;
+use super::route::{Inputs, Route, route};
+use super::set::COMMIT_DELAY;
+use super::status::Count;
+use super::volume::Bcache;
+use super::word::{Class, Word};
+use crate::epochs::Epoch;
+use crate::group_commit::Waiter;
+
+/// Where the head of a write goes.
+enum Plan {
+    /// To the cache, at this sector.
+    Cache { sector: u64, count: u64 },
+    /// To the backing device; the failures of that which were known.
+    Around { known: u32 },
+    /// Nowhere yet: a hole was laid.
+    Ordered(Span),
+    /// Nowhere yet: the volume is not ready for it.
+    Begin,
+    /// Nowhere yet: no bucket is free.
+    Wait,
+    /// To the mapped device, until the next table.
+    HandBack,
+    /// The set cannot be written.
+    Fail,
+}
+
+/// For what a volume is ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(super) enum Ready {
+    /// For reads.
+    Read,
+    /// For changes of the set.
+    Change,
+    /// For dirty data.
+    Dirty,
+}
+
+impl Bcache {
+    /// True once step 1 is done. It changes under the lock of the set.
+    pub(super) fn is_ready(&self, ready: Ready) -> bool {
+        self.ready.load(Ordering::Relaxed) >= ready as u8
+    }
+
+    /// Parks a request until the volume is ready for more.
+    fn park(&self, request: &Request, ready: Ready) -> Plan {
+        self.parked.lock().push(request.id());
+        self.wanted.fetch_max(ready as u8, Ordering::Relaxed);
+        Plan::Begin
+    }
+
+    fn plan_write(&self, env: &Env, request: &Request, span: Span) -> Plan {
+        let core = self.core.as_ref().expect("a volume with a cache is written");
+        let mut guard = core.lock();
+        let Some(set) = guard.as_mut().filter(|_| !core.is_broken()) else { return Plan::Fail };
+        if !self.is_ready(Ready::Change) {
+            return self.park(request, Ready::Change);
+        }
+        let overlap = set.overlap(&span);
+        let inputs = Inputs { mode: self.mode(), overlap, in_use: set.buckets.in_use_percent() };
+        match route(&inputs) {
+            Route::Around => Plan::Around { known: self.traffic.begin(span) },
+            Route::Ordered => {
+                set.lay_hole(span, env.now() + COMMIT_DELAY);
+                Plan::Ordered(span)
+            }
+            Route::Cache if !self.is_ready(Ready::Dirty) => self.park(request, Ready::Dirty),
+            Route::Cache => {
+                let (place, want) = ((span.inode, span.start), span.end - span.start);
+                match set.open_buckets.place(&mut set.buckets, place, want, request.stream()) {
+                    Some((pointer, count)) => {
+                        set.buckets.requested(count);
+                        Plan::Cache { sector: pointer.sector(), count }
+                    }
+                    None if set.changes.is_handing_back => Plan::HandBack,
+                    None => {
+                        set.changes.waiting.push(request.id());
+                        Plan::Wait
+                    }
+                }
+            }
+        }
+    }
+
+    fn span_of(&self, request: &Request) -> Span {
+        let start = self.first + request.range.start.0;
+        Span { inode: self.inode(), start, end: start + request.range.count.0 }
+    }
+
+    pub(super) fn map_write<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
+        if self.read_only || matches!(self.config.devices, Devices::Bare { .. }) {
+            return self.refuse_write();
+        }
+        let span = self.span_of(request);
+        match self.plan_write(env, request, span) {
+            Plan::Cache { sector, count } => self.to_cache(env, request, sector, count),
+            Plan::Around { known } => {
+                let word =
+                    Word { class: Class::Around, epoch: Epoch::default(), number: known.into() };
+                request.watch(word.to_word());
+                let backing = self.config.devices.backing().expect("flash has no way around");
+                Verdict::Remapped { disk: backing.disk.as_ref(), sector: Sector(span.start) }
+            }
+            Plan::Ordered(span) => {
+                let id = request.id();
+                self.spawn(env, async move |volume, env| volume.make_hole(env, span, id).await);
+                Verdict::Queued
+            }
+            Plan::Begin => {
+                if !self.beginning.swap(true, Ordering::Relaxed) {
+                    self.spawn(env, async |volume, env| volume.begin_writing(env).await);
+                }
+                Verdict::Queued
+            }
+            Plan::Wait => {
+                self.core.as_ref().expect("it has a cache").changed.notify(usize::MAX);
+                Verdict::Queued
+            }
+            Plan::HandBack => {
+                env.hand_back(request.id());
+                Verdict::Queued
+            }
+            Plan::Fail => Verdict::Failed(IoError::IO),
+        }
+    }
+
+    fn to_cache<'a>(
+        &'a self,
+        env: &Env,
+        request: &mut Request,
+        sector: u64,
+        count: u64,
+    ) -> Verdict<'a> {
+        let epoch = self.writers.enter(env.reactor(), 0);
+        self.counters.add(env, Count::Writes as usize, 1);
+        request.accept(SectorCount(count));
+        request.watch(Word { class: Class::Insert, epoch, number: sector }.to_word());
+        // Only a commit makes the write durable; its flush covers the data.
+        request.flags.remove(Flags::FUA | Flags::FAST_ZERO);
+        let cache = &self.core.as_ref().expect("it has a cache").cache;
+        Verdict::Remapped { disk: cache.disk().as_ref(), sector: Sector(sector) }
+    }
+
+    /// Makes a hole durable that was laid for a write, and has the write mapped again.
+    async fn make_hole(&self, env: &Env, span: Span, id: RequestId) {
+        let core = self.core.as_ref().expect("it has a cache");
+        let result = core.commit(env).await;
+        core.with(|set| set.changes.ghosts.end_hole(&span));
+        match result {
+            Ok(()) => env.remap(id),
+            Err(error) => env.complete(id, Err(error)),
+        }
+    }
+
+    /// The end of a write around the cache.
+    pub(super) fn end_around(&self, request: &mut Request, word: Word, result: IoResult) -> EndIo {
+        let span = self.span_of(request);
+        self.traffic.end(&span, word.number as u32, request.is_fua(), result);
+        EndIo::Done(result)
+    }
+
+    /// Step 4 of a write into the cache.
+    pub(super) fn end_insert(
+        &self,
+        env: &Env,
+        request: &mut Request,
+        word: Word,
+        result: IoResult,
+    ) -> EndIo {
+        let core = self.core.as_ref().expect("it has a cache");
+        let (start, count) = (self.first + request.range.start.0, request.range.count.0);
+        let waits = request.is_fua() && !mutants::skips("bcache: a FUA write waits");
+        let (ended, is_first, starts) = {
+            let mut guard = core.lock();
+            let set = guard.as_mut().expect("the set is open while a request is in flight");
+            let pointer = set.buckets.end_write(word.number);
+            let ended = result.and(if core.is_broken() { Err(IoError::IO) } else { Ok(()) });
+            match ended {
+                Err(error) => (EndIo::Done(Err(error)), false, false),
+                Ok(()) => {
+                    let key = Key::new(self.inode(), start + count, count).with_dirty(true);
+                    let (change, is_first) = set.insert(&key.at(pointer), env.now() + COMMIT_DELAY);
+                    self.add_dirty(change.dirty);
+                    match waits {
+                        false => (EndIo::Done(Ok(())), is_first, false),
+                        true => {
+                            set.changes.commits.join(Waiter::Request(request.id()));
+                            (EndIo::Held, false, set.changes.commits.starts())
+                        }
+                    }
+                }
+            }
+        };
+        self.writers.leave(env.reactor(), word.epoch);
+        if is_first {
+            core.changed.notify(usize::MAX);
+        }
+        if starts {
+            core.start_commit(env);
+        }
+        ended
+    }
+
+    /// Step 1. Requests that waited for it are mapped again, or fail.
+    async fn begin_writing(&self, env: &Env) {
+        let _turn = self.states.lock().await;
+        let wanted = self.wanted.load(Ordering::Relaxed);
+        let result = self.open_for_writes(env, wanted >= Ready::Dirty as u8).await;
+        let core = self.core.as_ref().expect("it has a cache");
+        let parked = core.with(|_| {
+            self.beginning.store(false, Ordering::Relaxed);
+            if result.is_ok() {
+                self.ready.fetch_max(wanted, Ordering::Relaxed);
+            }
+            std::mem::take(&mut *self.parked.lock())
+        });
+        match result {
+            Ok(()) => core.remap_all(env, parked),
+            Err(error) => parked.into_iter().for_each(|id| env.complete(id, Err(error))),
+        }
+    }
+
+    async fn open_for_writes(&self, env: &Env, for_dirty: bool) -> IoResult {
+        let core = self.core.as_ref().expect("it has a cache");
+        let began = core.change(env, async |session| {
+            session.begin().await?;
+            session.with(|set| set.buckets.serve_clients());
+            Ok(())
+        });
+        began.await.map_err(|_| IoError::IO)?;
+        core.start_keeper(env);
+        if for_dirty {
+            self.write_state(env, BackingState::Dirty).await?;
+        }
+        if !self.is_writing_back.swap(true, Ordering::Relaxed) {
+            self.spawn(env, async |volume, env| volume.write_back(env).await);
+        }
+        Ok(())
+    }
+
+    /// A client's flush: all keys that are pending enter the journal, and the backing device is
+    /// flushed if a client wrote to it since.
+    pub(super) fn map_flush<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
+        let Some(core) = &self.core else { return Verdict::Completed };
+        if !self.is_traffic_durable() {
+            let id = request.id();
+            self.spawn(env, async move |volume, env| {
+                env.complete(id, volume.flush_both(env).await);
+            });
+            return Verdict::Queued;
+        }
+        let starts = {
+            let mut guard = core.lock();
+            let Some(set) = guard.as_mut() else { return Verdict::Completed };
+            if !set.changes.are_volatile() {
+                return Verdict::Completed;
+            }
+            set.changes.commits.join(Waiter::Request(request.id()));
+            set.changes.commits.starts()
+        };
+        if starts {
+            core.start_commit(env);
+        }
+        Verdict::Queued
+    }
+
+    async fn flush_both(&self, env: &Env) -> IoResult {
+        let core = self.core.as_ref().expect("it has a cache");
+        let flush = self.flush_traffic(env);
+        let flush = mutants::step("bcache: flush of the backing device for clients", (), flush);
+        let (committed, flushed) = join(core.commit(env), flush).await;
+        committed.and(flushed)
+    }
+}

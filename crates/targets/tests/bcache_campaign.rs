@@ -1,0 +1,190 @@
+//! The crash campaign of bcache in service: power cuts at seeded writes, of the cache device and the
+//! backing device independently, in group commits, checkpoints, drains and suspends, over drives
+//! that lose, reorder and tear, and with drives that fail. Lives end by kills of the process, too.
+//! `bcache_drain.rs` is the campaign of sets that are only drained.
+//!
+//! `CAIRN_CUTS=10000 cargo test -p cairn-targets --release --test bcache_campaign` is the long run.
+//! With `--features canary` known ordering bugs are planted: each must be caught.
+
+mod bcache_lab;
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bcache_lab::Cache;
+use bcache_lab::make::backing_of;
+use cairn_block::{LocalFuture, Sector, TargetType};
+use cairn_format::bcache::build::Builder;
+use cairn_format::bcache::uuids::UuidEntry;
+use cairn_format::bcache::{
+    CacheMode, CacheSuperblock, NewCache, Replacement, SECTOR_BYTES, SUPERBLOCK_SECTOR, Uuid,
+};
+use cairn_sim::campaign::{Campaign, Generation, Images, Opened, Scenario, Server, plant_failures};
+use cairn_sim::{DriveOptions, Image, Mix, Workload};
+
+/// What varies between lives.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    block_sectors: u16,
+    bucket_sectors: u64,
+    buckets: u64,
+    /// Sectors of the volume.
+    sectors: u64,
+    mode: CacheMode,
+}
+
+/// Holds all data several times.
+const ROOMY: Shape = Shape {
+    block_sectors: 1,
+    bucket_sectors: 16,
+    buckets: 400,
+    sectors: 512,
+    mode: CacheMode::Writeback,
+};
+
+/// Smaller than the volume: always short of buckets.
+const TIGHT: Shape = Shape { buckets: 150, sectors: 3000, ..ROOMY };
+
+const SHAPES: &[Shape] = &[
+    ROOMY,
+    Shape { block_sectors: 8, bucket_sectors: 32, ..ROOMY },
+    Shape { bucket_sectors: 128, ..ROOMY },
+    TIGHT,
+    Shape { bucket_sectors: 8, ..TIGHT },
+    Shape { block_sectors: 8, bucket_sectors: 64, sectors: 8000, ..TIGHT },
+];
+
+const MODES: &[CacheMode] = &[
+    CacheMode::Writeback,
+    CacheMode::Writeback,
+    CacheMode::Writethrough,
+    CacheMode::Writearound,
+    CacheMode::None,
+];
+
+/// Which drives fail now and then, and how.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Failing {
+    Nothing,
+    Everything,
+}
+
+struct Bcache {
+    failing: Failing,
+}
+
+impl Shape {
+    fn table(&self) -> String {
+        format!("0 {} bcache backing cache 0", self.sectors)
+    }
+
+    /// A set that nothing was written to.
+    fn images(&self) -> [Image; 2] {
+        let superblock = CacheSuperblock::fresh(&NewCache {
+            uuid: Uuid([1; 16]),
+            set_uuid: Uuid([2; 16]),
+            block_sectors: self.block_sectors,
+            bucket_sectors: self.bucket_sectors,
+            device_sectors: self.buckets * self.bucket_sectors,
+            replacement: Replacement::Lru,
+            discard: false,
+        });
+        let superblock = superblock.expect("legal");
+        let sectors = self.buckets * self.bucket_sectors;
+        let mut bytes = vec![0; sectors as usize * SECTOR_BYTES];
+        let builder = Builder::new(&superblock, 11, &mut bytes);
+        let volume = UuidEntry { uuid: Uuid([3; 16]), ..UuidEntry::default() };
+        let superblock = builder.finish(&[volume]).expect("there is room");
+        let mut cache = Image::of_bytes(&bytes);
+        cache.write(Sector(SUPERBLOCK_SECTOR), &superblock.encode());
+        let data = vec![0; self.sectors as usize * SECTOR_BYTES];
+        [cache, Image::of_bytes(&backing_of(self.block_sectors, &data, self.mode))]
+    }
+}
+
+impl Scenario for Bcache {
+    type Case = Shape;
+
+    fn types(&self) -> Vec<Arc<dyn TargetType>> {
+        cairn_targets::types()
+    }
+
+    fn begin(&self, rng: &mut fastrand::Rng) -> (Shape, Vec<(DriveOptions, Image)>) {
+        let mode = MODES[rng.usize(..MODES.len())];
+        let shape = Shape { mode, ..SHAPES[rng.usize(..SHAPES.len())] };
+        let [cache, backing] = shape.images();
+        let drives =
+            vec![(DriveOptions::named("cache"), cache), (DriveOptions::named("backing"), backing)];
+        (shape, drives)
+    }
+
+    fn open(&self, shape: Rc<Shape>, server: Server) -> LocalFuture<'static, Opened> {
+        Box::pin(async move { Ok(vec![server.create("volume", &shape.table()).await?]) })
+    }
+
+    fn check_metadata(&self, _shape: &Shape, images: &Images) -> Result<(), String> {
+        let cache = &images["cache"];
+        let mut bytes = vec![0; cache.sectors().0 as usize * SECTOR_BYTES];
+        cache.read(Sector(0), &mut bytes);
+        Cache::try_read(&bytes).map(drop)
+    }
+
+    fn workload(&self, _shape: &Shape, rng: &mut fastrand::Rng) -> Workload {
+        let (seed, ops) = (rng.u64(..), rng.u64(..400));
+        let mix = Mix { discard: 0, ..Mix::default() };
+        Workload { mix, ..Workload::mixed(seed, ops) }
+    }
+
+    fn suspends(&self) -> bool {
+        true
+    }
+
+    fn rolls_back(&self) -> bool {
+        self.failing != Failing::Nothing
+    }
+
+    fn fails_at_start(&self) -> bool {
+        self.failing == Failing::Everything
+    }
+
+    fn trouble(&self, _: &Rc<Shape>, generation: &Generation, rng: &mut fastrand::Rng) -> bool {
+        let world = generation.world;
+        let drives = [world.drive("cache"), world.drive("backing")];
+        if self.failing == Failing::Everything {
+            plant_failures(&drives, [5, 50][rng.usize(..2)], None, rng);
+        }
+        if rng.bool() {
+            generation.start(2, async move |server| {
+                for _ in 0..4 {
+                    server.pause(6000).await;
+                    let mode = MODES[server.env.random_below(MODES.len() as u64) as usize];
+                    server.message("volume", &["set", "cache_mode", mode.word()]).await;
+                }
+            });
+        }
+        if rng.bool() {
+            generation.start(0, async move |server| {
+                for _ in 0..3 {
+                    server.pause(8000).await;
+                    // Drives fail, or a suspend ends it.
+                    let _ = server.volume("volume").drain_caches(&server.env).await;
+                }
+            });
+        }
+        self.failing != Failing::Nothing
+    }
+}
+
+fn campaign(failing: Failing) -> Campaign<Bcache> {
+    Campaign::new(Bcache { failing })
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_by_a_power_cut() {
+    campaign(Failing::Nothing).run();
+}
+
+#[test]
+fn losses_of_any_drive_are_told_to_each_client() {
+    campaign(Failing::Everything).run();
+}

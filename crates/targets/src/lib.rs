@@ -35,6 +35,7 @@ mod meta;
 mod owners;
 pub mod passthrough;
 pub mod persistent;
+mod planner;
 mod shared_core;
 pub mod snapshot;
 pub mod spec;

@@ -1,6 +1,7 @@
 //! The hand: writeback that frees slots goes through the ring of slots in order, so that the slots
-//! it frees form one long run (`index::space` says why). The order of insertion decides only for
-//! writeback that was requested: by age, `flush`, `cleaner` or suspend.
+//! it frees form one long run (`index::space` says why). Writeback that was requested has orders of
+//! its own: that of insertion for old blocks, that of the origin for `flush`, `cleaner` and suspend
+//! (`sweep`).
 //!
 //! The hand moves for one of two reasons:
 //! - *draining*: free slots fell to the high watermark. It ends at the low watermark.

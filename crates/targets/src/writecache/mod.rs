@@ -14,9 +14,9 @@
 //!
 //! Files: `config` (the table line), `map` (verdicts and completions), `index` (what is cached and
 //! what is free, by runs), `commit` (makes entries durable), `writeback` (copies blocks to the
-//! origin), `hand` (which blocks are written back to free slots), `pace` (the share of client I/O
-//! and writeback), `origin` (flushes the origin), `removal` (discard and write-zeroes), `recover`
-//! (opening and stopping), `status`.
+//! origin), `hand` (which blocks are written back to free slots), `sweep` (the order of a drain),
+//! `pace` (the share of client I/O and writeback), `origin` (flushes the origin), `removal` (discard
+//! and write-zeroes), `recover` (opening and stopping), `status`.
 //!
 //! # Invariants
 //! I1. Slot data is durable before the superblock's seq makes its entry committed.
@@ -79,6 +79,7 @@ mod pace;
 mod recover;
 mod removal;
 mod status;
+mod sweep;
 #[cfg(test)]
 mod tests;
 mod writeback;
@@ -123,6 +124,7 @@ use health::OriginHealth;
 use index::{Index, Run};
 use pace::Pace;
 use removal::Removal;
+use sweep::Sweep;
 use writeback::{Job, Turn, Written};
 
 use crate::flushes::Flushes;
@@ -174,6 +176,8 @@ struct State {
     /// The background task passed over a block because a write to it was in flight. The end of that
     /// write wakes the task.
     passed_over: bool,
+    /// The order in which a drain takes blocks; none once it has passed over the whole origin.
+    sweep: Option<Sweep>,
     cleaner: bool,
     flush_on_suspend: bool,
     /// Requests that need a slot and cannot go around, or wait for a writeback to begin.
@@ -217,6 +221,7 @@ impl State {
             last_write: Time(0),
             drain_to: 0,
             passed_over: false,
+            sweep: None,
             cleaner: false,
             flush_on_suspend: false,
             slot_waiters: Vec::new(),

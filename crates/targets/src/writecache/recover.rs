@@ -465,7 +465,12 @@ impl WriteCache {
 
     /// Starts serving.
     fn open(&self, env: &Env) {
-        self.state.lock().suspended = false;
+        let mut state = self.state.lock();
+        state.suspended = false;
+        if state.cleaner {
+            self.begin_sweep(&mut state);
+        }
+        drop(state);
         if !self.read_only {
             self.spawn(env, async |cache, env| cache.keep(env).await);
         }

@@ -73,7 +73,10 @@ impl WriteCache {
             "flush" => self.write_all_back(env).await?,
             "flush_on_suspend" => self.drain_in_suspend(),
             "cleaner" => {
-                self.state.lock().cleaner = true;
+                let mut state = self.state.lock();
+                state.cleaner = true;
+                self.begin_sweep(&mut state);
+                drop(state);
                 self.changed.notify(usize::MAX);
             }
             "clear_stats" => self.counters.clear(),

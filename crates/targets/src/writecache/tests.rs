@@ -12,4 +12,5 @@ mod properties;
 mod reload;
 mod removal;
 mod soak;
+mod sweep;
 mod writeback;

@@ -4,13 +4,15 @@
 //! insertion except where holes were filled, and it leaves long runs of free slots. Cached
 //! neighbours on the origin are written in the same request, up to 256 blocks. Writeback starts
 //! when free slots fall to the high watermark and stops at the low one. Three more classes are
-//! written back, least recently inserted first: blocks older than max_age, all blocks under
-//! `cleaner`, and all blocks inserted before a `flush` message or before a suspend that asks for
-//! writeback. With `pause_writeback` ordinary writeback waits until no write has gone around the
-//! cache for that long. `pace` decides how much writeback may copy while clients use the devices.
+//! written back: blocks older than max_age, all blocks under `cleaner`, and all blocks inserted
+//! before a `flush` message or before a suspend that asks for writeback. The search for them goes
+//! by insertion, the least recent one first. A drain of more than a batch begins with a sweep over
+//! the origin (`sweep`), and the search finds what the sweep left. With `pause_writeback` ordinary
+//! writeback waits until no write has gone around the cache for that long. `pace` decides how much
+//! writeback may copy while clients use the devices.
 //!
 //! The background task (`keep`) collects a batch of victims, up to half of the blocks that may be
-//! in writeback, and sorts it by position on the origin. Lanes process the batch: each lane is a
+//! in writeback, in the order of positions on the origin. Lanes process the batch: each lane is a
 //! task that copies one job after the other. While they do, the background task collects the next
 //! batch. Many entries are freed at once: after each batch, at a quarter of the blocks that may be
 //! in writeback, or at once if a request waits for a slot. The copier's budget bounds the memory.
@@ -54,7 +56,7 @@ const SCAN_MAX: usize = 1024;
 /// Most bytes that lanes copy within one turn of the reactor's loop.
 const TURN_BYTES: u64 = 256 << 10;
 /// Memory for copies, unless `writeback_jobs` says otherwise.
-const COPY_BYTES: u64 = 16 << 20;
+pub(super) const COPY_BYTES: u64 = 16 << 20;
 /// Most memory for copies, whatever `writeback_jobs` says.
 const COPY_BYTES_MAX: u64 = 256 << 20;
 
@@ -114,8 +116,10 @@ pub(super) enum Undrained {
 }
 
 /// What the background task does next.
-enum Action {
+pub(super) enum Action {
     Stop,
+    /// Asks again, after the other tasks.
+    Again,
     Commit,
     Copy,
     Sleep(Time),
@@ -123,11 +127,11 @@ enum Action {
 }
 
 /// The victims found so far.
-struct Batch {
-    jobs: Vec<Job>,
-    blocks: u64,
+pub(super) struct Batch {
+    pub jobs: Vec<Job>,
+    pub blocks: u64,
     /// How many blocks it may have.
-    most: u64,
+    pub most: u64,
 }
 
 impl State {
@@ -255,11 +259,13 @@ impl State {
         self.index.left_of(inserted).all(|run| run.has(IN_WRITEBACK))
     }
 
-    /// Takes a run, and its neighbours, into the batch.
-    fn take_job(&mut self, run: &Run, most: u64, batch: &mut Batch) {
+    /// Takes a run, and its neighbours, into the batch. Returns where they end on the origin.
+    pub(super) fn take_job(&mut self, run: &Run, most: u64, batch: &mut Batch) -> u64 {
         let job = self.gather(run, most.clamp(1, JOB_BLOCKS_MAX) as u32);
-        batch.blocks += u64::from(job.blocks());
+        let (begin, blocks) = (job.block, u64::from(job.blocks()));
+        batch.blocks += blocks;
         batch.jobs.push(job);
+        begin + blocks
     }
 }
 
@@ -295,6 +301,7 @@ impl WriteCache {
                     self.kick_commit(env);
                     changed.await;
                 }
+                Action::Again => yield_once().await,
                 Action::Copy => self.start_lanes(env),
                 Action::Sleep(at) => sleep_or_change(env, at, changed).await,
                 Action::Wait => changed.await,
@@ -347,29 +354,36 @@ impl WriteCache {
         let most = if state.pace.lanes(now) == 1 { JOB_BLOCKS_MAX } else { max / 2 };
         let most = room.min(most.max(1));
         let mut batch = Batch { jobs: Vec::new(), blocks: 0, most };
-        // Insertions before the position of the last victim were not eligible then.
-        let from = state.index.scan();
-        state.index.set_scan(QueuePosition::default());
-        let mut action = self.collect_from(state, now, (from, None), &mut batch);
-        if batch.jobs.is_empty() && from != QueuePosition::default() {
-            action =
-                self.collect_from(state, now, (QueuePosition::default(), Some(from)), &mut batch);
+        let mut action = self.collect_swept(state, now, &mut batch);
+        if let (Action::Wait, []) = (&action, &batch.jobs[..]) {
+            action = self.collect_unswept(state, now, &mut batch);
+            batch.jobs.sort_unstable_by_key(|job| job.block);
         }
-        state.judge_space();
-        action = match action {
-            Action::Sleep(at) => match self.follow_hand(state, now, &mut batch) {
-                Action::Sleep(other) => Action::Sleep(at.min(other)),
-                Action::Wait => Action::Sleep(at),
-                action => action,
-            },
-            Action::Wait => self.follow_hand(state, now, &mut batch),
-            action => action,
-        };
-        batch.jobs.sort_unstable_by_key(|job| job.block);
         state.free_from = batch.blocks.min(max / 4);
         state.jobs = batch.jobs.into();
         state.pace.spend(batch.blocks * u64::from(self.config.block_size.bytes()));
         action
+    }
+
+    /// Collects blocks that were asked for or are old, and blocks to free slots.
+    fn collect_unswept(&self, state: &mut State, now: Time, batch: &mut Batch) -> Action {
+        // Insertions before the position of the last victim were not eligible then.
+        let from = state.index.scan();
+        state.index.set_scan(QueuePosition::default());
+        let mut action = self.collect_from(state, now, (from, None), batch);
+        if batch.jobs.is_empty() && from != QueuePosition::default() {
+            action = self.collect_from(state, now, (QueuePosition::default(), Some(from)), batch);
+        }
+        state.judge_space();
+        match action {
+            Action::Sleep(at) => match self.follow_hand(state, now, batch) {
+                Action::Sleep(other) => Action::Sleep(at.min(other)),
+                Action::Wait => Action::Sleep(at),
+                action => action,
+            },
+            Action::Wait => self.follow_hand(state, now, batch),
+            action => action,
+        }
     }
 
     /// Collects blocks that were asked for or are old, of the insertions from `at` up to `end`.
@@ -454,7 +468,7 @@ impl WriteCache {
     }
 
     /// How many blocks the next job of a batch may have.
-    fn job_blocks_max(&self, batch: &Batch) -> u64 {
+    pub(super) fn job_blocks_max(&self, batch: &Batch) -> u64 {
         let bytes = u64::from(self.config.block_size.bytes());
         (batch.most - batch.blocks).min(JOB_BYTES_MAX / bytes)
     }
@@ -490,7 +504,7 @@ impl WriteCache {
 
     /// Until when writeback must wait: because the origin failed, or because writes go around the
     /// cache.
-    fn delay(&self, state: &State, now: Time, urgent: bool) -> Option<Time> {
+    pub(super) fn delay(&self, state: &State, now: Time, urgent: bool) -> Option<Time> {
         let pause = if urgent { Duration::ZERO } else { self.config.pause_writeback };
         let paused = if pause.is_zero() { Time(0) } else { state.last_around + pause };
         let until = state.origin.retry_at.max(paused);
@@ -696,15 +710,16 @@ impl WriteCache {
     /// # Errors
     /// The origin failed during the drain, the cache device is broken, or a suspend began.
     pub(super) async fn drain(&self, env: &Env, message: bool) -> Result<(), Undrained> {
-        let (target, failures) = {
+        let target = self.state.lock().index.seal();
+        self.commit(env).await.map_err(Undrained::Failed)?;
+        let failures = {
             let mut state = self.state.lock();
-            let target = state.index.seal();
             state.drain_to = state.drain_to.max(target);
             state.origin.retry_at = Time(0);
-            (target, state.origin.failures)
+            self.begin_sweep(&mut state);
+            state.origin.failures
         };
         self.changed.notify(usize::MAX);
-        self.commit(env).await.map_err(Undrained::Failed)?;
         loop {
             let changed = self.changed.listen();
             {

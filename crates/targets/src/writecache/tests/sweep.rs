@@ -76,7 +76,7 @@ fn a_long_drain_ends_while_the_origin_fails_and_the_next_one_takes_the_rest() {
     assert_eq!(home.chunks(4096).filter(|block| block[0] == 1).count() as u64, BLOCKS);
 }
 
-/// A concurrent workload while drains go over the cache. Returns how often it saw a sweep under way.
+/// A concurrent workload while drains go over the cache. Returns how often it saw a sweep.
 fn under_load(seed: u64) -> u32 {
     let test = filled(seed, 0);
     let disk: Arc<dyn Disk> = test.volume.clone();

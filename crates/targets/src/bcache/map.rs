@@ -5,10 +5,11 @@ use cairn_block::sync::atomic::Ordering;
 use cairn_block::{EndIo, Env, IoError, IoResult, Op, Request, Sector, SectorCount, Verdict};
 
 use super::btree::Found;
+use super::bypass::Direction;
 use super::config::Devices;
 use super::status::Count;
 use super::volume::Bcache;
-use super::word::{Class, Word};
+use super::word::{Class, Waited, Word};
 use crate::epochs::Epoch;
 
 /// Where the head of a read goes.
@@ -76,11 +77,13 @@ impl Bcache {
 
     fn map_read<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         let from = self.first + request.range.start.0;
+        self.skips(env, request);
         match self.plan_read(env, from, request.range.count.0) {
             Plan::Cache { sector, count, epoch } => {
                 self.counters.add(env, Count::Hits as usize, 1);
                 request.accept(SectorCount(count));
-                request.watch(Word { class: Class::Hit, epoch, number: 0 }.to_word());
+                let waited = Waited::until_now(env, request);
+                request.watch(Word { class: Class::Hit, epoch, waited, number: 0 }.to_word());
                 let cache = self.config.devices.cache().expect("it has extents");
                 Verdict::Remapped { disk: cache.disk.as_ref(), sector: Sector(sector) }
             }
@@ -100,12 +103,32 @@ impl Bcache {
         }
     }
 
+    /// Counts a read or write. True if it bypasses the cache.
+    pub(super) fn skips(&self, env: &Env, request: &Request) -> bool {
+        let from = Sector(self.first + request.range.start.0);
+        self.bypass.as_ref().is_some_and(|bypass| bypass.skips(env, request, from))
+    }
+
+    /// A request of the cache device has ended.
+    pub(super) fn measure(
+        &self,
+        env: &Env,
+        request: &Request,
+        direction: Direction,
+        waited: Waited,
+    ) {
+        if let Some(bypass) = &self.bypass {
+            bypass.ended(env, direction, waited.took(env, request));
+        }
+    }
+
     pub(super) fn end_request(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {
         let word = Word::of_word(request.word());
         match word.class {
             Class::Hit => {
                 let core = self.core.as_ref().expect("it was read");
                 core.readers.leave(env.reactor(), word.epoch);
+                self.measure(env, request, Direction::Read, word.waited);
                 EndIo::Done(result)
             }
             Class::Insert => self.end_insert(env, request, word, result),

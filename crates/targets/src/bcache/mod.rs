@@ -14,9 +14,10 @@
 //! ```
 //!
 //! Rooms: `config` (the table line), `attributes`, `status` and `message` (what is reported and
-//! changed), `volume` (the target), `stop` (its suspend), `superblocks` (reading, checking, and
-//! writing that of the backing device), `states` (`dirty` and `clean`), `measure` (the length of a
-//! line), `map` (verdicts of reads), `writes` (those of writes), `route` (where a write goes),
+//! changed), `volume` (the target), `stop` (its
+//! suspend), `superblocks` (reading, checking, and writing that of the backing device), `states`
+//! (`dirty` and `clean`), `measure` (the length of a line), `map` (verdicts of reads), `writes`
+//! (those of writes), `route` (where a write goes), `bypass` (sequential streams, congestion),
 //! `word` (what a watched request says), `backing` (what clients write there, and its flushes),
 //! `set` (what is in memory of the cache, opening, changing it), `journal` (the ring, and group
 //! commits), `btree` (nodes, lookup, changes, splits, writing), `buckets` (what each holds,
@@ -48,6 +49,7 @@ mod attributes;
 mod backing;
 mod btree;
 mod buckets;
+mod bypass;
 #[cfg(feature = "canary")]
 pub mod canary;
 mod config;

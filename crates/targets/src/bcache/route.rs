@@ -29,6 +29,10 @@ pub(super) struct Inputs {
     pub overlap: Overlap,
     /// How much of the cache is dirty data or metadata, in percent.
     pub in_use: u64,
+    /// It is part of a long stream, or the cache device is congested.
+    pub skips: bool,
+    /// The volume is all in the cache.
+    pub is_flash: bool,
 }
 
 /// Where it goes.
@@ -44,11 +48,12 @@ pub(super) enum Route {
 
 /// See the module's description.
 pub(super) fn route(inputs: &Inputs) -> Route {
-    let is_full = inputs.in_use > CUTOFF_AROUND;
+    let skips = inputs.in_use > CUTOFF_AROUND || inputs.skips;
     let writes_back = inputs.mode == CacheMode::Writeback && inputs.in_use <= CUTOFF_SYNC;
     match inputs.overlap {
+        _ if inputs.is_flash => Route::Cache,
         Overlap::Dirty => Route::Cache,
-        _ if writes_back && !is_full => Route::Cache,
+        _ if writes_back && !skips => Route::Cache,
         Overlap::Clean => Route::Ordered,
         Overlap::None => Route::Around,
     }
@@ -77,8 +82,32 @@ mod tests {
             (Off, Overlap::Clean, 0, Route::Ordered),
             (Off, Overlap::Dirty, 0, Route::Cache),
         ] {
-            let found = route(&Inputs { mode, overlap, in_use });
-            assert_eq!(found, expected, "{mode:?} {overlap:?} {in_use}");
+            let inputs = Inputs { mode, overlap, in_use, skips: false, is_flash: false };
+            assert_eq!(route(&inputs), expected, "{inputs:?}");
+        }
+    }
+
+    #[test]
+    fn writes_that_bypass_the_cache_go_around_it_but_for_dirty_data() {
+        use CacheMode::{Writeback, Writethrough};
+        for (mode, overlap, expected) in [
+            (Writeback, Overlap::None, Route::Around),
+            (Writeback, Overlap::Clean, Route::Ordered),
+            (Writeback, Overlap::Dirty, Route::Cache),
+            (Writethrough, Overlap::None, Route::Around),
+            (Writethrough, Overlap::Dirty, Route::Cache),
+        ] {
+            let inputs = Inputs { mode, overlap, in_use: 0, skips: true, is_flash: false };
+            assert_eq!(route(&inputs), expected, "{inputs:?}");
+        }
+    }
+
+    #[test]
+    fn volume_that_is_all_in_the_cache_has_no_way_around() {
+        for (overlap, in_use) in [(Overlap::None, 71), (Overlap::Clean, 96), (Overlap::Dirty, 0)] {
+            let mode = CacheMode::Writeback;
+            let inputs = Inputs { mode, overlap, in_use, skips: true, is_flash: true };
+            assert_eq!(route(&inputs), Route::Cache, "{inputs:?}");
         }
     }
 }

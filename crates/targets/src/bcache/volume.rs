@@ -18,6 +18,7 @@ use cairn_block::{
 use cairn_format::bcache::{BackingState, BackingSuperblock, CacheMode};
 
 use super::backing::Traffic;
+use super::bypass::Bypass;
 use super::config::{Config, Devices, SPEC};
 use super::set::{Core, Set, open};
 use super::superblocks::{intact, read_superblocks};
@@ -61,6 +62,8 @@ pub struct Bcache {
     pub(super) wanted: AtomicU8,
     /// What clients write to the backing device.
     pub(super) traffic: Traffic,
+    /// Which requests bypass the cache; none if they have nowhere else to go, or there is no cache.
+    pub(super) bypass: Option<Bypass>,
     /// A task makes them ready, and the requests that wait for that.
     pub(super) beginning: AtomicBool,
     /// The task runs that writes back in the background.
@@ -106,6 +109,7 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         .cache()
         .cloned()
         .map(|device| Core::new(reactors, device, &config.volume, ctor.failures.clone()));
+    let is_cached = matches!(config.devices, Devices::Cached { .. });
     Ok(Arc::new_cyclic(|me| Bcache {
         me: me.clone(),
         read_only: ctor.read_only,
@@ -118,6 +122,7 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         ready: AtomicU8::new(Ready::Read as u8),
         wanted: AtomicU8::new(Ready::Read as u8),
         traffic: Traffic::new(ctor.failures.clone()),
+        bypass: is_cached.then(|| Bypass::new(reactors)),
         beginning: AtomicBool::new(false),
         is_writing_back: AtomicBool::new(false),
         parked: Mutex::default(),

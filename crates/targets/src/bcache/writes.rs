@@ -26,12 +26,13 @@ use cairn_format::bcache::{BackingState, Key};
 use futures_util::future::join;
 
 use super::btree::Span;
+use super::bypass::Direction;
 use super::config::Devices;
 use super::route::{Inputs, Route, route};
 use super::set::COMMIT_DELAY;
 use super::status::Count;
 use super::volume::Bcache;
-use super::word::{Class, Word};
+use super::word::{Class, Waited, Word};
 use crate::epochs::Epoch;
 use crate::group_commit::Waiter;
 
@@ -79,6 +80,7 @@ impl Bcache {
     }
 
     fn plan_write(&self, env: &Env, request: &Request, span: Span) -> Plan {
+        let skips = self.skips(env, request);
         let core = self.core.as_ref().expect("a volume with a cache is written");
         let mut guard = core.lock();
         let Some(set) = guard.as_mut().filter(|_| !core.is_broken()) else { return Plan::Fail };
@@ -86,7 +88,9 @@ impl Bcache {
             return self.park(request, Ready::Change);
         }
         let overlap = set.overlap(&span);
-        let inputs = Inputs { mode: self.mode(), overlap, in_use: set.buckets.in_use_percent() };
+        let (mode, in_use) = (self.mode(), set.buckets.in_use_percent());
+        let is_flash = self.config.devices.backing().is_none();
+        let inputs = Inputs { mode, overlap, in_use, skips, is_flash };
         match route(&inputs) {
             Route::Around => Plan::Around { known: self.traffic.begin(span) },
             Route::Ordered => {
@@ -124,9 +128,8 @@ impl Bcache {
         match self.plan_write(env, request, span) {
             Plan::Cache { sector, count } => self.to_cache(env, request, sector, count),
             Plan::Around { known } => {
-                let word =
-                    Word { class: Class::Around, epoch: Epoch::default(), number: known.into() };
-                request.watch(word.to_word());
+                let (class, epoch, waited) = (Class::Around, Epoch::default(), Waited::default());
+                request.watch(Word { class, epoch, waited, number: known.into() }.to_word());
                 let backing = self.config.devices.backing().expect("flash has no way around");
                 Verdict::Remapped { disk: backing.disk.as_ref(), sector: Sector(span.start) }
             }
@@ -163,7 +166,8 @@ impl Bcache {
         let epoch = self.writers.enter(env.reactor(), 0);
         self.counters.add(env, Count::Writes as usize, 1);
         request.accept(SectorCount(count));
-        request.watch(Word { class: Class::Insert, epoch, number: sector }.to_word());
+        let (class, waited) = (Class::Insert, Waited::until_now(env, request));
+        request.watch(Word { class, epoch, waited, number: sector }.to_word());
         // Only a commit makes the write durable; its flush covers the data.
         request.flags.remove(Flags::FUA | Flags::FAST_ZERO);
         let cache = &self.core.as_ref().expect("it has a cache").cache;
@@ -196,6 +200,7 @@ impl Bcache {
         word: Word,
         result: IoResult,
     ) -> EndIo {
+        self.measure(env, request, Direction::Write, word.waited);
         let core = self.core.as_ref().expect("it has a cache");
         let (start, count) = (self.first + request.range.start.0, request.range.count.0);
         let waits = request.is_fua() && !mutants::skips("bcache: a FUA write waits");

@@ -1,0 +1,89 @@
+//! Bypass: which requests do not enter the cache, since they are part of a long sequential stream,
+//! or since the cache device is congested.
+//!
+//! The other reasons to bypass the cache (its mode, how full it is, alignment) are in `route`.
+
+mod congestion;
+mod sequential;
+
+use std::time::Duration;
+
+use cairn_block::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use cairn_block::{Env, Request, SECTOR_BYTES, Sector, SectorRange};
+
+use sequential::Sequential;
+
+pub(super) use congestion::{Congestion, Direction};
+
+/// The default of the attribute `sequential_cutoff`, in bytes.
+const SEQUENTIAL_CUTOFF: u64 = 4 << 20;
+
+/// See the module's description.
+pub(super) struct Bypass {
+    /// The attribute, in bytes: 0 turns it off.
+    pub sequential_cutoff: AtomicU64,
+    /// Of the cache device.
+    pub congestion: Congestion,
+    sequential: Sequential,
+}
+
+impl Bypass {
+    /// For a volume that this many reactors serve.
+    pub fn new(reactors: u16) -> Bypass {
+        Bypass {
+            sequential_cutoff: AtomicU64::new(SEQUENTIAL_CUTOFF),
+            congestion: Congestion::default(),
+            sequential: Sequential::new(reactors),
+        }
+    }
+
+    /// Counts a read or write, which begins at this sector of the backing device. Answers
+    /// whether it bypasses the cache. It is called whenever a request or a part of it is mapped,
+    /// also if the cache has what it reads.
+    #[inline]
+    pub fn skips(&self, env: &Env, request: &Request, from: Sector) -> bool {
+        let cutoff = self.sequential_cutoff.load(Relaxed);
+        let limit = self.congestion.limit(env.now(), || env.random_below(1 << 32) as u32);
+        if cutoff == 0 && limit.is_none() {
+            return false;
+        }
+        let range = SectorRange::new(from, request.range.count);
+        let (started, stream) = (request.started(), request.stream());
+        let bytes = self.sequential.count(env.reactor(), started, stream, range);
+        is_long(bytes / SECTOR_BYTES, cutoff, limit)
+    }
+
+    /// A request of the cache device has ended; it took this long.
+    #[inline]
+    pub fn ended(&self, env: &Env, direction: Direction, took: Duration) {
+        self.congestion.ended(env.now(), direction, took);
+    }
+}
+
+/// True if so many sectors in a row bypass the cache. `cutoff` is in bytes, 0 for none; `limit` is
+/// that of a congested device, in sectors.
+fn is_long(sectors: u64, cutoff: u64, limit: Option<u64>) -> bool {
+    cutoff > 0 && sectors >= cutoff / SECTOR_BYTES || limit.is_some_and(|limit| sectors >= limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_long;
+
+    #[test]
+    fn cutoff_and_limit_of_a_congested_device_are_included() {
+        for (sectors, cutoff, limit, expected) in [
+            (8191, 4 << 20, None, false),
+            (8192, 4 << 20, None, true),
+            (u64::MAX, 0, None, false),
+            (7, 4 << 20, Some(8), false),
+            (8, 4 << 20, Some(8), true),
+            (8, 4096, Some(9), true),
+            (8, 0, Some(8), true),
+            (8, 4607, None, true),
+            (8, 4608, None, false),
+        ] {
+            assert_eq!(is_long(sectors, cutoff, limit), expected, "{sectors} {cutoff} {limit:?}");
+        }
+    }
+}

@@ -62,6 +62,10 @@ const MODES: &[CacheMode] = &[
     CacheMode::None,
 ];
 
+/// Bytes from which on a stream bypasses the cache: never, each request, streams of some requests,
+/// and the default.
+const CUTOFFS: &[&str] = &["0", "512", "32768", "4194304"];
+
 /// Which drives fail now and then, and how.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Failing {
@@ -159,6 +163,8 @@ impl Scenario for Bcache {
                     server.pause(6000).await;
                     let mode = MODES[server.env.random_below(MODES.len() as u64) as usize];
                     server.message("volume", &["set", "cache_mode", mode.word()]).await;
+                    let cutoff = CUTOFFS[server.env.random_below(CUTOFFS.len() as u64) as usize];
+                    server.message("volume", &["set", "sequential_cutoff", cutoff]).await;
                 }
             });
         }

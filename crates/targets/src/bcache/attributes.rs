@@ -5,6 +5,7 @@ use cairn_block::{Attribute, Value};
 use cairn_format::bcache::BackingSuperblock;
 
 use super::set::Set;
+use super::tunables::Tunable;
 use super::volume::Bcache;
 
 /// An attribute of a volume.
@@ -58,11 +59,12 @@ fn of_backing(volume: &Bcache, look: impl FnOnce(&BackingSuperblock) -> Value) -
 }
 
 impl Bcache {
-    /// The options of the line, and what is known of the volume and its set.
+    /// The options of the line, what is known of the volume and its set, and its tunables.
     pub(super) fn all_attributes(&self) -> Vec<Attribute> {
         let row = |row: &Row| Attribute { name: row.name, value: (row.value)(self) };
         let mut attributes = self.config.args.attributes();
         attributes.extend(ROWS.iter().map(row));
+        attributes.extend(Tunable::attributes(self));
         attributes
     }
 }

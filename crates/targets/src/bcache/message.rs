@@ -4,6 +4,7 @@ use cairn_block::{Env, MessageError, mutants};
 use cairn_format::bcache::CacheMode;
 
 use super::superblocks::write_backing;
+use super::tunables::Tunable;
 use super::volume::Bcache;
 
 /// The first words of all messages.
@@ -19,13 +20,20 @@ impl Bcache {
         env: &Env,
         words: &[&str],
     ) -> Result<String, MessageError> {
+        let wrong = |found: String, expected: &str| {
+            Err(MessageError::Invalid(format!("message: found '{found}', expected {expected}")))
+        };
         match words {
             ["set", "cache_mode", word] => self.set_mode(env, word).await,
-            _ => {
-                let found = words.join(" ");
-                let text = format!("message: found '{found}', expected set cache_mode <mode>");
-                Err(MessageError::Invalid(text))
-            }
+            ["set", name, word] => match Tunable::of_name(name) {
+                Some(tunable) => tunable.set(self, word).map(|()| String::new()),
+                None => {
+                    let names: Vec<_> =
+                        ["cache_mode"].into_iter().chain(Tunable::names()).collect();
+                    wrong(format!("set {name}"), &format!("set and one of {}", names.join(", ")))
+                }
+            },
+            _ => wrong(words.join(" "), "set <name> <value>"),
         }
     }
 

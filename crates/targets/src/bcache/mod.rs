@@ -14,7 +14,7 @@
 //! ```
 //!
 //! Rooms: `config` (the table line), `attributes`, `status` and `message` (what is reported and
-//! changed), `volume` (the target), `stop` (its
+//! changed), `tunables` (the numbers that a message changes), `volume` (the target), `stop` (its
 //! suspend), `superblocks` (reading, checking, and writing that of the backing device), `states`
 //! (`dirty` and `clean`), `measure` (the length of a line), `map` (verdicts of reads), `writes`
 //! (those of writes), `route` (where a write goes), `bypass` (sequential streams, congestion),
@@ -66,6 +66,7 @@ mod stop;
 mod superblocks;
 #[cfg(test)]
 mod tests;
+mod tunables;
 mod volume;
 mod word;
 mod writeback;

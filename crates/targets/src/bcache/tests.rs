@@ -428,3 +428,70 @@ fn a_volume_says_what_it_is() {
     assert_eq!(test.target("v").report().number("cache_hits"), Some(1));
     assert_eq!(test.target("v").report().number("cache_misses"), Some(1));
 }
+
+/// Where the data of writes went: the sectors of the volume that the backing device got.
+fn written_around(test: &Fixture) -> Vec<u64> {
+    let data = test.ops("b").into_iter().filter(|(op, at, _)| *op == Op::Write && *at >= 16);
+    data.map(|(_, at, _)| at - 16).collect()
+}
+
+#[test]
+fn long_stream_goes_around_the_cache_but_for_dirty_data() {
+    let test = stopped();
+    test.load("v", LINE);
+    drain(&test).expect("the drives are well");
+    test.message("v", &["set", "sequential_cutoff", "65536"]).expect("a number in its range");
+    test.write("v", 8232, 8, 6).expect("the drives are well");
+    test.forget();
+    for start in (8104..8264).step_by(16) {
+        test.write("v", start, 16, 7).expect("the drives are well");
+        test.write("v", 12_000 + start * 2 % 3000, 8, 8).expect("the drives are well");
+    }
+    assert_eq!(written_around(&test), [8216, 8248]);
+    assert!(test.bytes("v", 8104, 160).iter().all(|byte| *byte == 7));
+    test.message("v", &["set", "sequential_cutoff", "0"]).expect("a number in its range");
+    test.write("v", 8264, 16, 9).expect("the drives are well");
+    assert_eq!(written_around(&test), [0; 0], "no stream bypasses the cache");
+}
+
+#[test]
+fn writes_go_around_a_congested_cache() {
+    let around = |threshold| {
+        let slow = Duration::from_millis(50);
+        let drive = |name, fixed, file| {
+            let model = DriveModel { fixed, ..crate::fixture::drive_options(name).model };
+            let options = DriveOptions { model, ..crate::fixture::drive_options(name) };
+            (options, Image::of_bytes(&image("bcache", file)))
+        };
+        let drives = [
+            drive("b", Duration::from_micros(100), "wb_stop.backing"),
+            drive("c", slow, "wb_stop.cache"),
+        ];
+        let test = Fixture::with_options(1, drives);
+        test.load("v", LINE);
+        drain(&test).expect("the drives are well");
+        test.message("v", &["set", "congested_write_threshold_us", threshold]).expect("a number");
+        test.forget();
+        for write in 0..60 {
+            test.write("v", 10_000 + write * 32, 8, 7).expect("the drives are well");
+        }
+        written_around(&test).len()
+    };
+    assert_eq!((around("60000"), around("0")), (0, 0));
+    assert!((30..60).contains(&around("20000")), "the limit falls with each slow write");
+}
+
+#[test]
+fn messages_with_wrong_words_are_refused_with_what_was_expected() {
+    let test = stopped();
+    test.load("v", LINE);
+    for (words, expected) in [
+        (&["set", "sequential_cutoff", "4M"][..], "found '4M', expected a number of bytes from 0"),
+        (&["set", "speed", "1"], "found 'set speed', expected set and one of cache_mode, seq"),
+        (&["set", "speed"], "found 'set speed', expected set <name> <value>"),
+        (&["set", "cache_mode", "fast"], "found 'fast', expected writethrough, writeback"),
+    ] {
+        let error = test.message("v", words).expect_err("it is wrong").to_string();
+        assert!(error.contains(expected), "{words:?}: {error}");
+    }
+}

@@ -727,7 +727,7 @@ impl WriteCache {
                 if state.broken || state.origin.failures != failures {
                     return Err(Undrained::Failed(IoError::IO));
                 }
-                if message && state.suspending {
+                if message && (state.suspending || state.suspended) {
                     return Err(Undrained::Suspending);
                 }
                 if state.index.oldest_number().is_none_or(|number| number >= target) {

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use cairn_block::{Flags, Io, Op, SuspendMode};
+use cairn_block::{Flags, Io, Op, Sector, SuspendMode};
 use cairn_format::writecache::{Entry, Seq};
 use cairn_sim::{Fault, Image, OpSet};
 
 use super::fixture::{
     CacheFixture, cache_sectors, initial, initial_byte, range, slow, table, write_io,
 };
+use crate::fixture::Answer;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -224,6 +225,27 @@ fn a_flush_message_fails_when_a_suspend_begins() {
     test.check();
     test.message("flush").unwrap();
     assert_eq!(test.status().dirty(), 0);
+}
+
+#[test]
+fn a_flush_message_at_any_moment_of_a_suspend_is_answered() {
+    for delay in (0..40_000).step_by(501).map(Duration::from_nanos) {
+        let test = CacheFixture::live(16, "");
+        test.write(0, 8, 7).unwrap();
+        test.cache.faults().add(slow(OpSet::FLUSHES, Duration::from_millis(1)));
+        let answer = Answer::default();
+        let (env, volume, place) =
+            (test.sim.env(2).clone(), test.one.volume.clone(), answer.clone());
+        test.sim.env(2).spawn(async move {
+            env.sleep(delay).await;
+            *place.borrow_mut() = Some(volume.message(&env, Sector(0), &["flush"]).await);
+        });
+        test.suspend(SuspendMode::Flush);
+        test.settle();
+        let answer = answer.take().unwrap_or_else(|| panic!("no answer after {delay:?}"));
+        let told = answer.unwrap_err().to_string();
+        assert!(told.contains("suspend"), "{told}");
+    }
 }
 
 #[test]

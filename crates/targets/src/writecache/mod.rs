@@ -15,8 +15,8 @@
 //! Files: `config` (the table line), `map` (verdicts and completions), `index` (what is cached and
 //! what is free, by runs), `commit` (makes entries durable), `writeback` (copies blocks to the
 //! origin), `hand` (which blocks are written back to free slots), `sweep` (the order of a drain),
-//! `pace` (the share of client I/O and writeback), `origin` (flushes the origin), `removal` (discard
-//! and write-zeroes), `recover` (opening and stopping), `status`.
+//! `pace` (the share of client I/O and writeback), `origin` (flushes the origin), `removal`
+//! (discard and write-zeroes), `recover` (opening and stopping), `status`.
 //!
 //! # Invariants
 //! I1. Slot data is durable before the superblock's seq makes its entry committed.

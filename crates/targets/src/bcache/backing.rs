@@ -9,8 +9,8 @@
 //!     an extent is copied finds it dirty, and goes into the cache (R9).
 //! A3. A flush of a client ends well only if a flush of the backing device covers the client's
 //!     writes that had completed, and no failure of the device came between (R1, R2).
-//! A4. Acknowledged writes that a failure may have lost raise the failure count of the mapped device
-//!     once. What writeback copied is dirty until its own flush, so it is copied again.
+//! A4. Acknowledged writes that a failure may have lost raise the failure count of the mapped
+//!     device once. What writeback copied is dirty until its own flush, so it is copied again.
 
 use cairn_block::sync::Mutex;
 use cairn_block::{Env, FailureCount, IoError, IoResult, mutants};

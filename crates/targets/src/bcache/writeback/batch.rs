@@ -111,9 +111,9 @@ impl Bcache {
     }
 
     /// Copies keys to the backing device, in order, until the time of a batch is over, `ends`
-    /// answers true, or [`FAILED_IN_A_ROW`] extents in a row have failed. Each extent of a write that
-    /// failed, or of which a part could not be read, is tried again by itself. No copy is in flight
-    /// at the end.
+    /// answers true, or [`FAILED_IN_A_ROW`] extents in a row have failed. Each extent of a write
+    /// that failed, or of which a part could not be read, is tried again by itself. No copy is in
+    /// flight at the end.
     pub(super) async fn copy_keys(
         &self,
         env: &Env,

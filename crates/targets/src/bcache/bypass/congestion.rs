@@ -204,7 +204,10 @@ mod tests {
     proptest! {
         #[test]
         fn count_stays_in_its_range_and_limits_are_a_sector_at_least(
-            ends in proptest::collection::vec((any::<bool>(), 0..3_000_000_u64, any::<u32>()), 1..200),
+            ends in proptest::collection::vec(
+                (any::<bool>(), 0..3_000_000_u64, any::<u32>()),
+                1..200,
+            ),
         ) {
             let congestion = Congestion::default();
             let mut now = Time(0);

@@ -91,8 +91,8 @@ impl Sequential {
         Sequential((0..reactors).map(|_| Streams::new()).collect())
     }
 
-    /// Counts a request. Answers how many bytes count as sequential: those of its stream with it, or
-    /// the average of the past streams of its source.
+    /// Counts a request. Answers how many bytes count as sequential: those of its stream with it,
+    /// or the average of the past streams of its source.
     #[inline]
     pub fn count(
         &self,
@@ -510,7 +510,10 @@ mod tests {
     proptest! {
         #[test]
         fn counts_are_those_of_the_naive_model(
-            requests in proptest::collection::vec((0..4_u32, 0..300_u64, 1..5_u64, 0..100_u64), 1..900),
+            requests in proptest::collection::vec(
+                (0..4_u32, 0..300_u64, 1..5_u64, 0..100_u64),
+                1..900,
+            ),
         ) {
             let sequential = Sequential::new(1);
             let (mut naive, mut now, mut ends) = (Naive::default(), Time(7), [0; 4]);

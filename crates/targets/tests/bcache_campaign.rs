@@ -1,7 +1,7 @@
-//! The crash campaign of bcache in service: power cuts at seeded writes, of the cache device and the
-//! backing device independently, in group commits, checkpoints, drains and suspends, over drives
-//! that lose, reorder and tear, and with drives that fail. Lives end by kills of the process, too.
-//! `bcache_drain.rs` is the campaign of sets that are only drained.
+//! The crash campaign of bcache in service: power cuts at seeded writes, of the cache device and
+//! the backing device independently, in group commits, checkpoints, drains and suspends, over
+//! drives that lose, reorder and tear, and with drives that fail. Lives end by kills of the
+//! process, too. `bcache_drain.rs` is the campaign of sets that are only drained.
 //!
 //! `CAIRN_CUTS=10000 cargo test -p cairn-targets --release --test bcache_campaign` is the long run.
 //! With `--features canary` known ordering bugs are planted: each must be caught.

@@ -7,7 +7,7 @@
 //!     map.rs  v  writes.rs              | superblock | journal | buckets: data, nodes, uuids ... |
 //!   +-------------------+               +------------+---------+---------------------------------+
 //!   | extent            |--- hit ------------------------------------->   |  ^ set, btree, journal
-//!   | write             |--- cache --- data, then its key ------------>   |  | (checkpoints, commits)
+//!   | write             |--- cache --- data, then its key ------------>   |  | (groups, leaves)
 //!   | hole, other write |--- miss, around --.                             |  |
 //!   +-------------------+                   v                             v writeback
 //!                           backing device: superblock | data  <----------'
@@ -25,8 +25,8 @@
 //! device leaves its set), `canary` (planted ordering bugs).
 //!
 //! # Invariants
-//! I1. Without a write of a client, a drain, a detach or a message no byte is written to any device,
-//!     at no opening and at no ending.
+//! I1. Without a write of a client, a drain, a detach or a message no byte is written to any
+//!     device, at no opening and at no ending.
 //! I2. A drain, a checkpoint and an eviction change no content: each sector of the volume reads the
 //!     same at any time, and after any crash.
 //! I3. A key becomes clean only after its data is durable on the backing device (R2, R10).

@@ -1,8 +1,8 @@
 //! Where a write goes: a pure function of what is known when it is mapped.
 //!
 //! The order of the rules is the kernel's (section 8.3 of the format's description), but for dirty
-//! data (R9): what overlaps dirty data goes into the cache as dirty data, at any pressure, since the
-//! backing device may not get newer data while an older copy is to be written there.
+//! data (R9): what overlaps dirty data goes into the cache as dirty data, at any pressure, since
+//! the backing device may not get newer data while an older copy is to be written there.
 
 use cairn_format::bcache::CacheMode;
 

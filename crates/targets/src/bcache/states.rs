@@ -1,10 +1,10 @@
-//! The attachment state of the backing device: `dirty` before the first dirty key, `clean` after the
-//! last (R11).
+//! The attachment state of the backing device: `dirty` before the first dirty key, `clean` after
+//! the last (R11).
 //!
 //! S1. One writer of the superblock at a time ([`Bcache::states`]).
-//! S2. `dirty` is durable before a write is mapped. `clean` is written when no write is mapped or in
-//!     flight, nothing in the tree is dirty, and no open entry of the journal has a dirty key; a
-//!     write that comes then waits until `dirty` is durable again.
+//! S2. `dirty` is durable before a write is mapped. `clean` is written when no write is mapped or
+//!     in flight, nothing in the tree is dirty, and no open entry of the journal has a dirty key;
+//!     a write that comes then waits until `dirty` is durable again.
 
 use cairn_block::sync::atomic::Ordering;
 use cairn_block::{Env, IoResult, mutants};

@@ -4,9 +4,10 @@
 //!     opened: another user's failed flush may have dropped writes of ours. A failure of the cache
 //!     device is final for the set until it is opened again.
 //! D2. A failed flush may have dropped writes that the device still shows when it is read (a page
-//!     cache does so), and no later flush makes them durable. So copies of metadata are kept until a
-//!     flush covers them. When the set is opened again they are written again, before anything is
-//!     read. Their own order is not lost by that: whatever they rely on was durable before.
+//!     cache does so), and no later flush makes them durable. So copies of metadata are kept
+//!     until a flush covers them. When the set is opened again they are written again, before
+//!     anything is read. Their own order is not lost by that: whatever they rely on was durable
+//!     before.
 
 use std::convert::Infallible;
 use std::ops::Range;

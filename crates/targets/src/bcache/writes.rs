@@ -266,7 +266,8 @@ impl Bcache {
         if for_dirty {
             self.write_state(env, BackingState::Dirty).await?;
         }
-        if !self.is_writing_back.swap(true, Ordering::Relaxed) {
+        let is_cached = matches!(self.config.devices, Devices::Cached { .. });
+        if is_cached && !self.is_writing_back.swap(true, Ordering::Relaxed) {
             self.spawn(env, async |volume, env| volume.write_back(env).await);
         }
         Ok(())

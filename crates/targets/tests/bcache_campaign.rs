@@ -66,6 +66,19 @@ const MODES: &[CacheMode] = &[
 /// and the default.
 const CUTOFFS: &[&str] = &["0", "512", "32768", "4194304"];
 
+/// Settings of the background writeback: how much may be dirty, and how long data waits.
+const WRITEBACKS: &[[&str; 2]] = &[
+    ["writeback_percent", "0"],
+    ["writeback_percent", "1"],
+    ["writeback_percent", "40"],
+    ["writeback_delay", "0"],
+    ["writeback_delay", "30"],
+    ["writeback_rate", "1"],
+    ["writeback_rate", "1000000"],
+    ["writeback_running", "0"],
+    ["writeback_running", "1"],
+];
+
 /// Which drives fail now and then, and how.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Failing {
@@ -165,6 +178,9 @@ impl Scenario for Bcache {
                     server.message("volume", &["set", "cache_mode", mode.word()]).await;
                     let cutoff = CUTOFFS[server.env.random_below(CUTOFFS.len() as u64) as usize];
                     server.message("volume", &["set", "sequential_cutoff", cutoff]).await;
+                    let setting = server.env.random_below(WRITEBACKS.len() as u64) as usize;
+                    let [name, value] = WRITEBACKS[setting];
+                    server.message("volume", &["set", name, value]).await;
                 }
             });
         }

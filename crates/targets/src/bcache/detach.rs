@@ -165,7 +165,7 @@ impl Bcache {
         if self.read_only {
             return failed(format!("{name}: the device is open read-only"));
         }
-        let _turn = self.draining.lock().await;
+        let _turn = self.turn_to_drain().await;
         let _state = self.states.lock().await;
         let superblock = self.backing.lock().clone();
         let mut superblock = superblock.expect("a live volume has read its superblock");

@@ -26,6 +26,7 @@ enum Plan {
 
 impl Bcache {
     pub(super) fn map_request<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
+        self.counters.add(env, Count::Requests as usize, 1);
         match request.op {
             Op::Read => self.map_read(env, request),
             Op::Flush => self.map_flush(env, request),

@@ -1,4 +1,4 @@
-//! Messages: `set NAME VALUE` changes an attribute of the volume.
+//! Messages: `set NAME VALUE` changes an attribute of the volume, `get NAME` answers it.
 
 use cairn_block::{Env, MessageError, mutants};
 use cairn_format::bcache::CacheMode;
@@ -8,7 +8,7 @@ use super::tunables::Tunable;
 use super::volume::Bcache;
 
 /// The first words of all messages.
-pub(super) const MESSAGES: &[&str] = &["set"];
+pub(super) const MESSAGES: &[&str] = &["set", "get"];
 
 impl Bcache {
     /// Acts on a message.
@@ -33,7 +33,23 @@ impl Bcache {
                     wrong(format!("set {name}"), &format!("set and one of {}", names.join(", ")))
                 }
             },
-            _ => wrong(words.join(" "), "set <name> <value>"),
+            ["get", name] => match self.text_of(env, name) {
+                Some(text) => Ok(text),
+                None => wrong(format!("get {name}"), "get and the name of an attribute"),
+            },
+            _ => wrong(words.join(" "), "set <name> <value> or get <name>"),
+        }
+    }
+
+    /// An attribute as sysfs shows it, or the nearest to that.
+    fn text_of(&self, env: &Env, name: &str) -> Option<String> {
+        let name = name.to_ascii_lowercase();
+        match name.as_str() {
+            "writeback_rate_debug" => Some(self.rate_debug(env)),
+            _ => {
+                let found = self.all_attributes().into_iter().find(|it| it.name == name);
+                found.map(|attribute| attribute.value.to_string())
+            }
         }
     }
 

@@ -20,15 +20,19 @@ pub const STATUS_FIELDS: &[Field] = &[
     Field::new("cache_misses", Unit::Requests),
 ];
 
-/// Counters of the status line.
+/// Counters of requests.
 #[derive(Clone, Copy)]
 pub(super) enum Count {
+    /// Of the status line.
     Hits,
     Misses,
+    /// Writes into the cache.
     Writes,
+    /// Requests of any kind; a request that is mapped in parts counts more than once.
+    Requests,
 }
 
-pub(super) const COUNTERS: usize = 3;
+pub(super) const COUNTERS: usize = 4;
 
 impl Bcache {
     /// The attachment state of the volume, in the words of sysfs.

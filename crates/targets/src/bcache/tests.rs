@@ -1,6 +1,8 @@
 //! Tests of the target as a whole, over sets that a kernel made. Its crash campaign is
 //! `tests/bcache_drain.rs`.
 
+mod rate;
+
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -17,7 +19,7 @@ use cairn_format::bcache::{
 use cairn_sim::{DriveModel, DriveOptions, Image};
 use cairn_testkit::image;
 
-use crate::fixture::{Fixture, SECTOR, range};
+use crate::fixture::{Fixture, SECTOR, drive_options, range};
 
 const LINE: &str = "0 16368 bcache b c 0";
 
@@ -79,8 +81,8 @@ fn extents_that_touch_are_one_write_and_a_batch_is_one_flush() {
 /// Sectors of the volume of [`large`].
 const LARGE: u64 = 90_000;
 
-/// A set with these extents, all of them dirty: the images of the cache and of its backing device.
-fn large(extents: &[Key]) -> [Image; 2] {
+/// A cache with one volume, and these extents of it, all of them dirty.
+fn cache_of(extents: &[Key], volume: UuidEntry) -> Image {
     let new = NewCache {
         uuid: Uuid([1; 16]),
         set_uuid: Uuid([2; 16]),
@@ -96,11 +98,18 @@ fn large(extents: &[Key]) -> [Image; 2] {
     for key in extents {
         builder.add(key.with_dirty(true)).expect("there is room");
     }
+    let superblock = builder.finish(&[volume]).expect("there is room");
+    let mut image = Image::of_bytes(&bytes);
+    image.write(cairn_block::Sector(SUPERBLOCK_SECTOR), &superblock.encode());
+    image
+}
+
+/// A set with these extents, all of them dirty: the images of the cache and of its backing device.
+fn large(extents: &[Key]) -> [Image; 2] {
     let uuid = Uuid([3; 16]);
-    let superblock = builder.finish(&[UuidEntry { uuid, ..UuidEntry::default() }]);
-    let mut images = [Image::of_bytes(&bytes), Image::new(SectorCount(16 + LARGE))];
+    let cache = cache_of(extents, UuidEntry { uuid, ..UuidEntry::default() });
+    let mut images = [cache, Image::new(SectorCount(16 + LARGE))];
     let at = cairn_block::Sector(SUPERBLOCK_SECTOR);
-    images[0].write(at, &superblock.expect("there is room").encode());
     let new = NewBacking {
         uuid,
         set_uuid: Uuid([2; 16]),
@@ -459,8 +468,8 @@ fn writes_go_around_a_congested_cache() {
     let around = |threshold| {
         let slow = Duration::from_millis(50);
         let drive = |name, fixed, file| {
-            let model = DriveModel { fixed, ..crate::fixture::drive_options(name).model };
-            let options = DriveOptions { model, ..crate::fixture::drive_options(name) };
+            let model = DriveModel { fixed, ..drive_options(name).model };
+            let options = DriveOptions { model, ..drive_options(name) };
             (options, Image::of_bytes(&image("bcache", file)))
         };
         let drives = [
@@ -488,7 +497,7 @@ fn messages_with_wrong_words_are_refused_with_what_was_expected() {
     for (words, expected) in [
         (&["set", "sequential_cutoff", "4M"][..], "found '4M', expected a number of bytes from 0"),
         (&["set", "speed", "1"], "found 'set speed', expected set and one of cache_mode, seq"),
-        (&["set", "speed"], "found 'set speed', expected set <name> <value>"),
+        (&["set", "speed"], "found 'set speed', expected set <name> <value> or get"),
         (&["set", "cache_mode", "fast"], "found 'fast', expected writethrough, writeback"),
     ] {
         let error = test.message("v", words).expect_err("it is wrong").to_string();

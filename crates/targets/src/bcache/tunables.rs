@@ -4,7 +4,9 @@
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
 use cairn_block::{Attribute, MessageError, Value};
 
+use super::config::Devices;
 use super::volume::Bcache;
+use super::writeback::Settings;
 
 /// A number that a message changes.
 pub(super) struct Tunable {
@@ -45,7 +47,117 @@ const TUNABLES: &[Tunable] = &[
         most: U32,
         cell: |volume| Some(&volume.bypass.as_ref()?.congestion.write_threshold_us),
     },
+    // Whether dirty data is written back in the background.
+    Tunable {
+        name: "writeback_running",
+        unit: "",
+        least: 0,
+        most: 1,
+        cell: |volume| rate(volume, |it| &it.running),
+    },
+    // How much of the cache may be dirty; 0: none, and no write waits.
+    Tunable {
+        name: "writeback_percent",
+        unit: "percent",
+        least: 0,
+        most: 40,
+        cell: |volume| rate(volume, |it| &it.percent),
+    },
+    // How long data waits that became dirty, or was dirty at the end of a pass.
+    Tunable {
+        name: "writeback_delay",
+        unit: "seconds",
+        least: 0,
+        most: U32,
+        cell: |volume| rate(volume, |it| &it.delay),
+    },
+    // The rate while clients are active.
+    Tunable {
+        name: "writeback_rate",
+        unit: "sectors a second",
+        least: 1,
+        most: i32::MAX as u64,
+        cell: |volume| rate(volume, |it| &it.rate),
+    },
+    // The lowest rate.
+    Tunable {
+        name: "writeback_rate_minimum",
+        unit: "sectors a second",
+        least: 1,
+        most: U32,
+        cell: |volume| rate(volume, |it| &it.minimum),
+    },
+    // How often the rate is updated.
+    Tunable {
+        name: "writeback_rate_update_seconds",
+        unit: "seconds",
+        least: 1,
+        most: 60,
+        cell: |volume| rate(volume, |it| &it.update_seconds),
+    },
+    // The divisor of the proportional term.
+    Tunable {
+        name: "writeback_rate_p_term_inverse",
+        unit: "",
+        least: 1,
+        most: U32,
+        cell: |volume| rate(volume, |it| &it.p_inverse),
+    },
+    // That of the integral term.
+    Tunable {
+        name: "writeback_rate_i_term_inverse",
+        unit: "",
+        least: 1,
+        most: U32,
+        cell: |volume| rate(volume, |it| &it.i_inverse),
+    },
+    // Whether fragmentation counts.
+    Tunable {
+        name: "writeback_consider_fragment",
+        unit: "",
+        least: 0,
+        most: 1,
+        cell: |volume| rate(volume, |it| &it.considers_fragments),
+    },
+    // The factors of the fragmentation term: up to 57 % in use, up to 64 %, and above.
+    Tunable {
+        name: "writeback_rate_fp_term_low",
+        unit: "",
+        least: 1,
+        most: U32,
+        cell: |volume| rate(volume, |it| &it.fragment_low),
+    },
+    Tunable {
+        name: "writeback_rate_fp_term_mid",
+        unit: "",
+        least: 1,
+        most: U32,
+        cell: |volume| rate(volume, |it| &it.fragment_mid),
+    },
+    Tunable {
+        name: "writeback_rate_fp_term_high",
+        unit: "",
+        least: 1,
+        most: U32,
+        cell: |volume| rate(volume, |it| &it.fragment_high),
+    },
+    // Whether an idle device is written back as fast as it can.
+    Tunable {
+        name: "idle_max_writeback_rate",
+        unit: "",
+        least: 0,
+        most: 1,
+        cell: |volume| rate(volume, |it| &it.boosts_idle),
+    },
 ];
+
+fn rate<'v>(
+    volume: &'v Bcache,
+    cell: impl FnOnce(&'v Settings) -> &'v AtomicU64,
+) -> Option<&'v AtomicU64> {
+    let is_cached = matches!(volume.config.devices, Devices::Cached { .. });
+    is_cached.then(|| cell(&volume.throttle.settings))
+}
 
 impl Tunable {
     /// The tunable of a name.
@@ -81,6 +193,9 @@ impl Tunable {
             return Err(MessageError::Failed(text));
         };
         cell.store(number, Ordering::Relaxed);
+        if let Some(core) = &volume.core {
+            core.changed.notify(usize::MAX);
+        }
         Ok(())
     }
 

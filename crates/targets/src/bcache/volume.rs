@@ -9,7 +9,7 @@
 use std::sync::{Arc, Weak};
 
 use cairn_block::sync::Mutex;
-use cairn_block::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use cairn_block::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use cairn_block::{
     Attribute, Claim, ClaimKind, ConfigError, ConfigKind, Copier, Counters, Ctor, Dirty, Disk,
     EndIo, Env, Extent, IoError, IoResult, Limits, LocalFuture, MessageError, Report, Request,
@@ -22,7 +22,7 @@ use super::bypass::Bypass;
 use super::config::{Config, Devices, SPEC};
 use super::set::{Core, Set, open};
 use super::superblocks::{intact, read_superblocks};
-use super::writeback::COPY_BYTES;
+use super::writeback::{COPY_BYTES, Throttle};
 use super::writes::Ready;
 use crate::args::Device;
 use crate::blank::unreadable;
@@ -73,14 +73,19 @@ pub struct Bcache {
     /// The superblock of the backing device, as it is there.
     pub(super) backing: Mutex<Option<BackingSuperblock>>,
     pub(super) copier: Copier,
-    /// One drain at a time.
+    /// One drain at a time, and how many wait.
     pub(super) draining: Fair<()>,
+    pub(super) drains_waiting: AtomicUsize,
+    /// How fast data is written back in the background.
+    pub(super) throttle: Throttle,
     /// The state in the superblock of the backing device was written since the last resume.
     pub(super) has_written_state: AtomicBool,
     /// One writer of the superblock of the backing device at a time.
     pub(super) states: Fair<()>,
     /// Sectors that only the cache has.
     pub(super) dirty_sectors: AtomicU64,
+    /// Dirty sectors of flash-only volumes of the set, as of the last resume.
+    pub(super) flash_dirty: AtomicU64,
     /// A suspend has begun: a drain ends early.
     pub(super) suspending: AtomicBool,
     /// The next suspend writes back what is dirty.
@@ -130,9 +135,12 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         backing: Mutex::new(superblocks.backing),
         copier: Copier::new(COPY_BYTES),
         draining: Fair::new(()),
+        drains_waiting: AtomicUsize::new(0),
+        throttle: Throttle::default(),
         has_written_state: AtomicBool::new(false),
         states: Fair::new(()),
         dirty_sectors: AtomicU64::new(0),
+        flash_dirty: AtomicU64::new(0),
         suspending: AtomicBool::new(false),
         flush_on_suspend: AtomicBool::new(false),
         resting: AtomicBool::new(false),
@@ -182,9 +190,9 @@ impl Bcache {
         backing.as_ref().map_or(CacheMode::Writeback, BackingSuperblock::mode)
     }
 
-    /// More, or fewer, sectors are dirty.
-    pub(super) fn add_dirty(&self, sectors: i64) {
-        self.dirty_sectors.fetch_add(sectors as u64, Ordering::Relaxed);
+    /// More, or fewer, sectors are dirty. Answers how many were.
+    pub(super) fn add_dirty(&self, sectors: i64) -> u64 {
+        self.dirty_sectors.fetch_add(sectors as u64, Ordering::Relaxed)
     }
 
     /// Starts a task that a suspend waits for.
@@ -278,6 +286,7 @@ impl Bcache {
         self.inode.store(u64::from(inode), Ordering::Relaxed);
         let dirty_there = if is_flash { 0 } else { dirty };
         self.dirty_sectors.store(dirty_there, Ordering::Relaxed);
+        self.flash_dirty.store(set.flash_dirty(), Ordering::Relaxed);
         self.core.as_ref().expect("it has a cache").open(set);
         self.report_found(cached, dirty, backing.map(BackingSuperblock::state));
         Ok(())

@@ -204,7 +204,7 @@ impl Bcache {
         let core = self.core.as_ref().expect("it has a cache");
         let (start, count) = (self.first + request.range.start.0, request.range.count.0);
         let waits = request.is_fua() && !mutants::skips("bcache: a FUA write waits");
-        let (ended, is_first, starts) = {
+        let (ended, has_news, starts) = {
             let mut guard = core.lock();
             let set = guard.as_mut().expect("the set is open while a request is in flight");
             let pointer = set.buckets.end_write(word.number);
@@ -214,19 +214,19 @@ impl Bcache {
                 Ok(()) => {
                     let key = Key::new(self.inode(), start + count, count).with_dirty(true);
                     let (change, is_first) = set.insert(&key.at(pointer), env.now() + COMMIT_DELAY);
-                    self.add_dirty(change.dirty);
+                    let was_clean = self.add_dirty(change.dirty) == 0;
                     match waits {
-                        false => (EndIo::Done(Ok(())), is_first, false),
+                        false => (EndIo::Done(Ok(())), is_first || was_clean, false),
                         true => {
                             set.changes.commits.join(Waiter::Request(request.id()));
-                            (EndIo::Held, false, set.changes.commits.starts())
+                            (EndIo::Held, was_clean, set.changes.commits.starts())
                         }
                     }
                 }
             }
         };
         self.writers.leave(env.reactor(), word.epoch);
-        if is_first {
+        if has_news {
             core.changed.notify(usize::MAX);
         }
         if starts {

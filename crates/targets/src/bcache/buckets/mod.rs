@@ -423,6 +423,11 @@ impl Buckets {
         self.reserve + (self.buckets.len() / SHORT_PART).max(2)
     }
 
+    /// How many have dirty data or metadata.
+    pub fn in_use(&self) -> usize {
+        self.in_use
+    }
+
     /// How much of the buckets has dirty data or metadata, in percent, as the kernel counts: also
     /// those before the first usable one.
     pub fn in_use_percent(&self) -> u64 {

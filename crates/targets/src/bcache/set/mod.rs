@@ -72,6 +72,13 @@ impl Set {
         self.tree.extents_from(inode, 0).find(is_beyond).copied()
     }
 
+    /// Dirty sectors of the flash-only volumes.
+    pub fn flash_dirty(&self) -> u64 {
+        let is_flash = |(_, entry): &(usize, &UuidEntry)| entry.is_live() && entry.is_flash_only();
+        let flash = self.volumes.iter().enumerate().filter(is_flash);
+        flash.map(|(inode, _)| self.sectors_of(inode as u32).1).sum()
+    }
+
     /// Sectors of a volume that are cached, and those that are dirty.
     pub fn sectors_of(&self, inode: u32) -> (u64, u64) {
         self.tree.extents_from(inode, 0).fold((0, 0), |(cached, dirty), key| {

@@ -1,67 +1,142 @@
-//! Writeback in the background: what keeps the amount of dirty data near its target, and makes
-//! buckets free when they are short.
+//! Writeback in the background: it keeps the amount of dirty data near its target at the pace of
+//! the throttle, and makes buckets free when they are short.
+//!
+//! What is at most the target waits for `writeback_delay` after something became dirty, and after
+//! each pass over the backing device; then it is written back slowly. More than that is written
+//! back at once, at the rate of the controller. If buckets are short, neither the rate nor
+//! `writeback_running` counts: requests may wait for a bucket.
 
 use std::time::Duration;
 
-use cairn_block::Env;
+use cairn_block::sync::atomic::Ordering;
+use cairn_block::{Env, Time};
 
-use super::Undrained;
+use super::{How, Undrained};
 use crate::bcache::set::Set;
 use crate::bcache::volume::Bcache;
 
-/// How long a pass waits after one that found nothing to do, or failed.
+/// How long writeback waits after a pass in which nothing could be copied, or that failed.
 const PAUSE: Duration = Duration::from_secs(5);
-/// Dirty data is written back above this part of the cache, in percent: the default of the kernel's
-/// `writeback_percent`.
-const PERCENT: u64 = 10;
+
+/// What there is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Work {
+    /// Nothing, until something changes.
+    None,
+    /// Nothing before this time.
+    Later(Time),
+    /// At the pace of the throttle.
+    Paced,
+    /// As fast as possible.
+    Urgent,
+}
+
+/// Where the task is.
+struct Pass {
+    /// The next batch begins here.
+    from: u64,
+    /// What is at most the target waits until then; none if nothing was dirty.
+    calm_until: Option<Time>,
+    /// After a failure all waits until then.
+    failed_until: Time,
+}
 
 impl Bcache {
     /// Writes back until the volume is suspended or its set is broken.
     pub(in super::super) async fn write_back(&self, env: &Env) {
         let core = self.core.as_ref().expect("it has a cache");
-        let (mut from, mut pause_until) = (0, env.now());
+        let mut pass = Pass { from: 0, calm_until: None, failed_until: Time(0) };
         loop {
-            env.until_or_time(&core.changed, None, || {
-                self.is_resting() || core.is_broken() || core.with(|set| self.wants_room(set))
-            })
-            .await;
-            if env.now() < pause_until {
-                env.until_or_time(&core.changed, Some(pause_until), || self.is_resting()).await;
-            }
             if self.is_resting() || core.is_broken() {
                 return;
             }
-            match self.write_back_some(env, from).await {
-                Ok(Some(next)) => from = next,
-                Ok(None) if from > 0 => from = 0,
-                Ok(None) => pause_until = env.now() + PAUSE,
+            let update_at = self.update_rate(env);
+            let found = self.work(env, &mut pass);
+            let is_paced = match found {
+                Work::None => {
+                    env.until_or_time(&core.changed, None, || self.has_news(env, found, &mut pass))
+                        .await;
+                    continue;
+                }
+                Work::Later(at) => {
+                    let news = || self.has_news(env, found, &mut pass);
+                    env.until_or_time(&core.changed, Some(at.min(update_at)), news).await;
+                    continue;
+                }
+                Work::Paced => true,
+                Work::Urgent => false,
+            };
+            match self.write_back_some(env, pass.from, is_paced).await {
+                Ok(Some(next)) => pass.from = next,
+                Ok(None) if pass.from > 0 => {
+                    (pass.from, pass.calm_until) = (0, Some(env.now() + self.calm()));
+                }
+                Ok(None) => pass.failed_until = env.now() + PAUSE,
                 Err(error) => {
                     let volume = &self.config.volume;
                     env.warn(volume, || format!("{volume}: writeback: {error}"));
-                    (from, pause_until) = (0, env.now() + PAUSE);
+                    (pass.from, pass.failed_until) = (0, env.now() + PAUSE);
                 }
             }
         }
     }
 
-    /// True if dirty data is to be written back.
-    fn wants_room(&self, set: &Set) -> bool {
-        let all = set.buckets.count_all() as u64 * set.superblock.geometry().bucket_sectors();
+    /// True if the task has to look again.
+    fn has_news(&self, env: &Env, found: Work, pass: &mut Pass) -> bool {
+        let core = self.core.as_ref().expect("it has a cache");
+        self.is_resting() || core.is_broken() || self.work(env, pass) != found
+    }
+
+    /// How long what is at most the target waits.
+    fn calm(&self) -> Duration {
+        Duration::from_secs(self.throttle.settings.delay.load(Ordering::Relaxed))
+    }
+
+    fn work(&self, env: &Env, pass: &mut Pass) -> Work {
         let dirty = self.dirty_sectors();
-        dirty > 0 && (set.is_short() || dirty > all * PERCENT / 100)
+        if dirty == 0 {
+            pass.calm_until = None;
+            return Work::None;
+        }
+        let now = env.now();
+        let calm_until = *pass.calm_until.get_or_insert_with(|| now + self.calm());
+        let looked = self.look(|set| (set.is_short(), dirty > self.dirty_target(set)));
+        let (is_short, is_above) = looked.unwrap_or_default();
+        match is_short {
+            _ if now < pass.failed_until => Work::Later(pass.failed_until),
+            true => Work::Urgent,
+            false if !self.throttle.settings.is_running() => Work::Later(Time(u64::MAX)),
+            false if is_above || self.is_boosted() || now >= calm_until => Work::Paced,
+            false => Work::Later(calm_until),
+        }
     }
 
     /// Writes back one batch, from a sector on. Answers where the next one begins; none if nothing
     /// was dirty from there on, or nothing could be copied.
-    async fn write_back_some(&self, env: &Env, from: u64) -> Result<Option<u64>, Undrained> {
+    async fn write_back_some(
+        &self,
+        env: &Env,
+        from: u64,
+        is_paced: bool,
+    ) -> Result<Option<u64>, Undrained> {
         let _turn = self.draining.lock().await;
-        let keys = self.next_dirty(from);
+        let most = if is_paced { self.paced_batch() } else { u64::MAX };
+        let keys = self.next_dirty(from, most);
         if keys.is_empty() {
             return Ok(None);
         }
-        let batch = self.write_batch(env, keys, &|| self.is_resting()).await?;
+        let (is_boosted, settings) = (self.is_boosted(), &self.throttle.settings);
+        let gives_way = || {
+            let is_short = || self.look(Set::is_short).unwrap_or_default();
+            let is_wanted = self.drains_waiting.load(Ordering::Relaxed) > 0;
+            let has_ended = is_boosted && !self.is_boosted() || !settings.is_running();
+            is_wanted || has_ended || is_short()
+        };
+        let ends = || self.is_resting() || is_paced && gives_way();
+        let batch = self.write_batch(env, keys, How { ends: &ends, is_paced }).await?;
         if batch.written.is_empty() {
-            return Ok(None);
+            // Without a failure, it gave way before its first write.
+            return Ok(batch.failed.is_empty().then_some(batch.next));
         }
         self.make_clean(env, &batch.written).await?;
         self.core.as_ref().expect("it has a cache").changed.notify(usize::MAX);

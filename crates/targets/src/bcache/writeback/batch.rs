@@ -7,8 +7,10 @@ use cairn_block::{
     CopyData, CopyError, CopyPiece, Env, Flags, IoError, Sector, SectorCount, SectorRange,
 };
 use cairn_format::bcache::Key;
+use futures_util::future;
 use futures_util::stream::{self, StreamExt};
 
+use super::How;
 use super::uncopied::Uncopied;
 use crate::bcache::btree::Span;
 use crate::bcache::set::Set;
@@ -19,6 +21,8 @@ use crate::bcache::volume::Bcache;
 const BATCH_KEYS: usize = 20_000;
 const BATCH_SECTORS: u64 = (256 << 20) / 512;
 const BATCH_TIME: Duration = Duration::from_secs(2);
+/// A batch that waits for its pace is sealed after this time, or [`BATCH_TIME`] without the waits.
+pub(super) const PACED_TIME: Duration = Duration::from_secs(10);
 /// The longest write.
 const WRITE_SECTORS: u64 = (1 << 20) / 512;
 /// Memory of the copies in flight.
@@ -49,6 +53,38 @@ impl Copied {
     }
 }
 
+/// Copies that begin as soon as possible.
+const AT_ONCE: How<'static> = How { ends: &|| false, is_paced: false };
+
+/// When copies of a batch begin.
+struct Pace<'e> {
+    how: How<'e>,
+    /// The time that it took to wait for that.
+    waited: Cell<Duration>,
+}
+
+impl<'e> Pace<'e> {
+    fn new(how: How<'e>) -> Pace<'e> {
+        Pace { how, waited: Cell::new(Duration::ZERO) }
+    }
+
+    /// How long the batch may take until now.
+    fn time_of_batch(&self) -> Duration {
+        (BATCH_TIME + self.waited.get()).min(PACED_TIME)
+    }
+
+    /// Waits until a run may be copied. False if the batch ends before.
+    async fn admit(&self, volume: &Bcache, env: &Env, run: &[Key]) -> bool {
+        if !self.how.is_paced {
+            return true;
+        }
+        let began = env.now();
+        let is_admitted = volume.wait_for_turn(env, range_of(run).count.0, self.how.ends).await;
+        self.waited.set(self.waited.get() + env.now().since(began));
+        is_admitted
+    }
+}
+
 /// Of keys in order, those that follow each other on the backing device: one write each time.
 fn runs_of(mut keys: &[Key]) -> impl Iterator<Item = &[Key]> {
     std::iter::from_fn(move || {
@@ -71,10 +107,11 @@ fn range_of(run: &[Key]) -> SectorRange {
     SectorRange::between(Sector(run[0].start()), Sector(run[run.len() - 1].end()))
 }
 
-/// The first of these extents, up to a full batch, plus those that are one write with the last.
-fn batch_of<'k>(mut extents: impl Iterator<Item = &'k Key>) -> Vec<Key> {
+/// The first of these extents, up to a full batch or `most` sectors, plus those that are one write
+/// with the last.
+fn batch_of<'k>(mut extents: impl Iterator<Item = &'k Key>, most: u64) -> Vec<Key> {
     let (mut keys, mut sectors) = (Vec::new(), 0);
-    while keys.len() < BATCH_KEYS && sectors < BATCH_SECTORS {
+    while keys.len() < BATCH_KEYS && sectors < most.min(BATCH_SECTORS) {
         let Some(key) = extents.next() else { return keys };
         sectors += key.sectors();
         keys.push(*key);
@@ -91,11 +128,12 @@ fn batch_of<'k>(mut extents: impl Iterator<Item = &'k Key>) -> Vec<Key> {
 }
 
 impl Bcache {
-    /// The next dirty extents from a sector on, in order: one batch.
-    pub(super) fn next_dirty(&self, from: u64) -> Vec<Key> {
+    /// The next dirty extents from a sector on, in order: one batch, of about `most` sectors at
+    /// most, which is not 0.
+    pub(super) fn next_dirty(&self, from: u64, most: u64) -> Vec<Key> {
         let dirty = |set: &Set| {
             let own = |key: &&Key| key.is_dirty() && !self.traffic.overlaps(&Span::of(key));
-            batch_of(set.tree.extents_from(self.inode(), from).filter(own))
+            batch_of(set.tree.extents_from(self.inode(), from).filter(own), most)
         };
         self.look(dirty).unwrap_or_default()
     }
@@ -110,21 +148,17 @@ impl Bcache {
         self.look(sample).unwrap_or_default()
     }
 
-    /// Copies keys to the backing device, in order, until the time of a batch is over, `ends`
-    /// answers true, or [`FAILED_IN_A_ROW`] extents in a row have failed. Each extent of a write
-    /// that failed, or of which a part could not be read, is tried again by itself. No copy is in
-    /// flight at the end.
-    pub(super) async fn copy_keys(
-        &self,
-        env: &Env,
-        keys: &[Key],
-        ends: &dyn Fn() -> bool,
-    ) -> Copied {
-        let end = env.now() + BATCH_TIME;
+    /// Copies keys to the backing device, in order, until the time of a batch is over, it is to end
+    /// early, or [`FAILED_IN_A_ROW`] extents in a row have failed. Each extent of a write that
+    /// failed, or of which a part could not be read, is tried again by itself. No copy is in flight
+    /// at the end.
+    pub(super) async fn copy_keys(&self, env: &Env, keys: &[Key], how: How<'_>) -> Copied {
+        let (began, pace) = (env.now(), Pace::new(how));
         let in_a_row = Cell::new(0);
-        let is_open = || in_a_row.get() < FAILED_IN_A_ROW && !ends();
-        let runs = runs_of(keys).take_while(|_| env.now() < end && is_open());
-        let tried = self.copy_runs(env, runs, &in_a_row).await;
+        let is_open = || in_a_row.get() < FAILED_IN_A_ROW && !(how.ends)();
+        let runs = runs_of(keys)
+            .take_while(|_| env.now().since(began) < pace.time_of_batch() && is_open());
+        let tried = self.copy_runs(env, runs, &in_a_row, &pace).await;
         let count = tried.iter().map(|(run, _)| run.len()).sum();
         let mut copied =
             Copied { tried_to: keys[count..].first().map(Key::start), ..Copied::new() };
@@ -136,8 +170,8 @@ impl Bcache {
         }
         in_a_row.set(0);
         let again: Vec<&[Key]> = failed.into_iter().flat_map(|(run, _)| run.chunks(1)).collect();
-        let tried = self.copy_runs(env, again.iter().copied().take_while(|_| is_open()), &in_a_row);
-        let tried = tried.await;
+        let singles = again.iter().copied().take_while(|_| is_open());
+        let tried = self.copy_runs(env, singles, &in_a_row, &Pace::new(AT_ONCE)).await;
         if let Some(next) = again.get(tried.len()) {
             copied.tried_to = Some(next[0].start());
         }
@@ -156,7 +190,7 @@ impl Bcache {
     /// sample can be copied. False if there are none.
     pub(super) async fn is_sample_lost(&self, env: &Env, from: u64) -> bool {
         let sample = self.dirty_sample(from);
-        let tried = self.copy_runs(env, sample.chunks(1), &Cell::new(0)).await;
+        let tried = self.copy_runs(env, sample.chunks(1), &Cell::new(0), &Pace::new(AT_ONCE)).await;
         !tried.is_empty() && tried.iter().all(|(_, result)| result.is_err())
     }
 
@@ -167,6 +201,7 @@ impl Bcache {
         env: &Env,
         runs: impl Iterator<Item = &'k [Key]>,
         failed_in_a_row: &Cell<usize>,
+        pace: &Pace<'_>,
     ) -> Vec<(&'k [Key], Result<(), CopyError>)> {
         let [cache, backing] = self.copied_between();
         let read = async |run: &'k [Key]| {
@@ -189,7 +224,11 @@ impl Bcache {
             });
             (run, result)
         };
-        let reads = stream::iter(runs).map(read).buffered(IN_FLIGHT);
+        let admit = async |run: &'k [Key]| pace.admit(self, env, run).await.then_some(run);
+        let admitted = stream::iter(runs).then(admit);
+        let admitted =
+            admitted.take_while(|run| future::ready(run.is_some())).filter_map(future::ready);
+        let reads = admitted.map(read).buffered(IN_FLIGHT);
         reads.map(write).buffered(IN_FLIGHT).collect().await
     }
 }
@@ -220,7 +259,8 @@ mod tests {
 
     #[test]
     fn a_batch_ends_where_a_write_does() {
-        let length = |keys: Vec<Key>| batch_of(keys.iter()).len();
+        let length_of = |keys: Vec<Key>, most| batch_of(keys.iter(), most).len();
+        let length = |keys| length_of(keys, u64::MAX);
         let full = BATCH_KEYS as u64;
         // Apart from each other but for three around the end; all in a row; long ones.
         let end = full * 16 - 16;
@@ -229,5 +269,7 @@ mod tests {
         assert_eq!(length((0..full * 2).map(|n| key(n * 8, 8)).collect()), 20_224);
         assert_eq!(length((0..9999).map(|n| key(n * 2048, 1024)).collect()), 512);
         assert_eq!(length((0..99).map(|n| key(n * 8, 8)).collect()), 99);
+        let apart = || (0..99).map(|n| key(n * 16, 8)).collect();
+        assert_eq!((length_of(apart(), 80), length_of(apart(), 81)), (10, 11));
     }
 }

@@ -42,14 +42,20 @@
 //! A batch is sealed by keys, bytes or time, or early by a suspend; so a suspend waits for the
 //! copies in flight, one flush and one insertion. If nothing is dirty after that, the drain ends as
 //! if no suspend had come: the answer is the state that the superblock has.
+//!
+//! The background writeback (`background`) makes the same batches (steps 2 to 4) at the pace of the
+//! throttle (`throttle`, with the controller in `rate`). Its batch is also sealed when a drain
+//! waits for its turn, or buckets are short.
 
 mod background;
 mod batch;
+mod rate;
+mod throttle;
 mod uncopied;
 
 use std::sync::Arc;
 
-use cairn_block::sync::atomic::Ordering;
+use cairn_block::sync::atomic::{AtomicUsize, Ordering};
 use cairn_block::{Env, IoError, IoResult, MessageError, mutants};
 use cairn_format::bcache::{BackingState, Key};
 
@@ -57,14 +63,25 @@ use super::canary::{Bug, planted};
 use super::config::Devices;
 use super::set::{Session, WriteError};
 use super::volume::Bcache;
+use crate::fair::Held;
 
 use batch::FAILED_IN_A_ROW;
 use uncopied::{AllUncopied, Uncopied};
 
 pub(super) use batch::COPY_BYTES;
+pub(super) use throttle::{Settings, Throttle};
 
 /// How often a batch is written at most, each time without the extents that failed.
 const ATTEMPTS: usize = 3;
+
+/// How a batch is copied.
+#[derive(Clone, Copy)]
+struct How<'e> {
+    /// Says whether it is to be sealed early.
+    ends: &'e dyn Fn() -> bool,
+    /// Its writes begin at the pace of the throttle, not as soon as possible.
+    is_paced: bool,
+}
 
 /// How a batch ended.
 struct Batch {
@@ -103,7 +120,7 @@ impl Bcache {
         if self.read_only {
             return Err(MessageError::Failed("flush: the device is open read-only".to_owned()));
         }
-        let _turn = self.draining.lock().await;
+        let _turn = self.turn_to_drain().await;
         // After its turn: the drain before it may have broken the set.
         if self.is_broken() {
             let text = format!(
@@ -144,6 +161,23 @@ impl Bcache {
         drained
     }
 
+    /// Waits for the turn to drain. The batch that has the turn, if it is a paced one, is sealed
+    /// at once.
+    pub(super) async fn turn_to_drain(&self) -> Held<'_, ()> {
+        struct Waiting<'v>(&'v AtomicUsize);
+        impl Drop for Waiting<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        self.drains_waiting.fetch_add(1, Ordering::Relaxed);
+        let _waiting = Waiting(&self.drains_waiting);
+        if let Some(core) = &self.core {
+            core.changed.notify(usize::MAX);
+        }
+        self.draining.lock().await
+    }
+
     fn is_suspending(&self) -> bool {
         self.suspending.load(Ordering::Relaxed)
     }
@@ -164,7 +198,7 @@ impl Bcache {
         let end = async |session: &Session<'_>| session.end().await;
         let (mut from, mut failed_in_a_row) = (0, 0);
         loop {
-            let keys = self.next_dirty(from);
+            let keys = self.next_dirty(from, u64::MAX);
             if keys.is_empty() {
                 break;
             }
@@ -172,7 +206,7 @@ impl Bcache {
                 core.change(env, end).await?;
                 return Err(Undrained::Suspending);
             }
-            let batch = self.write_batch(env, keys, ends).await?;
+            let batch = self.write_batch(env, keys, How { ends, is_paced: false }).await?;
             from = batch.next;
             failed_in_a_row = match batch.written.is_empty() {
                 true => failed_in_a_row + batch.failed_in_a_row,
@@ -206,19 +240,18 @@ impl Bcache {
     }
 
     /// Copies keys, as many as there is time for, and makes them durable on the backing device.
-    /// `ends` says whether the batch is to be sealed early.
     async fn write_batch(
         &self,
         env: &Env,
         mut keys: Vec<Key>,
-        ends: &dyn Fn() -> bool,
+        how: How<'_>,
     ) -> Result<Batch, Undrained> {
         let backing = &self.config.devices.backing().expect("a volume that is drained").disk;
         let mut failed = Vec::new();
         let mut next = keys.last().map_or(0, Key::end);
         for attempt in 1.. {
             let known = backing.failures();
-            let copied = self.copy_keys(env, &keys, ends).await;
+            let copied = self.copy_keys(env, &keys, how).await;
             next = copied.tried_to.map_or(next, |tried_to| next.min(tried_to));
             let has_failed = !copied.failed.is_empty();
             failed.extend(copied.failed);

@@ -59,12 +59,14 @@ fn of_backing(volume: &Bcache, look: impl FnOnce(&BackingSuperblock) -> Value) -
 }
 
 impl Bcache {
-    /// The options of the line, what is known of the volume and its set, and its tunables.
+    /// The options of the line, what is known of the volume and its set, its tunables and its
+    /// statistics.
     pub(super) fn all_attributes(&self) -> Vec<Attribute> {
         let row = |row: &Row| Attribute { name: row.name, value: (row.value)(self) };
         let mut attributes = self.config.args.attributes();
         attributes.extend(ROWS.iter().map(row));
         attributes.extend(Tunable::attributes(self));
+        attributes.extend(self.statistics_attributes());
         attributes
     }
 }

@@ -185,7 +185,7 @@ impl Bcache {
             return failed(format!("{name}: superblock: could not be written: {error}"));
         }
         let is_detached = superblock.state() == BackingState::None;
-        *self.backing.lock() = Some(superblock);
+        self.set_backing(Some(superblock));
         if !is_detached {
             return Ok(format!("{name}: inconsistent: what only its cache had is given up"));
         }

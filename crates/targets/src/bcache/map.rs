@@ -7,6 +7,7 @@ use cairn_block::{EndIo, Env, IoError, IoResult, Op, Request, Sector, SectorCoun
 use super::btree::Found;
 use super::bypass::Direction;
 use super::config::Devices;
+use super::route::bypasses;
 use super::status::Count;
 use super::volume::Bcache;
 use super::word::{Class, Waited, Word};
@@ -46,18 +47,19 @@ impl Bcache {
         Verdict::Failed(IoError::READ_ONLY)
     }
 
-    fn plan_read(&self, env: &Env, from: u64, want: u64) -> Plan {
+    /// Where the head of a read goes, and how much of the cache is in use.
+    fn plan_read(&self, env: &Env, from: u64, want: u64) -> (Plan, u64) {
         if let Devices::Bare { .. } = self.config.devices {
             let is_suspect = self.is_suspect.load(Ordering::Relaxed);
-            return if is_suspect { Plan::Fail } else { Plan::Backing { count: want } };
+            return (if is_suspect { Plan::Fail } else { Plan::Backing { count: want } }, 0);
         }
         let core = self.core.as_ref().expect("a volume that is not bare has a cache");
         let mut guard = core.lock();
-        let Some(set) = guard.as_mut() else { return Plan::Fail };
+        let Some(set) = guard.as_mut() else { return (Plan::Fail, 0) };
         if set.changes.are_lost(self.inode(), from, from + want) {
-            return Plan::Fail;
+            return (Plan::Fail, 0);
         }
-        match set.tree.find(self.inode(), from) {
+        let plan = match set.tree.find(self.inode(), from) {
             Found::Extent(key) => {
                 let pointer = key.cached_at().expect("an extent leads somewhere");
                 let (sector, count) = (pointer.sector(), want.min(key.sectors()));
@@ -73,15 +75,19 @@ impl Bcache {
                     None => Plan::Zeros { count },
                 }
             }
-        }
+        };
+        (plan, set.buckets.in_use_percent())
     }
 
     fn map_read<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         let from = self.first + request.range.start.0;
-        self.skips(env, request);
-        match self.plan_read(env, from, request.range.count.0) {
+        let skips = self.skips(env, request);
+        let (plan, in_use) = self.plan_read(env, from, request.range.count.0);
+        let is_bypass = bypasses(self.mode(), in_use, skips);
+        match plan {
             Plan::Cache { sector, count, epoch } => {
                 self.counters.add(env, Count::Hits as usize, 1);
+                self.count_read(env, request, count, true, is_bypass);
                 request.accept(SectorCount(count));
                 let waited = Waited::until_now(env, request);
                 request.watch(Word { class: Class::Hit, epoch, waited, number: 0 }.to_word());
@@ -90,6 +96,7 @@ impl Bcache {
             }
             Plan::Backing { count } => {
                 self.counters.add(env, Count::Misses as usize, 1);
+                self.count_read(env, request, count, false, is_bypass);
                 request.accept(SectorCount(count));
                 let backing = self.config.devices.backing().expect("not a flash-only volume");
                 Verdict::Remapped { disk: backing.disk.as_ref(), sector: Sector(from) }

@@ -1,8 +1,10 @@
 //! Messages: `set NAME VALUE` changes an attribute of the volume, `get NAME` answers it.
 
-use cairn_block::{Env, MessageError, mutants};
+use cairn_block::{Env, MessageError, Value, mutants, yield_once};
 use cairn_format::bcache::CacheMode;
 
+use super::buckets::Census;
+use super::human::human;
 use super::superblocks::write_backing;
 use super::tunables::Tunable;
 use super::volume::Bcache;
@@ -33,7 +35,7 @@ impl Bcache {
                     wrong(format!("set {name}"), &format!("set and one of {}", names.join(", ")))
                 }
             },
-            ["get", name] => match self.text_of(env, name) {
+            ["get", name] => match self.text_of(env, name).await {
                 Some(text) => Ok(text),
                 None => wrong(format!("get {name}"), "get and the name of an attribute"),
             },
@@ -42,13 +44,35 @@ impl Bcache {
     }
 
     /// An attribute as sysfs shows it, or the nearest to that.
-    fn text_of(&self, env: &Env, name: &str) -> Option<String> {
+    async fn text_of(&self, env: &Env, name: &str) -> Option<String> {
         let name = name.to_ascii_lowercase();
         match name.as_str() {
-            "writeback_rate_debug" => Some(self.rate_debug(env)),
-            _ => {
-                let found = self.all_attributes().into_iter().find(|it| it.name == name);
-                found.map(|attribute| attribute.value.to_string())
+            "writeback_rate_debug" => return Some(self.rate_debug(env)),
+            "priority_stats" => return Some(self.priority_stats().await),
+            _ => {}
+        }
+        let found = self.all_attributes().into_iter().find(|it| it.name == name)?;
+        Some(match found.value {
+            Value::Gauge(sectors) if name.ends_with("/bypassed") => {
+                human(i64::try_from(sectors).unwrap_or(i64::MAX).saturating_mul(512))
+            }
+            value => value.to_string(),
+        })
+    }
+
+    /// The lines of sysfs's `priority_stats`; none without a set.
+    async fn priority_stats(&self) -> String {
+        let mut census = Census::new();
+        loop {
+            let counted = self.look(|set| {
+                let geometry = set.superblock.geometry();
+                let size = (geometry.buckets(), geometry.bucket_sectors());
+                set.buckets.count_into(&mut census).then_some(size)
+            });
+            match counted {
+                None => return Value::Absent.to_string(),
+                Some(Some((buckets, sectors))) => return census.text(buckets, sectors),
+                Some(None) => yield_once().await,
             }
         }
     }
@@ -75,7 +99,7 @@ impl Bcache {
         let fua = mutants::fua("bcache: FUA of the mode");
         match write_backing(env, backing, &superblock, fua).await {
             Ok(()) => {
-                *self.backing.lock() = Some(superblock);
+                self.set_backing(Some(superblock));
                 Ok(String::new())
             }
             Err(error) => failed(format!("{}: superblock: {error}", backing.argument)),

@@ -35,6 +35,19 @@ pub(super) struct Inputs {
     pub is_flash: bool,
 }
 
+impl Inputs {
+    /// True if the write bypasses the cache where it may.
+    pub fn bypasses(&self) -> bool {
+        self.mode == CacheMode::Writearound || bypasses(self.mode, self.in_use, self.skips)
+    }
+}
+
+/// True if a read bypasses the cache: it may be answered by it, and enters none of its data.
+/// `skips` as for a write.
+pub(super) fn bypasses(mode: CacheMode, in_use: u64, skips: bool) -> bool {
+    mode == CacheMode::None || in_use > CUTOFF_AROUND || skips
+}
+
 /// Where it goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {
@@ -48,12 +61,11 @@ pub(super) enum Route {
 
 /// See the module's description.
 pub(super) fn route(inputs: &Inputs) -> Route {
-    let skips = inputs.in_use > CUTOFF_AROUND || inputs.skips;
     let writes_back = inputs.mode == CacheMode::Writeback && inputs.in_use <= CUTOFF_SYNC;
     match inputs.overlap {
         _ if inputs.is_flash => Route::Cache,
         Overlap::Dirty => Route::Cache,
-        _ if writes_back && !skips => Route::Cache,
+        _ if writes_back && !inputs.bypasses() => Route::Cache,
         Overlap::Clean => Route::Ordered,
         Overlap::None => Route::Around,
     }
@@ -61,7 +73,7 @@ pub(super) fn route(inputs: &Inputs) -> Route {
 
 #[cfg(test)]
 mod tests {
-    use super::{CacheMode, Inputs, Overlap, Route, route};
+    use super::{CacheMode, Inputs, Overlap, Route, bypasses, route};
 
     #[test]
     fn writes_go_where_mode_pressure_and_the_cache_say() {
@@ -99,6 +111,26 @@ mod tests {
         ] {
             let inputs = Inputs { mode, overlap, in_use: 0, skips: true, is_flash: false };
             assert_eq!(route(&inputs), expected, "{inputs:?}");
+        }
+    }
+
+    #[test]
+    fn requests_bypass_the_cache_by_mode_pressure_and_stream() {
+        use CacheMode::{None as Off, Writearound, Writeback, Writethrough};
+        // The mode, in use, skips -> reads, writes.
+        for (mode, in_use, skips, expected) in [
+            (Writeback, 95, false, (false, false)),
+            (Writeback, 96, false, (true, true)),
+            (Writeback, 0, true, (true, true)),
+            (Writethrough, 0, false, (false, false)),
+            (Writethrough, 96, false, (true, true)),
+            (Writearound, 0, false, (false, true)),
+            (Writearound, 0, true, (true, true)),
+            (Off, 0, false, (true, true)),
+        ] {
+            let inputs = Inputs { mode, overlap: Overlap::None, in_use, skips, is_flash: false };
+            let found = (bypasses(mode, in_use, skips), inputs.bypasses());
+            assert_eq!(found, expected, "{inputs:?}");
         }
     }
 

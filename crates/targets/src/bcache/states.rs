@@ -33,7 +33,7 @@ impl Bcache {
         let fua = mutants::fua("bcache: FUA of the state");
         write_backing(env, backing, &superblock, fua).await?;
         self.has_written_state.store(true, Ordering::Relaxed);
-        *self.backing.lock() = Some(superblock);
+        self.set_backing(Some(superblock));
         Ok(())
     }
 

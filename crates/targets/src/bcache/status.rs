@@ -30,9 +30,19 @@ pub(super) enum Count {
     Writes,
     /// Requests of any kind; a request that is mapped in parts counts more than once.
     Requests,
+    /// Reads of which the cache had all, or not all.
+    ReadHits,
+    ReadMisses,
+    /// Reads that bypass the cache, of which it had all, or not all.
+    BypassHits,
+    BypassMisses,
+    /// Misses whose data was not cached, since a write of their sectors came between.
+    MissCollisions,
+    /// Sectors of reads and writes that bypass the cache.
+    BypassedSectors,
 }
 
-pub(super) const COUNTERS: usize = 4;
+pub(super) const COUNTERS: usize = 10;
 
 impl Bcache {
     /// The attachment state of the volume, in the words of sysfs.

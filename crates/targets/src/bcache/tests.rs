@@ -2,6 +2,7 @@
 //! `tests/bcache_drain.rs`.
 
 mod rate;
+mod statistics;
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -21,6 +21,7 @@ use super::backing::Traffic;
 use super::bypass::Bypass;
 use super::config::{Config, Devices, SPEC};
 use super::set::{Core, Set, open};
+use super::statistics::Statistics;
 use super::superblocks::{intact, read_superblocks};
 use super::writeback::{COPY_BYTES, Throttle};
 use super::writes::Ready;
@@ -70,8 +71,13 @@ pub struct Bcache {
     pub(super) is_writing_back: AtomicBool,
     pub(super) parked: Mutex<Vec<RequestId>>,
     pub(super) counters: Counters<{ super::status::COUNTERS }>,
+    pub(super) statistics: Statistics,
+    /// The task runs that folds the counters into the windows.
+    pub(super) is_ticking: AtomicBool,
     /// The superblock of the backing device, as it is there.
     pub(super) backing: Mutex<Option<BackingSuperblock>>,
+    /// Its mode, which requests read without the lock.
+    mode: AtomicU8,
     pub(super) copier: Copier,
     /// One drain at a time, and how many wait.
     pub(super) draining: Fair<()>,
@@ -132,6 +138,9 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         is_writing_back: AtomicBool::new(false),
         parked: Mutex::default(),
         counters: Counters::new(env),
+        statistics: Statistics::new(reactors),
+        is_ticking: AtomicBool::new(false),
+        mode: AtomicU8::new(mode_of(superblocks.backing.as_ref()) as u8),
         backing: Mutex::new(superblocks.backing),
         copier: Copier::new(COPY_BYTES),
         draining: Fair::new(()),
@@ -160,6 +169,11 @@ fn refuse_volume(config: &Config, read_only: bool) -> Result<(), ConfigError> {
     Err(ConfigError::argument(argument, "backing", "a volume", expected))
 }
 
+/// What is done with writes; a volume without a backing device keeps them.
+fn mode_of(backing: Option<&BackingSuperblock>) -> CacheMode {
+    backing.map_or(CacheMode::Writeback, BackingSuperblock::mode)
+}
+
 impl Bcache {
     pub(super) fn inode(&self) -> u32 {
         self.inode.load(Ordering::Relaxed) as u32
@@ -185,9 +199,20 @@ impl Bcache {
     }
 
     /// What the volume does with writes.
+    #[inline]
     pub(super) fn mode(&self) -> CacheMode {
-        let backing = self.backing.lock();
-        backing.as_ref().map_or(CacheMode::Writeback, BackingSuperblock::mode)
+        match self.mode.load(Ordering::Relaxed) {
+            mode if mode == CacheMode::Writethrough as u8 => CacheMode::Writethrough,
+            mode if mode == CacheMode::Writearound as u8 => CacheMode::Writearound,
+            mode if mode == CacheMode::None as u8 => CacheMode::None,
+            _ => CacheMode::Writeback,
+        }
+    }
+
+    /// The superblock of the backing device is this one now, durably.
+    pub(super) fn set_backing(&self, superblock: Option<BackingSuperblock>) {
+        self.mode.store(mode_of(superblock.as_ref()) as u8, Ordering::Relaxed);
+        *self.backing.lock() = superblock;
     }
 
     /// More, or fewer, sectors are dirty. Answers how many were.
@@ -236,7 +261,7 @@ impl Bcache {
             return Err(ConfigError::argument(&device.argument, "data_offset", first, &expected));
         }
         let state = superblocks.backing.as_ref().map(BackingSuperblock::state);
-        *self.backing.lock() = superblocks.backing.clone();
+        self.set_backing(superblocks.backing.clone());
         match (&self.core, superblocks.cache) {
             (Some(core), Some(superblock)) => {
                 let set = open(env, &core.cache, superblock).await?;
@@ -246,6 +271,7 @@ impl Bcache {
         }
         self.suspending.store(false, Ordering::Relaxed);
         self.resting.store(false, Ordering::Relaxed);
+        self.start_statistics(env);
         Ok(())
     }
 

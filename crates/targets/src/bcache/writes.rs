@@ -92,7 +92,13 @@ impl Bcache {
         let is_flash = self.config.devices.backing().is_none();
         let inputs = Inputs { mode, overlap, in_use, skips, is_flash };
         match route(&inputs) {
-            Route::Around => Plan::Around { known: self.traffic.begin(span) },
+            Route::Around => {
+                if inputs.bypasses() {
+                    let sectors = span.end - span.start;
+                    self.counters.add(env, Count::BypassedSectors as usize, sectors);
+                }
+                Plan::Around { known: self.traffic.begin(span) }
+            }
             Route::Ordered => {
                 set.lay_hole(span, env.now() + COMMIT_DELAY);
                 Plan::Ordered(span)

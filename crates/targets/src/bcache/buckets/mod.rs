@@ -17,6 +17,7 @@
 //! K4. The counts are those of the tree in memory. They run ahead of the device while a plan is
 //!     written; [`Buckets::refill`] and [`Buckets::records`] are called when none is.
 
+mod census;
 mod open;
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,7 @@ mod tests;
 use cairn_format::bcache::priorities::{METADATA, Record};
 use cairn_format::bcache::{Age, Generation, Geometry, Key, Pointer, STALE_MAX};
 
+pub(super) use census::Census;
 pub(super) use open::OpenBuckets;
 
 /// The priority of a bucket that was just used.

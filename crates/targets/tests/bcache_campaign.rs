@@ -210,3 +210,24 @@ fn nothing_acknowledged_is_lost_by_a_power_cut() {
 fn losses_of_any_drive_are_told_to_each_client() {
     campaign(Failing::Everything).run();
 }
+
+#[cfg(feature = "canary")]
+mod canaries {
+    use cairn_targets::bcache::canary::{Bug, plant};
+
+    use super::{Failing, campaign};
+
+    /// Lives in which a planted bug must be found.
+    const CUTS: u64 = 20_000;
+
+    fn is_caught(bug: Bug) {
+        plant(Some(bug));
+        campaign(Failing::Nothing).cuts(CUTS).expect_caught(&format!("{bug:?}"));
+        plant(None);
+    }
+
+    #[test]
+    fn copies_of_data_whose_key_is_not_durable_are_caught() {
+        is_caught(Bug::CopyBeforeCommit);
+    }
+}

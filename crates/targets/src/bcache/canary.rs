@@ -9,6 +9,8 @@ use std::cell::Cell;
 pub enum Bug {
     /// Keys become clean before the backing device was flushed (the kernel's order).
     CleanBeforeFlush,
+    /// Data is copied to the backing device whose key may not be durable.
+    CopyBeforeCommit,
     /// The head of a bset is written without waiting for its tail.
     HeadBeforeTail,
     /// A parent leads to a node that may not be durable, and the journal to such a root.

@@ -82,6 +82,7 @@ mod canary {
     #[derive(Clone, Copy)]
     pub(super) enum Bug {
         CleanBeforeFlush,
+        CopyBeforeCommit,
         HeadBeforeTail,
         ParentBeforeChild,
         JournalBeforeLeaves,

@@ -16,6 +16,8 @@ const CUTOFF_SYNC: u64 = 70;
 pub(super) enum Overlap {
     /// Nothing, durably.
     None,
+    /// Clean data that leaves: holes are on their way into the journal.
+    Leaving,
     /// Clean data, or keys to it on the device alone.
     Clean,
     /// Some dirty data.
@@ -57,6 +59,8 @@ pub(super) enum Route {
     Around,
     /// To the backing device, once holes are durable where the cache has clean data.
     Ordered,
+    /// Nowhere yet: holes of other writes are on their way.
+    Wait,
 }
 
 /// See the module's description.
@@ -67,6 +71,7 @@ pub(super) fn route(inputs: &Inputs) -> Route {
         Overlap::Dirty => Route::Cache,
         _ if writes_back && !inputs.bypasses() => Route::Cache,
         Overlap::Clean => Route::Ordered,
+        Overlap::Leaving => Route::Wait,
         Overlap::None => Route::Around,
     }
 }
@@ -83,6 +88,9 @@ mod tests {
             (Writeback, Overlap::None, 71, Route::Around),
             (Writeback, Overlap::Clean, 70, Route::Cache),
             (Writeback, Overlap::Clean, 71, Route::Ordered),
+            (Writeback, Overlap::Leaving, 70, Route::Cache),
+            (Writeback, Overlap::Leaving, 71, Route::Wait),
+            (Writethrough, Overlap::Leaving, 0, Route::Wait),
             (Writeback, Overlap::Dirty, 100, Route::Cache),
             (Writethrough, Overlap::None, 0, Route::Around),
             (Writethrough, Overlap::Clean, 0, Route::Ordered),

@@ -42,8 +42,8 @@ enum Plan {
     Cache { sector: u64, count: u64 },
     /// To the backing device; the failures of that which were known.
     Around { known: u32 },
-    /// Nowhere yet: a hole was laid.
-    Ordered(Span),
+    /// Nowhere yet: a hole was laid for it, or holes for others.
+    Ordered(Option<Span>),
     /// Nowhere yet: the volume is not ready for it.
     Begin,
     /// Nowhere yet: no bucket is free.
@@ -101,8 +101,9 @@ impl Bcache {
             }
             Route::Ordered => {
                 set.lay_hole(span, env.now() + COMMIT_DELAY);
-                Plan::Ordered(span)
+                Plan::Ordered(Some(span))
             }
+            Route::Wait => Plan::Ordered(None),
             Route::Cache if !self.is_ready(Ready::Dirty) => self.park(request, Ready::Dirty),
             Route::Cache => {
                 let (place, want) = ((span.inode, span.start), span.end - span.start);
@@ -139,9 +140,9 @@ impl Bcache {
                 let backing = self.config.devices.backing().expect("flash has no way around");
                 Verdict::Remapped { disk: backing.disk.as_ref(), sector: Sector(span.start) }
             }
-            Plan::Ordered(span) => {
+            Plan::Ordered(hole) => {
                 let id = request.id();
-                self.spawn(env, async move |volume, env| volume.make_hole(env, span, id).await);
+                self.spawn(env, async move |volume, env| volume.make_hole(env, hole, id).await);
                 Verdict::Queued
             }
             Plan::Begin => {
@@ -181,10 +182,12 @@ impl Bcache {
     }
 
     /// Makes a hole durable that was laid for a write, and has the write mapped again.
-    async fn make_hole(&self, env: &Env, span: Span, id: RequestId) {
+    async fn make_hole(&self, env: &Env, hole: Option<Span>, id: RequestId) {
         let core = self.core.as_ref().expect("it has a cache");
         let result = core.commit(env).await;
-        core.with(|set| set.changes.ghosts.end_hole(&span));
+        if let Some(hole) = hole {
+            core.with(|set| set.changes.ghosts.end_hole(&hole));
+        }
         match result {
             Ok(()) => env.remap(id),
             Err(error) => env.complete(id, Err(error)),

@@ -5,8 +5,10 @@
 //!     of the writes completed. A group commit takes all pending keys at once.
 //! N2. An entry with keys of clients is open until a checkpoint has ended that began after the
 //!     entry was planned: the tree had its keys then, so the leaves have them, or newer ones.
-//! N3. An extent becomes clean only after its dirty key is in a durable entry. So a checkpoint that
-//!     begins after an extent was evicted closes all entries with a key to it.
+//! N3. The data of an extent is copied to the backing device only after its dirty key is in a
+//!     durable entry. So no power cut leaves an older clean extent in front of it there; and a
+//!     checkpoint that begins after an extent became clean and was evicted closes all entries with
+//!     a key to it.
 //! N4. A key that was pending when a checkpoint began is in a durable entry when it ends, and so is
 //!     what replaced it before. So no entry that is written later leads to a bucket that the
 //!     checkpoint made free.
@@ -125,6 +127,7 @@ impl Set {
         match (is_dirty, is_clean) {
             (true, _) => Overlap::Dirty,
             (false, true) => Overlap::Clean,
+            (false, false) if self.changes.ghosts.overlap_hole(span) => Overlap::Leaving,
             (false, false) => Overlap::None,
         }
     }

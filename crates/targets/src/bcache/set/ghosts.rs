@@ -15,10 +15,14 @@ pub(in super::super) struct Ghosts {
 }
 
 impl Ghosts {
-    /// True if one of these sectors is a ghost.
+    /// True if one of these sectors is a ghost, and no hole of it is on its way.
     pub fn overlap(&self, span: &Span) -> bool {
-        let is_hole = || self.holes.iter().any(|own| own.overlaps(span));
-        self.evicted.overlaps(span) || self.settling.overlaps(span) || is_hole()
+        self.evicted.overlaps(span) || self.settling.overlaps(span)
+    }
+
+    /// True if a hole of one of these sectors is on its way.
+    pub fn overlap_hole(&self, span: &Span) -> bool {
+        self.holes.iter().any(|own| own.overlaps(span))
     }
 
     /// These extents were evicted: the holes that they leave.
@@ -28,13 +32,13 @@ impl Ghosts {
 
     /// A hole of these sectors was laid, and is pending.
     pub fn lay(&mut self, span: Span) {
+        self.evicted.remove(&span);
+        self.settling.remove(&span);
         self.holes.push(span);
     }
 
     /// That hole is durable.
     pub fn end_hole(&mut self, span: &Span) {
-        self.evicted.remove(span);
-        self.settling.remove(span);
         let index = self.holes.iter().position(|own| own == span);
         self.holes.swap_remove(index.expect("it was laid"));
     }
@@ -65,10 +69,11 @@ mod tests {
         ghosts.begin_checkpoint();
         ghosts.evict(&[Key::new(0, 40, 10)]);
         ghosts.lay(span(0, 15));
-        assert!([(0, 1), (10, 11), (19, 35)].iter().all(|it| ghosts.overlap(&span(it.0, it.1))));
-        assert!(!ghosts.overlap(&span(20, 30)));
+        assert!(ghosts.overlap_hole(&span(0, 1)) && !ghosts.overlap_hole(&span(15, 50)));
+        assert!([(15, 16), (19, 35)].iter().all(|it| ghosts.overlap(&span(it.0, it.1))));
+        assert!(!ghosts.overlap(&span(20, 30)) && !ghosts.overlap(&span(0, 15)));
         ghosts.end_hole(&span(0, 15));
-        assert!(!ghosts.overlap(&span(0, 15)) && ghosts.overlap(&span(15, 16)));
+        assert!(!ghosts.overlap_hole(&span(0, 15)) && ghosts.overlap(&span(15, 16)));
         ghosts.end_checkpoint();
         assert!(!ghosts.overlap(&span(0, 30)) && ghosts.overlap(&span(39, 40)));
     }

@@ -2,8 +2,8 @@
 //!
 //! # Order of a drain
 //! 1. A session begins (`set`), so that the journal has nothing that leaves lack.
-//! 2. A batch: dirty extents in the order of the backing device are copied there; what touches is
-//!    one write (`batch`).
+//! 2. A batch: dirty extents in the order of the backing device. Their keys enter the journal,
+//!    durably. Then their data is copied there; what touches is one write (`batch`).
 //! 3. The backing device is flushed.
 //! 4. The keys of the batch enter the leaves as clean ones, durably. Then 2, until each dirty
 //!    extent was tried.
@@ -14,7 +14,8 @@
 //!
 //! # What a crash leaves
 //! - Before 4: dirty keys whose data may be on the backing device as well. Copying it again writes
-//!   the same data.
+//!   the same data. A key that was not durable when its data was copied could leave an older clean
+//!   extent in front of newer data: the volume would go back to the older data, and later forth.
 //! - During 4: each key dirty, or clean with its data durable on the backing device.
 //! - Before 6: a backing device in state dirty although nothing is. The next drain corrects it.
 //!
@@ -229,23 +230,26 @@ impl Bcache {
         }
     }
 
-    /// Step 4, where the tree still has the extents that were copied. Their dirty keys are durable
-    /// before that (N3).
+    /// Step 4, where the tree still has the extents that were copied.
     async fn make_clean(&self, env: &Env, keys: &[Key]) -> Result<(), Undrained> {
         let core = self.core.as_ref().expect("a cache is drained");
-        core.commit(env).await.map_err(WriteError::Cache)?;
         let sectors = core.change(env, async |session| session.clean(keys).await).await?;
         self.add_dirty(-(sectors as i64));
         Ok(())
     }
 
-    /// Copies keys, as many as there is time for, and makes them durable on the backing device.
+    /// Commits keys, copies as many as there is time for, and makes these durable on the backing
+    /// device.
     async fn write_batch(
         &self,
         env: &Env,
         mut keys: Vec<Key>,
         how: How<'_>,
     ) -> Result<Batch, Undrained> {
+        let core = self.core.as_ref().expect("a cache is drained");
+        if !planted(Bug::CopyBeforeCommit) {
+            core.commit(env).await.map_err(WriteError::Cache)?;
+        }
         let backing = &self.config.devices.backing().expect("a volume that is drained").disk;
         let mut failed = Vec::new();
         let mut next = keys.last().map_or(0, Key::end);

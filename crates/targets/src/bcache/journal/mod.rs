@@ -32,6 +32,9 @@
 //!   from. So a ring with one free bucket, which is what the kernel spares, takes each part that
 //!   the free buckets have room for at once.
 //!
+//! - *Entries of clients* (`groups`) are open until a checkpoint. They leave room for it; a session
+//!   that names fresh roots meanwhile has a checkpoint first, if it would take that room.
+//!
 //! What is left: a part of the found entries that needs more fresh roots, or holes, than the ring
 //! has room for. The session ends with [`NoEntry::Full`]. The superblock and some leaves have
 //! changed by then, but each entry whose keys may be in no leaf still counts: the next opening
@@ -160,6 +163,14 @@ impl Journal {
         let room = std::iter::successors(Some(self.place), follow).count() - 1;
         let counting = self.newest.seq - last_seq + 1;
         room.min(COUNTING_MAX.saturating_sub(counting) as usize + 1)
+    }
+
+    /// True if there is room for so many entries without keys, as [`Journal::room`] counts.
+    pub fn has_room(&self, entries: usize) -> bool {
+        let (length, last_seq) = (self.geometry.padded(ENTRY_HEADER_BYTES), self.newest.last_seq);
+        let follow = |place, _| self.behind(place, length, last_seq);
+        let counting = self.newest.seq - last_seq + entries as u64;
+        counting <= COUNTING_MAX && (0..entries).try_fold(self.place, follow).is_ok()
     }
 
     /// The number of the newest entry.

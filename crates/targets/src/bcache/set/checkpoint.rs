@@ -24,7 +24,7 @@ use cairn_block::{Env, until};
 use futures_util::future::{Either, select};
 
 use super::core::Core;
-use super::session::{Session, WriteError};
+use super::session::{Left, Session, WriteError};
 
 impl Core {
     /// Brings the leaves up to date.
@@ -41,7 +41,10 @@ impl Session<'_> {
     pub async fn checkpoint(&self) -> Result<(), WriteError> {
         let number = loop {
             let (sectors, number) = self.with(|set| set.begin_checkpoint());
-            self.write_leaves(sectors).await?;
+            let mut left = Left::of(sectors);
+            while !left.is_empty() {
+                self.write_some(&mut left).await?;
+            }
             self.with(|set| set.leaves_written());
             self.close_journal().await?;
             self.with(|set| set.entries_freed());

@@ -123,16 +123,32 @@ impl Session<'_> {
 
     /// Brings the leaves on the device up to date, durably.
     pub(super) async fn write_leaves(&self, sectors: Unwritten) -> Result<(), WriteError> {
-        let mut left = Left { holes: Unwritten::default(), sectors };
+        let mut left = Left::of(sectors);
         while !left.is_empty() {
-            let next_seq = || 1 + self.env.random_below(u64::MAX - 1);
-            let planned = self.with(|set| set.plan(left.next(), next_seq));
-            match planned {
-                Ok(plan) => self.carry_out(plan, &left).await?,
-                Err(NoBucket { needed }) => self.empty_buckets(&mut left, needed).await?,
-            }
+            self.keep_room().await?;
+            self.write_some(&mut left).await?;
         }
         Ok(())
+    }
+
+    /// Leaves room in the journal for a checkpoint, which fresh roots take as well: if there is
+    /// not, one frees it now.
+    async fn keep_room(&self) -> Result<(), WriteError> {
+        let is_short = |set: &mut Set| {
+            let journal = &set.journal;
+            set.changes.open().is_some() && !journal.has_room(journal.clients_spare())
+        };
+        if self.with(is_short) { self.checkpoint().await } else { Ok(()) }
+    }
+
+    /// One plan, or fewer buckets with clean data.
+    pub(super) async fn write_some(&self, left: &mut Left) -> Result<(), WriteError> {
+        let next_seq = || 1 + self.env.random_below(u64::MAX - 1);
+        let planned = self.with(|set| set.plan(left.next(), next_seq));
+        match planned {
+            Ok(plan) => self.carry_out(plan, left).await,
+            Err(NoBucket { needed }) => self.empty_buckets(left, needed).await,
+        }
     }
 
     async fn carry_out(&self, plan: Plan, left: &Left) -> Result<(), WriteError> {
@@ -178,6 +194,7 @@ impl Session<'_> {
     /// # Errors
     /// The set cannot be written.
     pub async fn end(&self) -> Result<(), WriteError> {
+        self.keep_room().await?;
         let array = self.with(Set::plan_long_uuids);
         let replaced = match &array {
             Some(array) => self.write_array(array).await?,
@@ -235,14 +252,18 @@ impl Session<'_> {
 }
 
 /// The sectors for which leaves on the device are out of date.
-struct Left {
+pub(super) struct Left {
     /// Those of buckets that were emptied, which are written first.
     holes: Unwritten,
     sectors: Unwritten,
 }
 
 impl Left {
-    fn is_empty(&self) -> bool {
+    pub fn of(sectors: Unwritten) -> Left {
+        Left { holes: Unwritten::default(), sectors }
+    }
+
+    pub fn is_empty(&self) -> bool {
         self.holes.is_empty() && self.sectors.is_empty()
     }
 

@@ -31,9 +31,12 @@ impl MappedDevice {
     /// Has the targets of the live table drain what is dirty, one after the other.
     ///
     /// # Errors
-    /// The first that cannot.
+    /// The device is suspended; or the first that cannot.
     pub async fn drain_caches(&self, env: &Env) -> Result<(), MessageError> {
         let _call = self.calls.begin().await;
+        if self.is_suspended() {
+            return Err(MessageError::Busy("flush: the device is suspended".to_owned()));
+        }
         for line in self.live_table().iter().flat_map(|table| table.lines()) {
             line.target.drain(env).await?;
         }

@@ -16,6 +16,9 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::serve::{RingChoice, ServeArgs};
 
 use cairn_control::arguments::sectors;
+use cairn_control::verbs::cache::{
+    CacheAttach, CacheDetach, CacheFlush, CacheGet, CacheList, CacheSet,
+};
 use cairn_control::verbs::export::{ExportAdd, ExportList, ExportRemove};
 use cairn_control::verbs::pool::{PoolCreate, PoolGrow, PoolStatus, PoolTrim};
 use cairn_control::verbs::server::TargetList;
@@ -115,6 +118,9 @@ pub enum Command {
     Remove(VolumeRemove),
     /// Wait for an event of a volume
     Wait(VolumeWait),
+    /// Caches of served volumes: list, get, set, flush, attach, detach
+    #[command(subcommand)]
+    Cache(Box<CacheCommand>),
     /// Snapshots of a volume: create, list, diff, rollback, merge, remove, grow
     #[command(subcommand)]
     Snap(Box<SnapCommand>),
@@ -188,6 +194,33 @@ pub struct StateArgs {
     /// A state file, without a server
     #[arg(long, value_name = "FILE", conflicts_with = "control")]
     pub state: Option<PathBuf>,
+}
+
+/// `cache`
+#[derive(Subcommand)]
+pub enum CacheCommand {
+    /// List the caches: their devices, modes, states and dirty data
+    List(Listing<CacheList>),
+    /// Show the attributes of a cache, or one of them
+    Get(Query<CacheGet>),
+    /// Change attributes of a cache, or options of its line; clients stay connected
+    Set(CacheSet),
+    /// Write back what is dirty, while clients use the volume
+    Flush(CacheFlush),
+    /// Put a cache in front of the device of a volume in use
+    Attach(CacheAttach),
+    /// Write back what is dirty, and serve the volume without its cache
+    Detach {
+        /// Which
+        #[command(flatten)]
+        verb: CacheDetach,
+        /// Return when the detach has begun; the server continues it
+        #[arg(long)]
+        no_wait: bool,
+        /// Give up after this many seconds, with the cache in its place; exit code 124
+        #[arg(long, value_name = "SECONDS")]
+        timeout: Option<f64>,
+    },
 }
 
 /// `snap`

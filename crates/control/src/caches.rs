@@ -393,6 +393,22 @@ impl Caches<'_> {
     }
 }
 
+/// The dirty bytes of the writecache at the beginning of a device that no table uses. None if there
+/// is no writecache; of a damaged one nothing is known to be dirty.
+///
+/// # Errors
+/// The device is not there, another process holds it, or it cannot be read.
+pub fn dirty_bytes_on(world: &World, argument: &str) -> Outcome<Option<u64>> {
+    let disk = world.open_to_read(argument)?;
+    let range = SectorRange::new(Sector(0), disk.sectors());
+    let device = Device { argument: argument.to_owned(), disk };
+    Ok(match world.on_home(argument, move |env| read_cache(env, device, range))? {
+        Look::Nothing { .. } => None,
+        Look::Clean { .. } | Look::Unknown(_) => Some(0),
+        Look::Dirty(bytes) => Some(bytes),
+    })
+}
+
 /// Reads the metadata of a cache. `Nothing` is on any device.
 async fn read_cache(env: Env, device: Device, range: SectorRange) -> Outcome<Look> {
     if range.is_empty() {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cairn_block::{ConfigKind, Field, Line, MappedDevice, Report, Table, Value as Told};
+use cairn_block::{ConfigKind, Field, Line, MappedDevice, Report, Table, Target, Value as Told};
 use cairn_outcome::failure::{Outcome, refused};
 use cairn_targets::spec::{Arg, Opt, Spec};
 use serde::{Deserialize, Serialize};
@@ -147,11 +147,8 @@ pub fn tables(
     for volume in chosen(world, name)? {
         let table = if inactive { volume.inactive_table() } else { volume.live_table() };
         let name = volume.volume().to_owned();
-        let mut lines = lines_of(table.as_deref(), |line| {
-            let attributes = line.target.attributes().into_iter();
-            let fields = attributes.map(|it| (it.name.to_owned(), json_of(&it.value)));
-            (line.target.table(), fields.collect())
-        });
+        let mut lines =
+            lines_of(table.as_deref(), |line| (line.target.table(), attributes_of(&*line.target)));
         if kernel {
             for line in &mut lines {
                 kernel_words(&name, line)?;
@@ -172,6 +169,12 @@ fn lines_of(table: Option<&Table>, tell: impl Fn(&Line) -> (String, Fields)) -> 
             ReportLine { start, length, target, params, fields }
         })
         .collect()
+}
+
+/// The options and attributes of a target by name, as they are now.
+pub fn attributes_of(target: &dyn Target) -> Fields {
+    let attributes = target.attributes().into_iter();
+    attributes.map(|it| (it.name.to_owned(), json_of(&it.value))).collect()
 }
 
 /// A report's fields as JSON. A share is two numbers beside its text; a target that has no fields

@@ -10,14 +10,16 @@
 //!     or one beneath it, is suspended or has an entry.
 //! U4. A volume beneath one whose tables are being swapped is not suspended: the swap starts a
 //!     table in its turn.
-//! U5. A `resume` calls off a suspend under way and waits, without a turn, until its entry has
-//! ended.
+//! U5. A `resume` calls off a suspend or a `cache detach` under way and waits, without a turn,
+//! until its entry has ended. The entry of a detach may be that of the volume beneath snapshots.
 
 use std::sync::Arc;
 
 use cairn_block::{CallOff, ConfigError, ConfigKind};
 use cairn_outcome::failure::Outcome;
 use parking_lot::Mutex;
+
+use crate::names::real_of;
 
 /// What a verb does to its volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +30,12 @@ pub enum Doing {
     Resume,
     /// A table is replaced.
     Replace,
+    /// A cache is put in front of a device.
+    Attach,
+    /// A cache is drained, and taken away.
+    Detach,
+    /// The options of a cache's line change.
+    Set,
 }
 
 impl Doing {
@@ -37,6 +45,9 @@ impl Doing {
             Doing::Suspend => "suspend",
             Doing::Resume => "resume",
             Doing::Replace => "replace",
+            Doing::Attach => "cache attach",
+            Doing::Detach => "cache detach",
+            Doing::Set => "cache set",
         }
     }
 }
@@ -59,7 +70,7 @@ pub struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// Calls off the suspend of this entry.
+    /// Calls off the suspend or detach of this entry.
     pub fn call_off(&self) -> &Arc<CallOff> {
         &self.call_off
     }
@@ -73,12 +84,17 @@ impl UnderWay {
         Entry { all: self, call_off }
     }
 
-    /// Calls off the suspend of a volume (U5). False if none is under way.
-    pub fn call_off_suspend(&self, volume: &str) -> bool {
+    /// Calls off the suspend or detach of a volume (U5). False if none is under way.
+    pub fn call_off(&self, volume: &str) -> bool {
         let all = self.0.lock();
-        let is_it = |verb: &&Verb| verb.volume == volume && verb.doing == Doing::Suspend;
-        let suspend = all.iter().find(is_it);
-        suspend.inspect(|suspend| suspend.call_off.call()).is_some()
+        let real = real_of(volume);
+        let is_it = |verb: &&Verb| match verb.doing {
+            Doing::Suspend => verb.volume == volume,
+            Doing::Detach => [volume, &real].contains(&verb.volume.as_str()),
+            Doing::Resume | Doing::Replace | Doing::Attach | Doing::Set => false,
+        };
+        let verb = all.iter().find(is_it);
+        verb.inspect(|verb| verb.call_off.call()).is_some()
     }
 
     /// The verb under way on a volume.
@@ -100,7 +116,10 @@ impl UnderWay {
         let verb = doing.verb();
         let way_on = match doing {
             Doing::Suspend => format!("`cairn resume {volume}` ends it"),
-            Doing::Resume | Doing::Replace => format!("wait for it, or interrupt that {verb}"),
+            Doing::Detach => format!("wait for it, or `cairn resume {volume}` calls it off"),
+            Doing::Resume | Doing::Replace | Doing::Attach | Doing::Set => {
+                format!("wait for it, or interrupt that {verb}")
+            }
         };
         let detail = format!("a {verb} is under way; {way_on}");
         Err(ConfigError::new(ConfigKind::Busy, volume, detail))

@@ -1,5 +1,6 @@
 //! The verbs of a running server, as a client sends them and prints the answers.
 
+mod cache;
 mod columns;
 mod differences;
 mod kernel;
@@ -100,6 +101,7 @@ fn ask(verb: Command, server: &Client) -> Outcome<u8> {
         Command::Clear(verb) => tell(server, &verb),
         Command::Remove(verb) => tell(server, &verb),
         Command::Wait(verb) => server.ask(&verb).map(|_| exit::OK),
+        Command::Cache(verb) => cache::run(server, *verb),
         Command::Snap(verb) => snap(server, *verb),
         Command::Pool(verb) => pool(server, *verb),
         Command::Thin(verb) => thin(server, *verb),

@@ -1,8 +1,9 @@
 //! The client's side of `cairn resume` and `cairn replace`, with the progress of `--flush`.
 
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
+use cairn_block::{ConfigError, ConfigKind};
 use cairn_outcome::failure::{Outcome, refused};
 use cairn_tools::progress::{Left, Progress};
 
@@ -25,35 +26,63 @@ where
     if !flush {
         return tell(server, &verb);
     }
-    let (asker, total) = (server.clone(), left(server, name)?);
-    let (send, answered) = channel();
-    // The thread waits for the answer. The end of this process closes the connection, which ends
-    // the flush.
-    std::thread::spawn(move || drop(send.send(asker.ask(&verb))));
+    let answer = watched(server, verb, name, || left(server, name))?;
+    pass_on(name, &answer)
+}
+
+/// Asks, and shows how much is left until the answer comes.
+///
+/// # Errors
+/// There is no server, or it refuses.
+pub fn watched<V>(
+    server: &Client,
+    verb: V,
+    name: &str,
+    left: impl Fn() -> Outcome<Left>,
+) -> Outcome<V::Answer>
+where
+    V: Verb + Send + 'static,
+    V::Answer: Send + 'static,
+{
+    let total = left()?;
+    let answered = begin(server, verb);
     let mut progress = (total.bytes > 0).then(|| Progress::begin_drain(total));
     let mut last = total;
     loop {
         let answer = match answered.recv_timeout(TICK) {
             Ok(answer) => answer,
             Err(RecvTimeoutError::Timeout) => {
-                if let (Some(progress), Ok(left)) = (&mut progress, left(server, name)) {
+                if let (Some(progress), Ok(left)) = (&mut progress, left()) {
                     progress.show(left);
                     last = left;
                 }
                 continue;
             }
-            Err(RecvTimeoutError::Disconnected) => {
-                let kind = cairn_block::ConfigKind::System;
-                Err(refused(kind, name, V::METHOD, "no answer", "one"))
-            }
+            Err(RecvTimeoutError::Disconnected) => Err(no_answer::<V>(name)),
         };
         if let Some(progress) = &mut progress {
             // If the new table is live already, it has no dirty bytes. A server that has ended
             // answers nothing.
-            progress.finish(left(server, name).unwrap_or(last), ());
+            progress.finish(left().unwrap_or(last), ());
         }
-        return pass_on(name, &answer?);
+        return answer;
     }
+}
+
+/// Asks in a thread, which waits for the answer. The end of this process closes the connection.
+pub fn begin<V>(server: &Client, verb: V) -> Receiver<Outcome<V::Answer>>
+where
+    V: Verb + Send + 'static,
+    V::Answer: Send + 'static,
+{
+    let (asker, (send, answered)) = (server.clone(), channel());
+    std::thread::spawn(move || drop(send.send(asker.ask(&verb))));
+    answered
+}
+
+/// The thread that asked has ended without an answer.
+pub fn no_answer<V: Verb>(name: &str) -> ConfigError {
+    refused(ConfigKind::System, name, V::METHOD, "no answer", "one")
 }
 
 /// The bytes that only the caches of a volume have.

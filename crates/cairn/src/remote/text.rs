@@ -5,7 +5,8 @@ use std::fmt::Write;
 use super::columns::{Sizes, table};
 
 use cairn_control::exports::ExportInfo;
-use cairn_control::report::{Info, ReportLine, TargetInfo, VolumeLines};
+use cairn_control::report::{Fields, Info, ReportLine, TargetInfo, VolumeLines};
+use cairn_control::verbs::cache::list::CacheInfo;
 use cairn_control::verbs::pool::status::PoolInfo;
 use cairn_control::verbs::snap::diff::Extent;
 use cairn_control::verbs::snap::list::SnapInfo;
@@ -105,6 +106,39 @@ pub fn exports(exports: &[ExportInfo], sizes: Sizes) -> String {
     match rows.is_empty() {
         true => String::new(),
         false => table(["NAME", "VOLUME", "SIZE", "ACCESS", "URI"], &rows),
+    }
+}
+
+/// The caches of volumes.
+pub fn caches(infos: &[CacheInfo], sizes: Sizes) -> String {
+    if infos.is_empty() {
+        return "No caches found\n".to_owned();
+    }
+    let row = |info: &CacheInfo| {
+        let CacheInfo { name, target, cache, origin, mode, state, .. } = info;
+        let used = info.used_percent.map_or("-".to_owned(), |used| format!("{used}%"));
+        let words = [name, target, cache, origin, mode, state].map(String::clone);
+        let [name, target, cache, origin, mode, state] = words;
+        [name, target, cache, origin, mode, state, sizes.text(info.dirty_bytes), used]
+    };
+    let rows: Vec<_> = infos.iter().map(row).collect();
+    table(["NAME", "TARGET", "CACHE", "ORIGIN", "MODE", "STATE", "DIRTY", "USED"], &rows)
+}
+
+/// Attributes as `cache set` takes them; what has no value now is `-`.
+pub fn attributes(fields: &Fields) -> String {
+    fields.iter().map(|(name, value)| format!("{name}={}\n", attribute(value))).collect()
+}
+
+/// The value of one attribute.
+pub fn attribute(value: &serde_json::Value) -> String {
+    match value {
+        serde_json::Value::Null => "-".to_owned(),
+        serde_json::Value::String(text) => text.clone(),
+        serde_json::Value::Array(parts) => {
+            parts.iter().map(attribute).collect::<Vec<_>>().join(" ")
+        }
+        other => other.to_string(),
     }
 }
 

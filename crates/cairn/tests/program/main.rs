@@ -8,6 +8,7 @@ mod bcache_interrupted;
 mod bcache_serve;
 mod bcache_tools;
 mod bench;
+mod cache;
 mod kept;
 mod losses;
 mod manuals;

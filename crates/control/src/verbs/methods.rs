@@ -4,6 +4,7 @@
 use serde_json::Value;
 
 use super::Verbs;
+use super::cache::{CacheAttach, CacheDetach, CacheFlush, CacheGet, CacheList, CacheSet};
 use super::export::{ExportAdd, ExportList, ExportRemove};
 use super::pool::{PoolCreate, PoolGrow, PoolStatus, PoolTrim};
 use super::server::{RpcGetMethods, ServerInfo, TargetList};
@@ -22,7 +23,7 @@ use crate::control::rpc::RpcError;
 use crate::control::server::{Answer, Caller};
 
 /// Every method.
-pub const METHODS: [Entry; 40] = [
+pub const METHODS: [Entry; 46] = [
     Entry::of::<RpcGetMethods>(),
     Entry::of::<ServerInfo>(),
     Entry::of::<TargetList>(),
@@ -45,6 +46,12 @@ pub const METHODS: [Entry; 40] = [
     Entry::of::<VolumeCreate>(),
     Entry::of::<VolumeRemove>(),
     Entry::of::<VolumeWait>(),
+    Entry::of::<CacheList>(),
+    Entry::of::<CacheGet>(),
+    Entry::of::<CacheSet>(),
+    Entry::of::<CacheFlush>(),
+    Entry::of::<CacheAttach>(),
+    Entry::of::<CacheDetach>(),
     Entry::of::<SnapCreate>(),
     Entry::of::<SnapList>(),
     Entry::of::<SnapDiff>(),

@@ -27,6 +27,7 @@
 //! read through one, is refused. [`Verbs::close`] refuses all further changes and ends the waits of
 //! verbs under way.
 
+pub mod cache;
 mod changes;
 pub mod export;
 mod keeper;
@@ -240,7 +241,15 @@ fn going_away() -> ConfigError {
     refused(ConfigKind::Busy, "", "server", "a server that is going away", "a running one")
 }
 
+/// How the detail of [`interrupted`] ends.
+const INTERRUPTED: &str = ": interrupted by its caller";
+
 /// The caller of a verb waits no more, so the verb was not carried out.
 fn interrupted(name: &str, verb: &str) -> ConfigError {
-    ConfigError::new(ConfigKind::Busy, name, format!("{verb}: interrupted by its caller"))
+    ConfigError::new(ConfigKind::Busy, name, format!("{verb}{INTERRUPTED}"))
+}
+
+/// True for an error of [`interrupted`], to which nothing was added.
+fn is_interruption(error: &ConfigError) -> bool {
+    error.kind == ConfigKind::Busy && error.detail.ends_with(INTERRUPTED)
 }

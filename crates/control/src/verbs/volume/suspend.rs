@@ -67,13 +67,14 @@ impl Verbs {
         log_undo_failure(name, turn.and_then(|changes| self.bring_back_in(&changes, name)));
     }
 
-    /// Calls off a suspend under way, and waits for its end: the volume is live then, or suspended.
+    /// Calls off a suspend or a detach under way, and waits for its end: the volume is live then,
+    /// or suspended.
     ///
     /// # Errors
     /// The server is going away, or the caller is gone.
-    pub(super) fn call_off_suspend(&self, name: &str, caller: &dyn Caller) -> Outcome<()> {
+    pub(super) fn call_off_under_way(&self, name: &str, caller: &dyn Caller) -> Outcome<()> {
         const STEP: Duration = Duration::from_millis(10);
-        while self.world.under_way().call_off_suspend(name) {
+        while self.world.under_way().call_off(name) {
             self.refuse_closed()?;
             if caller.is_gone() {
                 return Err(interrupted(name, "resume"));

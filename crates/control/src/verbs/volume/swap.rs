@@ -1,4 +1,5 @@
-//! `resume` with another table, and `replace`: one table takes another's place.
+//! `resume` with another table, and `replace`: one table takes another's place. `resize`, and the
+//! verbs of `cache` that change a table, are a `replace` by a table that they make.
 //!
 //! Order, and what a kill between two steps leaves:
 //! 1. Checks: claims, the content beneath snapshots, and the size of a volume that is in use.
@@ -66,8 +67,7 @@ use crate::world::{Parted, message_refused, size_of};
 struct Swap<'a> {
     name: &'a str,
     table: String,
-    /// A loaded table; it stays inactive if it is refused.
-    loaded: bool,
+    doing: Doing,
     allowed: Allowed,
 }
 
@@ -134,8 +134,9 @@ impl VolumeReplace {
 }
 
 impl Swap<'_> {
-    fn doing(&self) -> Doing {
-        if self.loaded { Doing::Resume } else { Doing::Replace }
+    /// True for a loaded table; it stays inactive if it is refused.
+    fn is_loaded(&self) -> bool {
+        self.doing == Doing::Resume
     }
 }
 
@@ -150,7 +151,7 @@ impl Verbs {
         caller: &dyn Caller,
     ) -> Outcome<Vec<String>> {
         let name = params.name.as_str();
-        self.call_off_suspend(name, caller)?;
+        self.call_off_under_way(name, caller)?;
         let changes = self.change(&Named::volume(name), "resume", caller)?;
         self.refuse_being_suspended(name)?;
         // With snapshots, the suspended volumes beneath are brought up first.
@@ -164,7 +165,7 @@ impl Verbs {
         self.refuse_swaps_above(name)?;
         let record = changes.record_of(name);
         let table = record.inactive.or(record.table).unwrap_or_default();
-        let swap = Swap { name, table, loaded: true, allowed: params.allowed() };
+        let swap = Swap { name, table, doing: Doing::Resume, allowed: params.allowed() };
         self.swap_tables(changes, &swap, caller)
     }
 
@@ -189,6 +190,20 @@ impl Verbs {
         params: &VolumeReplace,
         caller: &dyn Caller,
     ) -> Outcome<Vec<String>> {
+        self.swap_in_turn(changes, Doing::Replace, params, caller)
+    }
+
+    /// The same, for a verb that is carried out by a replace.
+    ///
+    /// # Errors
+    /// Those of [`Verbs::replace`].
+    pub(in crate::verbs) fn swap_in_turn<'a>(
+        &'a self,
+        changes: InTurn<'a>,
+        doing: Doing,
+        params: &VolumeReplace,
+        caller: &dyn Caller,
+    ) -> Outcome<Vec<String>> {
         let name = params.name.as_str();
         let table = self.world.measured(name, &params.table)?;
         self.refuse_loading(&changes, name, &table)?;
@@ -196,7 +211,7 @@ impl Verbs {
         self.ready(name)?;
         self.world.load(name, &table)?;
         let allowed = params.allowed();
-        self.swap_tables(changes, &Swap { name, table, loaded: false, allowed }, caller)
+        self.swap_tables(changes, &Swap { name, table, doing, allowed }, caller)
     }
 
     fn swap_tables<'a>(
@@ -215,13 +230,13 @@ impl Verbs {
             return Err(self.serve_on(swap, error));
         }
         let ended = self.exports_ended(swap.name, &served);
-        let under_way = self.world.under_way().begin(swap.name, swap.doing());
+        let under_way = self.world.under_way().begin(swap.name, swap.doing);
         drop(changes);
-        let held = self.drain(swap, caller);
+        let held = self.drain(swap, under_way.call_off(), caller);
         let held = held.and_then(|()| self.suspend_for(swap, under_way.call_off(), caller));
         // Also without its caller: the volume is suspended, and must serve on.
         let named = Named::volume(swap.name).with_table(&swap.table);
-        let changes = self.change(&named, swap.doing().verb(), &TheServer)?;
+        let changes = self.change(&named, swap.doing.verb(), &TheServer)?;
         drop(under_way);
         let caches_before = self.caches().map(|caches| caches.recorded()).unwrap_or_default();
         let mut touched = self.caches_of_loaded(swap.name);
@@ -342,7 +357,7 @@ impl Verbs {
 
     /// Step 2. Writes during a round are written back in further rounds, each shorter than the
     /// last; the rest is written back in the suspend.
-    fn drain(&self, swap: &Swap<'_>, caller: &dyn Caller) -> Outcome<()> {
+    fn drain(&self, swap: &Swap<'_>, call_off: &CallOff, caller: &dyn Caller) -> Outcome<()> {
         if !swap.allowed.flush {
             return Ok(());
         }
@@ -352,7 +367,7 @@ impl Verbs {
         let mut left = dirty_sectors(&volume);
         loop {
             // Also if nothing is dirty: the origin may not say so yet.
-            self.drain_caches(swap.name, caller)?;
+            self.drain_caches(swap.name, Some((call_off, swap.doing)), caller)?;
             let before = std::mem::replace(&mut left, dirty_sectors(&volume));
             if left == 0 || left > before / 2 {
                 break;
@@ -363,8 +378,14 @@ impl Verbs {
     }
 
     /// Makes the caches of a volume write back the blocks that are dirty now, and waits until the
-    /// server stops or the caller is gone. A cache continues to write back after that.
-    fn drain_caches(&self, name: &str, caller: &dyn Caller) -> Outcome<()> {
+    /// server stops, the caller is gone, or the verb is called off. A cache continues to write back
+    /// after that.
+    pub(in crate::verbs) fn drain_caches(
+        &self,
+        name: &str,
+        verb: Option<(&CallOff, Doing)>,
+        caller: &dyn Caller,
+    ) -> Outcome<()> {
         const STEP: Duration = Duration::from_millis(100);
         let volume = self.world.volume(name)?;
         let (send, receive) = channel();
@@ -378,6 +399,9 @@ impl Verbs {
             self.refuse_closed()?;
             if caller.is_gone() {
                 return Err(interrupted(name, "flush"));
+            }
+            if let Some((_, doing)) = verb.filter(|(call_off, _)| call_off.is_called()) {
+                return Err(called_off(name, doing));
             }
             match drained {
                 Ok(drained) => return drained.map_err(|error| message_refused(name, &error)),
@@ -400,16 +424,17 @@ impl Verbs {
     ) -> Outcome<Option<ConfigError>> {
         let (mode, is_gone) = (SuspendMode::Flush, || caller.is_gone());
         let suspended = self.world.suspend_unless(swap.name, mode, call_off, &is_gone);
-        let lost = match swap.loaded {
+        let lost = match swap.is_loaded() {
             true => unless_lost(suspended.map(drop))?,
             false if call_off.is_called() => None,
             false => suspended.and_then(|_| self.world.hold(swap.name, mode)).map(|()| None)?,
         };
         lost.iter().for_each(|lost| tracing::error!("{lost}"));
         self.step(Step::Suspended);
-        match call_off.is_called() || caller.is_gone() {
-            true => Err(interrupted(swap.name, swap.doing().verb())),
-            false => Ok(lost),
+        match (caller.is_gone(), call_off.is_called()) {
+            (true, _) => Err(interrupted(swap.name, swap.doing.verb())),
+            (false, true) => Err(called_off(swap.name, swap.doing)),
+            (false, false) => Ok(lost),
         }
     }
 
@@ -490,7 +515,7 @@ impl Verbs {
 
     /// Makes the old table serve again after a refusal. Returns the error for the caller.
     fn serve_on(&self, swap: &Swap<'_>, error: ConfigError) -> ConfigError {
-        if !swap.loaded {
+        if !swap.is_loaded() {
             log_undo_failure(swap.name, self.world.clear(swap.name));
         }
         // Nothing writes past snapshots that are recorded.
@@ -559,6 +584,12 @@ impl Verbs {
         }
         note
     }
+}
+
+/// A `resume` ended the verb before the swap.
+fn called_off(name: &str, doing: Doing) -> ConfigError {
+    let detail = format!("{}: called off by a resume", doing.verb());
+    ConfigError::new(ConfigKind::Busy, name, detail)
 }
 
 /// The targets of a volume that write back their dirty blocks on demand.

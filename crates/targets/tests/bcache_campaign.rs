@@ -77,6 +77,10 @@ const WRITEBACKS: &[[&str; 2]] = &[
     ["writeback_rate", "1000000"],
     ["writeback_running", "0"],
     ["writeback_running", "1"],
+    ["writeback_policy", "completion"],
+    ["writeback_policy", "strict"],
+    ["writeback_policy", "sorted"],
+    ["writeback_policy", "sweep"],
 ];
 
 /// Which drives fail now and then, and how.

@@ -1,7 +1,7 @@
 //! The table of attributes: names of the kernel's sysfs, where it has them; sizes are in sectors.
 
 use cairn_block::sync::atomic::Ordering;
-use cairn_block::{Attribute, Value};
+use cairn_block::{Attribute, Target, Value};
 use cairn_format::bcache::BackingSuperblock;
 
 use super::set::Set;
@@ -45,6 +45,14 @@ const ROWS: &[Row] = &[
     Row {
         name: "btree_nodes",
         value: |volume| of_set(volume, |set| set.tree.nodes().count() as u64),
+    },
+    // What is written back next, and how.
+    Row {
+        name: "writeback_policy",
+        value: |volume| match volume.drains() {
+            true => Value::State(volume.throttle.settings.policy().word()),
+            false => Value::Absent,
+        },
     },
     // Buckets with neither dirty data nor metadata, in percent.
     Row { name: "cache_available_percent", value: Bcache::available },

@@ -1,6 +1,6 @@
 //! Messages: `set NAME VALUE` changes an attribute of the volume, `get NAME` answers it.
 
-use cairn_block::{Env, MessageError, Value, mutants, yield_once};
+use cairn_block::{Env, MessageError, Target, Value, mutants, yield_once};
 use cairn_format::bcache::CacheMode;
 
 use super::buckets::Census;
@@ -8,6 +8,7 @@ use super::human::human;
 use super::superblocks::write_backing;
 use super::tunables::Tunable;
 use super::volume::Bcache;
+use super::writeback::Policy;
 
 /// The first words of all messages.
 pub(super) const MESSAGES: &[&str] = &["set", "get"];
@@ -27,11 +28,14 @@ impl Bcache {
         };
         match words {
             ["set", "cache_mode", word] => self.set_mode(env, word).await,
+            ["set", "writeback_policy", word] => self.set_policy(word),
             ["set", name, word] => match Tunable::of_name(name) {
                 Some(tunable) => tunable.set(self, word).map(|()| String::new()),
                 None => {
-                    let names: Vec<_> =
-                        ["cache_mode"].into_iter().chain(Tunable::names()).collect();
+                    let names: Vec<_> = ["cache_mode", "writeback_policy"]
+                        .into_iter()
+                        .chain(Tunable::names())
+                        .collect();
                     wrong(format!("set {name}"), &format!("set and one of {}", names.join(", ")))
                 }
             },
@@ -75,6 +79,21 @@ impl Bcache {
                 Some(None) => yield_once().await,
             }
         }
+    }
+
+    fn set_policy(&self, word: &str) -> Result<String, MessageError> {
+        let Some(policy) = Policy::of_word(word) else {
+            let expected = "completion, strict, sorted or sweep";
+            let text = format!("writeback_policy: found '{word}', expected {expected}");
+            return Err(MessageError::Invalid(text));
+        };
+        if !self.drains() {
+            let text = "writeback_policy: found a volume without it, expected a backing device \
+                        with its cache";
+            return Err(MessageError::Failed(text.to_owned()));
+        }
+        self.throttle.settings.set_policy(policy);
+        Ok(String::new())
     }
 
     /// The superblock of the backing device gets another mode, durably; writes that are mapped from

@@ -1,6 +1,7 @@
 //! Tests of the target as a whole, over sets that a kernel made. Its crash campaign is
 //! `tests/bcache_drain.rs`.
 
+mod policy;
 mod rate;
 mod statistics;
 
@@ -497,7 +498,7 @@ fn messages_with_wrong_words_are_refused_with_what_was_expected() {
     test.load("v", LINE);
     for (words, expected) in [
         (&["set", "sequential_cutoff", "4M"][..], "found '4M', expected a number of bytes from 0"),
-        (&["set", "speed", "1"], "found 'set speed', expected set and one of cache_mode, seq"),
+        (&["set", "speed", "1"], "found 'set speed', expected set and one of cache_mode, write"),
         (&["set", "speed"], "found 'set speed', expected set <name> <value> or get"),
         (&["set", "cache_mode", "fast"], "found 'fast', expected writethrough, writeback"),
     ] {

@@ -10,10 +10,13 @@ use std::time::Duration;
 
 use cairn_block::sync::atomic::Ordering;
 use cairn_block::{Env, Time};
+use cairn_format::bcache::Key;
 
+use super::policy::Policy;
 use super::{How, Undrained};
 use crate::bcache::set::Set;
 use crate::bcache::volume::Bcache;
+use crate::planner::Planner;
 
 /// How long writeback waits after a pass in which nothing could be copied, or that failed.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -33,8 +36,12 @@ enum Work {
 
 /// Where the task is.
 struct Pass {
-    /// The next batch begins here.
+    /// Something was copied in this pass.
+    has_begun: bool,
+    /// The next batch begins here, unless there is a planner.
     from: u64,
+    /// Of a sweep.
+    planner: Option<Planner>,
     /// What is at most the target waits until then; none if nothing was dirty.
     calm_until: Option<Time>,
     /// After a failure all waits until then.
@@ -45,7 +52,13 @@ impl Bcache {
     /// Writes back until the volume is suspended or its set is broken.
     pub(in super::super) async fn write_back(&self, env: &Env) {
         let core = self.core.as_ref().expect("it has a cache");
-        let mut pass = Pass { from: 0, calm_until: None, failed_until: Time(0) };
+        let mut pass = Pass {
+            has_begun: false,
+            from: 0,
+            planner: None,
+            calm_until: None,
+            failed_until: Time(0),
+        };
         loop {
             if self.is_resting() || core.is_broken() {
                 return;
@@ -66,18 +79,21 @@ impl Bcache {
                 Work::Paced => true,
                 Work::Urgent => false,
             };
-            match self.write_back_some(env, pass.from, is_paced).await {
-                Ok(Some(next)) => pass.from = next,
-                Ok(None) if pass.from > 0 => {
-                    (pass.from, pass.calm_until) = (0, Some(env.now() + self.calm()));
-                }
-                Ok(None) => pass.failed_until = env.now() + PAUSE,
+            let ended = self.write_back_some(env, &mut pass, is_paced).await;
+            if let Ok(true) = ended {
+                pass.has_begun = true;
+                continue;
+            }
+            match ended {
+                Ok(_) if pass.has_begun => pass.calm_until = Some(env.now() + self.calm()),
+                Ok(_) => pass.failed_until = env.now() + PAUSE,
                 Err(error) => {
                     let volume = &self.config.volume;
                     env.warn(volume, || format!("{volume}: writeback: {error}"));
-                    (pass.from, pass.failed_until) = (0, env.now() + PAUSE);
+                    pass.failed_until = env.now() + PAUSE;
                 }
             }
+            (pass.has_begun, pass.from, pass.planner) = (false, 0, None);
         }
     }
 
@@ -111,19 +127,35 @@ impl Bcache {
         }
     }
 
-    /// Writes back one batch, from a sector on. Answers where the next one begins; none if nothing
-    /// was dirty from there on, or nothing could be copied.
+    /// The keys of the next batch of a pass.
+    async fn next_keys(&self, pass: &mut Pass, policy: Policy, most: u64) -> Vec<Key> {
+        if policy != Policy::Sweep {
+            pass.planner = None;
+            return self.next_dirty(pass.from, most);
+        }
+        let mut planner = match pass.planner.take() {
+            Some(planner) => planner,
+            None => self.plan_pass().await,
+        };
+        let keys = self.next_swept(&mut planner, most).await;
+        pass.planner = Some(planner);
+        keys
+    }
+
+    /// Writes back one batch. Answers false if nothing of the pass is left, or nothing could be
+    /// copied.
     async fn write_back_some(
         &self,
         env: &Env,
-        from: u64,
+        pass: &mut Pass,
         is_paced: bool,
-    ) -> Result<Option<u64>, Undrained> {
+    ) -> Result<bool, Undrained> {
         let _turn = self.draining.lock().await;
+        let policy = self.throttle.settings.policy();
         let most = if is_paced { self.paced_batch() } else { u64::MAX };
-        let keys = self.next_dirty(from, most);
+        let keys = self.next_keys(pass, policy, most).await;
         if keys.is_empty() {
-            return Ok(None);
+            return Ok(false);
         }
         let (is_boosted, settings) = (self.is_boosted(), &self.throttle.settings);
         let gives_way = || {
@@ -133,13 +165,19 @@ impl Bcache {
             is_wanted || has_ended || is_short()
         };
         let ends = || self.is_resting() || is_paced && gives_way();
-        let batch = self.write_batch(env, keys, How { ends: &ends, is_paced }).await?;
+        let how = How { ends: &ends, is_paced, shape: policy.shape() };
+        let mut batch = self.write_batch(env, keys, how).await?;
+        pass.from = batch.next;
+        if let Some(planner) = &mut pass.planner {
+            Bcache::sweep_again(planner, &batch.untried);
+        }
         if batch.written.is_empty() {
             // Without a failure, it gave way before its first write.
-            return Ok(batch.failed.is_empty().then_some(batch.next));
+            return Ok(batch.failed.is_empty());
         }
+        batch.written.sort_unstable_by_key(Key::start);
         self.make_clean(env, &batch.written).await?;
         self.core.as_ref().expect("it has a cache").changed.notify(usize::MAX);
-        Ok(Some(batch.next))
+        Ok(true)
     }
 }

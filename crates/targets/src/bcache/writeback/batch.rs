@@ -11,6 +11,7 @@ use futures_util::future;
 use futures_util::stream::{self, StreamExt};
 
 use super::How;
+use super::policy::Shape;
 use super::uncopied::Uncopied;
 use crate::bcache::btree::Span;
 use crate::bcache::set::Set;
@@ -18,17 +19,15 @@ use crate::bcache::volume::Bcache;
 
 /// A batch is full once it has so many keys or so many sectors; then it gets the keys that are one
 /// write with its last one as well. It is sealed after this time.
-const BATCH_KEYS: usize = 20_000;
-const BATCH_SECTORS: u64 = (256 << 20) / 512;
+pub(super) const BATCH_KEYS: usize = 20_000;
+pub(super) const BATCH_SECTORS: u64 = (256 << 20) / 512;
 const BATCH_TIME: Duration = Duration::from_secs(2);
 /// A batch that waits for its pace is sealed after this time, or [`BATCH_TIME`] without the waits.
 pub(super) const PACED_TIME: Duration = Duration::from_secs(10);
 /// The longest write.
-const WRITE_SECTORS: u64 = (1 << 20) / 512;
+pub(super) const WRITE_SECTORS: u64 = (1 << 20) / 512;
 /// Memory of the copies in flight.
 pub(in super::super) const COPY_BYTES: u64 = 32 << 20;
-/// How many copies are read ahead, and how many are written at once.
-const IN_FLIGHT: usize = 32;
 /// After so many extents in a row that failed, a device may be dead: a sample decides.
 pub(super) const FAILED_IN_A_ROW: usize = 1000;
 /// How many extents a sample has at most.
@@ -40,32 +39,37 @@ pub(super) struct Copied {
     pub written: Vec<Key>,
     /// The extents that failed, in order.
     pub failed: Vec<Uncopied>,
-    /// Where the first extent begins that was not tried; none if all were.
-    pub tried_to: Option<u64>,
+    /// The extents that were not tried.
+    pub untried: Vec<Key>,
     /// How many extents failed after the last one that was copied.
     pub failed_in_a_row: usize,
 }
 
 impl Copied {
     fn new() -> Copied {
-        let (written, failed) = (Vec::new(), Vec::new());
-        Copied { written, failed, tried_to: None, failed_in_a_row: 0 }
+        let (written, untried) = (Vec::new(), Vec::new());
+        Copied { written, failed: Vec::new(), untried, failed_in_a_row: 0 }
     }
 }
 
 /// Copies that begin as soon as possible.
-const AT_ONCE: How<'static> = How { ends: &|| false, is_paced: false };
+const AT_ONCE: How<'static> = How { ends: &|| false, is_paced: false, shape: Shape::MERGED };
 
 /// When copies of a batch begin.
 struct Pace<'e> {
     how: How<'e>,
     /// The time that it took to wait for that.
     waited: Cell<Duration>,
+    /// The extents that follow each other and have waited once: how many, and their sectors.
+    row: Cell<(usize, u64)>,
+    /// Where the last of them ends.
+    end: Cell<u64>,
 }
 
 impl<'e> Pace<'e> {
     fn new(how: How<'e>) -> Pace<'e> {
-        Pace { how, waited: Cell::new(Duration::ZERO) }
+        let (row, end) = (Cell::new((usize::MAX, 0)), Cell::new(0));
+        Pace { how, waited: Cell::new(Duration::ZERO), row, end }
     }
 
     /// How long the batch may take until now.
@@ -78,18 +82,28 @@ impl<'e> Pace<'e> {
         if !self.how.is_paced {
             return true;
         }
-        let began = env.now();
-        let is_admitted = volume.wait_for_turn(env, range_of(run).count.0, self.how.ends).await;
+        let (began, range) = (env.now(), range_of(run));
+        let ((keys, sectors), shape) = (self.row.get(), self.how.shape);
+        let is_in_row =
+            keys < shape.row_keys && sectors < shape.row_sectors && range.start.0 == self.end.get();
+        let (keys, sectors) = if is_in_row { (keys, sectors) } else { (0, 0) };
+        self.row.set((keys + run.len(), sectors + range.count.0));
+        self.end.set(range.end().0);
+        let is_admitted = match is_in_row {
+            true => volume.take_turn(env, range.count.0, self.how.ends),
+            false => volume.wait_for_turn(env, range.count.0, self.how.ends).await,
+        };
         self.waited.set(self.waited.get() + env.now().since(began));
         is_admitted
     }
 }
 
-/// Of keys in order, those that follow each other on the backing device: one write each time.
-fn runs_of(mut keys: &[Key]) -> impl Iterator<Item = &[Key]> {
+/// Of keys in order, those that follow each other on the backing device, up to so many sectors: one
+/// write each time.
+fn runs_of(mut keys: &[Key], most: u64) -> impl Iterator<Item = &[Key]> {
     std::iter::from_fn(move || {
         let first = keys.first()?;
-        let goes_on = |pair: &&[Key]| joins(first.start(), pair[0].end(), &pair[1]);
+        let goes_on = |pair: &&[Key]| joins(first.start(), pair[0].end(), &pair[1], most);
         let length = 1 + keys.windows(2).take_while(goes_on).count();
         let (run, rest) = keys.split_at(length);
         keys = rest;
@@ -97,9 +111,9 @@ fn runs_of(mut keys: &[Key]) -> impl Iterator<Item = &[Key]> {
     })
 }
 
-/// True if a key belongs to the run that begins and ends there.
-fn joins(start: u64, end: u64, key: &Key) -> bool {
-    key.start() == end && key.end() - start <= WRITE_SECTORS
+/// True if a key belongs to the run that begins and ends there, and has so many sectors at most.
+fn joins(start: u64, end: u64, key: &Key, most: u64) -> bool {
+    key.start() == end && key.end() - start <= most
 }
 
 /// What a run is on the backing device.
@@ -116,10 +130,10 @@ fn batch_of<'k>(mut extents: impl Iterator<Item = &'k Key>, most: u64) -> Vec<Ke
         sectors += key.sectors();
         keys.push(*key);
     }
-    let last = range_of(runs_of(&keys).last().expect("a full batch has keys"));
+    let last = range_of(runs_of(&keys, WRITE_SECTORS).last().expect("a full batch has keys"));
     let (start, mut end) = (last.start.0, last.end().0);
     let goes_on = |key: &&Key| {
-        let joins = joins(start, end, key);
+        let joins = joins(start, end, key, WRITE_SECTORS);
         end = key.end();
         joins
     };
@@ -156,12 +170,20 @@ impl Bcache {
         let (began, pace) = (env.now(), Pace::new(how));
         let in_a_row = Cell::new(0);
         let is_open = || in_a_row.get() < FAILED_IN_A_ROW && !(how.ends)();
-        let runs = runs_of(keys)
-            .take_while(|_| env.now().since(began) < pace.time_of_batch() && is_open());
-        let tried = self.copy_runs(env, runs, &in_a_row, &pace).await;
-        let count = tried.iter().map(|(run, _)| run.len()).sum();
-        let mut copied =
-            Copied { tried_to: keys[count..].first().map(Key::start), ..Copied::new() };
+        let mut tried = Vec::new();
+        let mut count = 0;
+        for buffer in keys.chunks(how.shape.buffer_keys) {
+            let runs = runs_of(buffer, how.shape.merged_sectors)
+                .take_while(|_| env.now().since(began) < pace.time_of_batch() && is_open());
+            let ended = self.copy_runs(env, runs, &in_a_row, &pace).await;
+            let keys_ended: usize = ended.iter().map(|(run, _)| run.len()).sum();
+            tried.extend(ended);
+            count += keys_ended;
+            if keys_ended < buffer.len() {
+                break;
+            }
+        }
+        let mut copied = Copied { untried: keys[count..].to_vec(), ..Copied::new() };
         let is_copied = |(_, result): &(_, Result<_, _>)| result.is_ok();
         let (whole, failed): (Vec<_>, Vec<_>) = tried.into_iter().partition(is_copied);
         copied.written.extend(whole.into_iter().flat_map(|(run, _)| run));
@@ -172,9 +194,7 @@ impl Bcache {
         let again: Vec<&[Key]> = failed.into_iter().flat_map(|(run, _)| run.chunks(1)).collect();
         let singles = again.iter().copied().take_while(|_| is_open());
         let tried = self.copy_runs(env, singles, &in_a_row, &Pace::new(AT_ONCE)).await;
-        if let Some(next) = again.get(tried.len()) {
-            copied.tried_to = Some(next[0].start());
-        }
+        copied.untried.extend(again[tried.len()..].iter().map(|one| one[0]));
         for (one, result) in tried {
             match result {
                 Ok(()) => copied.written.push(one[0]),
@@ -228,8 +248,16 @@ impl Bcache {
         let admitted = stream::iter(runs).then(admit);
         let admitted =
             admitted.take_while(|run| future::ready(run.is_some())).filter_map(future::ready);
-        let reads = admitted.map(read).buffered(IN_FLIGHT);
-        reads.map(write).buffered(IN_FLIGHT).collect().await
+        let Shape { in_flight, is_ordered, .. } = pace.how.shape;
+        if is_ordered {
+            let reads = admitted.map(read).buffered(in_flight);
+            return reads.map(write).buffered(in_flight).collect().await;
+        }
+        let copy = async |(place, run)| (place, write(read(run).await).await);
+        let copies = admitted.enumerate().map(copy).buffer_unordered(in_flight);
+        let mut ended: Vec<(usize, _)> = copies.collect().await;
+        ended.sort_unstable_by_key(|(place, _)| *place);
+        ended.into_iter().map(|(_, result)| result).collect()
     }
 }
 
@@ -252,9 +280,11 @@ mod tests {
     #[test]
     fn extents_that_touch_are_one_write_of_a_mebibyte_at_most() {
         let keys = [key(0, 8), key(8, 8), key(17, 8), key(25, 2040), key(2065, 1)];
-        let runs: Vec<_> =
-            runs_of(&keys).map(|run| (run[0].start(), range_of(run).count.0)).collect();
+        let runs: Vec<_> = runs_of(&keys, WRITE_SECTORS)
+            .map(|run| (run[0].start(), range_of(run).count.0))
+            .collect();
         assert_eq!(runs, [(0, 16), (17, 2048), (2065, 1)]);
+        assert!(runs_of(&keys, 0).map(<[Key]>::len).eq([1; 5]), "no extents are merged");
     }
 
     #[test]

@@ -45,12 +45,15 @@
 //! if no suspend had come: the answer is the state that the superblock has.
 //!
 //! The background writeback (`background`) makes the same batches (steps 2 to 4) at the pace of the
-//! throttle (`throttle`, with the controller in `rate`). Its batch is also sealed when a drain
-//! waits for its turn, or buckets are short.
+//! throttle (`throttle`, with the controller in `rate`), in the order of a policy (`policy`;
+//! `sweep` asks the planner). Its batch is also sealed when a drain waits for its turn, or buckets
+//! are short.
 
 mod background;
 mod batch;
+mod policy;
 mod rate;
+mod sweep;
 mod throttle;
 mod uncopied;
 
@@ -67,9 +70,11 @@ use super::volume::Bcache;
 use crate::fair::Held;
 
 use batch::FAILED_IN_A_ROW;
+use policy::Shape;
 use uncopied::{AllUncopied, Uncopied};
 
 pub(super) use batch::COPY_BYTES;
+pub(super) use policy::Policy;
 pub(super) use throttle::{Settings, Throttle};
 
 /// How often a batch is written at most, each time without the extents that failed.
@@ -82,6 +87,8 @@ struct How<'e> {
     ends: &'e dyn Fn() -> bool,
     /// Its writes begin at the pace of the throttle, not as soon as possible.
     is_paced: bool,
+    /// How they are issued.
+    shape: Shape,
 }
 
 /// How a batch ended.
@@ -90,7 +97,9 @@ struct Batch {
     written: Vec<Key>,
     /// The extents that could not be copied.
     failed: Vec<Uncopied>,
-    /// Where the next batch begins.
+    /// The extents that were not tried.
+    untried: Vec<Key>,
+    /// In the order of sectors, the next batch begins here.
     next: u64,
     /// How many extents failed after the last one that was copied.
     failed_in_a_row: usize,
@@ -207,7 +216,9 @@ impl Bcache {
                 core.change(env, end).await?;
                 return Err(Undrained::Suspending);
             }
-            let batch = self.write_batch(env, keys, How { ends, is_paced: false }).await?;
+            let batch = self
+                .write_batch(env, keys, How { ends, is_paced: false, shape: Shape::MERGED })
+                .await?;
             from = batch.next;
             failed_in_a_row = match batch.written.is_empty() {
                 true => failed_in_a_row + batch.failed_in_a_row,
@@ -252,11 +263,12 @@ impl Bcache {
         }
         let backing = &self.config.devices.backing().expect("a volume that is drained").disk;
         let mut failed = Vec::new();
-        let mut next = keys.last().map_or(0, Key::end);
+        let mut untried = Vec::new();
+        let end = keys.last().map_or(0, Key::end);
         for attempt in 1.. {
             let known = backing.failures();
             let copied = self.copy_keys(env, &keys, how).await;
-            next = copied.tried_to.map_or(next, |tried_to| next.min(tried_to));
+            untried.extend(copied.untried);
             let has_failed = !copied.failed.is_empty();
             failed.extend(copied.failed);
             keys = copied.written;
@@ -266,10 +278,12 @@ impl Bcache {
             };
             match covered {
                 Ok(()) => {
+                    let next = untried.iter().map(Key::start).min().unwrap_or(end);
                     // What lies behind `next` is tried again by the next batch.
                     failed.retain(|one: &Uncopied| one.key.start() < next);
                     let failed_in_a_row = copied.failed_in_a_row;
-                    return Ok(Batch { written: keys, failed, next, failed_in_a_row });
+                    let written = keys;
+                    return Ok(Batch { written, failed, untried, next, failed_in_a_row });
                 }
                 Err(error) if !has_failed || attempt == ATTEMPTS => {
                     return Err(Undrained::Flush(error));

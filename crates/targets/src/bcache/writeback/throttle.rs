@@ -7,10 +7,11 @@
 use std::time::Duration;
 
 use cairn_block::sync::Mutex;
-use cairn_block::sync::atomic::{AtomicU64, Ordering};
+use cairn_block::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use cairn_block::{Env, Time};
 
 use super::batch::PACED_TIME;
+use super::policy::Policy;
 use super::rate::{Idle, Load, Memory, Pacer, RATE_FIRST, Step, Terms, step};
 use crate::bcache::human::human;
 use crate::bcache::set::Set;
@@ -38,6 +39,8 @@ pub(in super::super) struct Settings {
     pub fragment_high: AtomicU64,
     /// An idle device is written back as fast as it can.
     pub boosts_idle: AtomicU64,
+    /// A [`Policy`], as a number.
+    policy: AtomicU8,
 }
 
 impl Default for Settings {
@@ -56,6 +59,7 @@ impl Default for Settings {
             fragment_mid: AtomicU64::new(10),
             fragment_high: AtomicU64::new(1000),
             boosts_idle: AtomicU64::new(1),
+            policy: AtomicU8::new(Policy::Sweep as u8),
         }
     }
 }
@@ -64,6 +68,16 @@ impl Settings {
     /// True if data is written back in the background.
     pub fn is_running(&self) -> bool {
         self.running.load(Ordering::Relaxed) != 0
+    }
+
+    /// What is written back next, and how.
+    pub fn policy(&self) -> Policy {
+        Policy::of_number(self.policy.load(Ordering::Relaxed))
+    }
+
+    /// The next batch follows this policy.
+    pub fn set_policy(&self, policy: Policy) {
+        self.policy.store(policy as u8, Ordering::Relaxed);
     }
 
     fn terms(&self) -> Terms {
@@ -175,7 +189,6 @@ impl Bcache {
         ends: &dyn Fn() -> bool,
     ) -> bool {
         let core = self.core.as_ref().expect("a cache is written back");
-        let settings = &self.throttle.settings;
         loop {
             let update_at = self.update_rate(env);
             let next = self.throttle.state.lock().pacer.next();
@@ -184,9 +197,15 @@ impl Bcache {
             }
             env.until_or_time(&core.changed, Some(next.min(update_at)), ends).await;
         }
+        self.take_turn(env, sectors, ends)
+    }
+
+    /// The same without the wait, for a write that goes with the one before.
+    pub(super) fn take_turn(&self, env: &Env, sectors: u64, ends: &dyn Fn() -> bool) -> bool {
         if ends() {
             return false;
         }
+        let settings = &self.throttle.settings;
         let rate = match self.is_unthrottled() {
             true => RATE_BOOSTED,
             false => settings.rate.load(Ordering::Relaxed),

@@ -12,9 +12,12 @@
 //! A4. Acknowledged writes that a failure may have lost raise the failure count of the mapped
 //!     device once. What writeback copied is dirty until its own flush, so it is copied again.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use cairn_block::sync::Mutex;
 use cairn_block::{Env, FailureCount, IoError, IoResult, mutants};
-use std::sync::Arc;
+use event_listener::Event;
 
 use super::btree::Span;
 use super::volume::Bcache;
@@ -27,6 +30,46 @@ struct State {
     flushes: Flushes,
     /// How often acknowledged writes may have been lost since the last resume.
     losses: u64,
+    /// Where data is that no flush has covered: written since the last flush began, and before. And
+    /// where a failure may have dropped data, which a page cache may show all the same.
+    written: Zones,
+    /// Each with how many writes had ended when the flush began.
+    flushing: Vec<(u64, Zones)>,
+    suspect: Zones,
+}
+
+/// A set of zones of the device; all, if there are too many.
+#[derive(Default)]
+struct Zones {
+    zones: BTreeSet<u64>,
+    all: bool,
+}
+
+/// Sectors of a zone.
+const ZONE_SECTORS: u64 = 2048;
+/// How many zones a set has at most.
+const ZONES_MAX: usize = 4096;
+
+impl Zones {
+    fn add(&mut self, span: &Span) {
+        let zones = span.start / ZONE_SECTORS..span.end.div_ceil(ZONE_SECTORS);
+        self.all |= self.zones.len() + (zones.end - zones.start) as usize > ZONES_MAX;
+        if !self.all {
+            self.zones.extend(zones);
+        }
+    }
+
+    fn join(&mut self, other: Zones) {
+        self.all |= other.all || self.zones.len() + other.zones.len() > ZONES_MAX;
+        if !self.all {
+            self.zones.extend(other.zones);
+        }
+    }
+
+    fn overlaps(&self, span: &Span) -> bool {
+        let zones = span.start / ZONE_SECTORS..span.end.div_ceil(ZONE_SECTORS);
+        self.all || self.zones.range(zones).next().is_some()
+    }
 }
 
 /// See the module's description.
@@ -34,13 +77,22 @@ pub(super) struct Traffic {
     state: Mutex<State>,
     /// The failure count of the mapped device.
     failures: Arc<FailureCount>,
+    /// Notified when a flush has covered something.
+    flushed: Event,
 }
 
 impl Traffic {
     /// No writes.
     pub fn new(failures: Arc<FailureCount>) -> Traffic {
-        let state = State { writes: Vec::new(), flushes: Flushes::new(0), losses: 0 };
-        Traffic { state: Mutex::new(state), failures }
+        let state = State {
+            writes: Vec::new(),
+            flushes: Flushes::new(0),
+            losses: 0,
+            written: Zones::default(),
+            flushing: Vec::new(),
+            suspect: Zones::default(),
+        };
+        Traffic { state: Mutex::new(state), failures, flushed: Event::new() }
     }
 
     /// The device was flushed, and its failure count is `known`: everything on it is durable.
@@ -49,6 +101,21 @@ impl Traffic {
         state.flushes = Flushes::new(known);
         let done = state.flushes.done();
         state.flushes.succeed(done);
+        (state.written, state.flushing) = (Zones::default(), Vec::new());
+    }
+
+    /// Notified when a flush has covered something.
+    pub fn flushed(&self) -> &Event {
+        &self.flushed
+    }
+
+    /// True if what the device shows in these sectors is durable, and no write there is in flight.
+    pub fn is_settled(&self, span: &Span) -> bool {
+        let state = self.state.lock();
+        let flushing = state.flushing.iter().map(|(_, zones)| zones);
+        let mut volatile = [&state.written, &state.suspect].into_iter().chain(flushing);
+        let is_written = state.writes.iter().any(|own| own.overlaps(span));
+        !is_written && !volatile.any(|zones| zones.overlaps(span))
     }
 
     /// A client's write of these sectors begins. Answers the low bits of the failures that are
@@ -64,6 +131,9 @@ impl Traffic {
         let mut state = self.state.lock();
         let index = state.writes.iter().position(|own| own == span);
         state.writes.swap_remove(index.expect("A1: it is listed"));
+        if !is_durable || result.is_err() {
+            state.written.add(span);
+        }
         let is_lost = match (result, is_durable) {
             (Ok(()), true) => false,
             (Ok(()), false) => state.flushes.add_acknowledged(began),
@@ -73,6 +143,7 @@ impl Traffic {
             }
         };
         if is_lost {
+            state.suspect.add(span);
             self.lose(&mut state);
         }
     }
@@ -99,6 +170,10 @@ impl Traffic {
         let mut state = self.state.lock();
         if count > state.flushes.known() {
             device.disk.acknowledge_failures(count);
+            let written = std::mem::take(&mut state.written);
+            state.suspect.join(written);
+            let flushing = std::mem::take(&mut state.flushing);
+            flushing.into_iter().for_each(|(_, zones)| state.suspect.join(zones));
             if state.flushes.fail(count) {
                 self.lose(&mut state);
             }
@@ -117,21 +192,27 @@ impl Traffic {
         loop {
             self.look_at(device);
             let (known, covered) = {
-                let state = self.state.lock();
+                let mut state = self.state.lock();
                 if state.losses != losses {
                     return Err(IoError::IO);
                 }
                 if state.flushes.has_covered(wanted) {
                     return Ok(());
                 }
-                (state.flushes.known(), state.flushes.done())
+                let (known, done) = (state.flushes.known(), state.flushes.done());
+                let written = std::mem::take(&mut state.written);
+                state.flushing.push((done, written));
+                (known, done)
             };
             let flushed = env.make_durable(&device.disk).await;
             self.look_at(device);
             flushed?;
             let name = "bcache: failure count of the backing device";
             if mutants::same(name, known, device.disk.failures()) {
-                self.state.lock().flushes.succeed(covered);
+                let mut state = self.state.lock();
+                state.flushes.succeed(covered);
+                state.flushing.retain(|(done, _)| *done > covered);
+                self.flushed.notify(usize::MAX);
             }
         }
     }

@@ -4,7 +4,7 @@
 use cairn_block::sync::atomic::Ordering;
 use cairn_block::{EndIo, Env, IoError, IoResult, Op, Request, Sector, SectorCount, Verdict};
 
-use super::btree::Found;
+use super::btree::{Found, Span};
 use super::bypass::Direction;
 use super::config::Devices;
 use super::route::bypasses;
@@ -17,8 +17,8 @@ use crate::epochs::Epoch;
 enum Plan {
     /// To the cache, at this sector. It entered the epoch.
     Cache { sector: u64, count: u64, epoch: Epoch },
-    /// To the backing device.
-    Backing { count: u64 },
+    /// To the backing device; the number of a fill.
+    Backing { count: u64, fill: u64 },
     /// Nowhere: nothing was written there.
     Zeros { count: u64 },
     /// The cache may have newer data, or the volume is not open.
@@ -47,18 +47,22 @@ impl Bcache {
         Verdict::Failed(IoError::READ_ONLY)
     }
 
-    /// Where the head of a read goes, and how much of the cache is in use.
-    fn plan_read(&self, env: &Env, from: u64, want: u64) -> (Plan, u64) {
+    /// Where the head of a read goes, and whether the read bypasses the cache.
+    fn plan_read(&self, env: &Env, request: &Request) -> (Plan, bool) {
+        let (from, want) = (self.first + request.range.start.0, request.range.count.0);
         if let Devices::Bare { .. } = self.config.devices {
             let is_suspect = self.is_suspect.load(Ordering::Relaxed);
-            return (if is_suspect { Plan::Fail } else { Plan::Backing { count: want } }, 0);
+            let backing = Plan::Backing { count: want, fill: 0 };
+            return (if is_suspect { Plan::Fail } else { backing }, false);
         }
+        let skips = self.skips(env, request);
         let core = self.core.as_ref().expect("a volume that is not bare has a cache");
         let mut guard = core.lock();
-        let Some(set) = guard.as_mut() else { return (Plan::Fail, 0) };
+        let Some(set) = guard.as_mut() else { return (Plan::Fail, false) };
         if set.changes.are_lost(self.inode(), from, from + want) {
-            return (Plan::Fail, 0);
+            return (Plan::Fail, false);
         }
+        let is_bypass = bypasses(self.mode(), set.buckets.in_use_percent(), skips);
         let plan = match set.tree.find(self.inode(), from) {
             Found::Extent(key) => {
                 let pointer = key.cached_at().expect("an extent leads somewhere");
@@ -71,19 +75,24 @@ impl Bcache {
             Found::Hole { end } => {
                 let count = want.min(end - from);
                 match self.config.devices.backing() {
-                    Some(_) => Plan::Backing { count },
+                    Some(_) => {
+                        let span = Span { inode: self.inode(), start: from, end: from + count };
+                        let fill = match is_bypass {
+                            true => 0,
+                            false => self.begin_fill(env, set, request.flags, span),
+                        };
+                        Plan::Backing { count, fill }
+                    }
                     None => Plan::Zeros { count },
                 }
             }
         };
-        (plan, set.buckets.in_use_percent())
+        (plan, is_bypass)
     }
 
     fn map_read<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         let from = self.first + request.range.start.0;
-        let skips = self.skips(env, request);
-        let (plan, in_use) = self.plan_read(env, from, request.range.count.0);
-        let is_bypass = bypasses(self.mode(), in_use, skips);
+        let (plan, is_bypass) = self.plan_read(env, request);
         match plan {
             Plan::Cache { sector, count, epoch } => {
                 self.counters.add(env, Count::Hits as usize, 1);
@@ -94,10 +103,14 @@ impl Bcache {
                 let cache = self.config.devices.cache().expect("it has extents");
                 Verdict::Remapped { disk: cache.disk.as_ref(), sector: Sector(sector) }
             }
-            Plan::Backing { count } => {
+            Plan::Backing { count, fill } => {
                 self.counters.add(env, Count::Misses as usize, 1);
                 self.count_read(env, request, count, false, is_bypass);
                 request.accept(SectorCount(count));
+                if fill > 0 {
+                    let (class, epoch, waited) = (Class::Miss, Epoch::default(), Waited::default());
+                    request.watch(Word { class, epoch, waited, number: fill }.to_word());
+                }
                 let backing = self.config.devices.backing().expect("not a flash-only volume");
                 Verdict::Remapped { disk: backing.disk.as_ref(), sector: Sector(from) }
             }
@@ -140,7 +153,11 @@ impl Bcache {
                 EndIo::Done(result)
             }
             Class::Insert => self.end_insert(env, request, word, result),
-            Class::Around => self.end_around(request, word, result),
+            Class::Around => self.end_around(env, request, word, result),
+            Class::Miss => {
+                self.go_on_filling(env, request, word.number, result, true);
+                EndIo::Done(result)
+            }
         }
     }
 }

@@ -18,16 +18,16 @@
 //! suspend), `superblocks` (reading, checking, and writing that of the backing device), `states`
 //! (`dirty` and `clean`), `measure` (the length of a line), `map` (verdicts of reads), `writes`
 //! (those of writes), `route` (where a write goes), `bypass` (sequential streams, congestion),
-//! `word` (what a watched request says), `statistics` (the windows of sysfs), `human` (amounts as
-//! text), `backing` (what clients write there, and its flushes), `set` (what is in memory of the
-//! cache, opening, changing it), `journal` (the ring, and group commits), `btree` (nodes, lookup,
-//! changes, splits, writing), `buckets` (what each holds, allocation), `writeback` (batches, in the
-//! background and in a drain, and their rate), `detach` (the backing device leaves its set),
-//! `canary` (planted ordering bugs).
+//! `word` (what a watched request says), `fill` (clean data enters the cache), `statistics` (the
+//! windows of sysfs), `human` (amounts as text), `backing` (what clients write there, and its
+//! flushes), `set` (what is in memory of the cache, opening, changing it), `journal` (the ring, and
+//! group commits), `btree` (nodes, lookup, changes, splits, writing), `buckets` (what each holds,
+//! allocation), `writeback` (batches, in the background and in a drain, and their rate), `detach`
+//! (the backing device leaves its set), `canary` (planted ordering bugs).
 //!
 //! # Invariants
-//! I1. Without a write of a client, a drain, a detach or a message no byte is written to any
-//!     device, at no opening and at no ending.
+//! I1. Without a write of a client, a read that misses, a drain, a detach or a message no byte is
+//!     written to any device, at no opening and at no ending.
 //! I2. A drain, a checkpoint and an eviction change no content: each sector of the volume reads the
 //!     same at any time, and after any crash.
 //! I3. A key becomes clean only after its data is durable on the backing device (R2, R10).
@@ -42,6 +42,8 @@
 //!     backing device was flushed after those that went there (R1).
 //! I8. No data is sent to the backing device where a key of the cache may hide it after a power cut
 //!     (R9, N5).
+//! I9. Clean data that enters the cache is durable on the backing device, and no write from above
+//!     has come between (L1, L2).
 //!
 //! What may be stale (R13): this version writes no write-intent map, so clean extents that it finds
 //! are served as the kernel does, with a warning.
@@ -55,6 +57,7 @@ mod bypass;
 pub mod canary;
 mod config;
 mod detach;
+mod fill;
 mod human;
 mod journal;
 mod map;

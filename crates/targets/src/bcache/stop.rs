@@ -17,6 +17,7 @@ impl Bcache {
         let Some(core) = &self.core else { return Ok(()) };
         self.resting.store(true, Ordering::Relaxed);
         core.changed.notify(usize::MAX);
+        self.traffic.flushed().notify(usize::MAX);
         let drains = self.flush_on_suspend.swap(false, Ordering::Relaxed) && !self.read_only;
         let rested = match self.is_ready(Ready::Change) || drains {
             true => self.bring_to_rest(env, core, drains).await,

@@ -5,7 +5,8 @@
 //! bits       63..60  59..56  55..43   42..0
 //! hit        class   epoch   waited   number
 //! insert     class   epoch   waited   number: a sector of the cache device, which has 43 bits
-//! around     class   epoch   number: 56 bits
+//! around     class   epoch   number: the fill, 24 bits; failures of the backing device, 32 bits
+//! miss       class   epoch   number: the fill
 //! ```
 
 use std::time::Duration;
@@ -23,6 +24,8 @@ pub(super) enum Class {
     Insert,
     /// A write to the backing device.
     Around,
+    /// A read from the backing device whose data enters the cache.
+    Miss,
 }
 
 /// See the module's description.
@@ -33,7 +36,8 @@ pub(super) struct Word {
     /// From its start until it was mapped; zero if the class keeps no such time.
     pub waited: Waited,
     /// Of an insertion: the sector of the cache device where the data goes. Of a write around the
-    /// cache: the low bits of the failures of the backing device that were known.
+    /// cache: the low bits of the failures of the backing device that were known, and above them
+    /// the number of its fill. Of a miss: that of its fill.
     pub number: u64,
 }
 
@@ -74,7 +78,7 @@ impl Class {
     fn number_bits(self) -> u32 {
         match self {
             Class::Hit | Class::Insert => WAITED_SHIFT,
-            Class::Around => EPOCH_SHIFT,
+            Class::Around | Class::Miss => EPOCH_SHIFT,
         }
     }
 }
@@ -95,7 +99,8 @@ impl Word {
         let class = match word >> CLASS_SHIFT {
             0 => Class::Hit,
             1 => Class::Insert,
-            _ => Class::Around,
+            2 => Class::Around,
+            _ => Class::Miss,
         };
         let epoch = Epoch::of_word(word >> EPOCH_SHIFT & 0xf);
         let bits = class.number_bits();
@@ -110,7 +115,7 @@ mod tests {
 
     #[test]
     fn words_keep_all_their_parts() {
-        use Class::{Around, Hit, Insert};
+        use Class::{Around, Hit, Insert, Miss};
         let sector = (1 << 43) - 1;
         for (class, epoch, waited, number) in [
             (Hit, 0, 0, 0),
@@ -120,6 +125,7 @@ mod tests {
             (Insert, 0, Waited::LONG, sector),
             (Around, 1, 0, 1 << 43),
             (Around, 0, 0, (1 << 56) - 1),
+            (Miss, 0, 0, (1 << 24) - 1),
         ] {
             let (epoch, waited) = (Epoch::of_word(epoch), Waited(waited));
             let word = Word { class, epoch, waited, number };

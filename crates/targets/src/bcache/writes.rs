@@ -40,8 +40,8 @@ use crate::group_commit::Waiter;
 enum Plan {
     /// To the cache, at this sector.
     Cache { sector: u64, count: u64 },
-    /// To the backing device; the failures of that which were known.
-    Around { known: u32 },
+    /// To the backing device; the failures of that which were known, and the number of a fill.
+    Around { known: u32, fill: u64 },
     /// Nowhere yet: a hole was laid for it, or holes for others.
     Ordered(Option<Span>),
     /// Nowhere yet: the volume is not ready for it.
@@ -93,11 +93,16 @@ impl Bcache {
         let inputs = Inputs { mode, overlap, in_use, skips, is_flash };
         match route(&inputs) {
             Route::Around => {
-                if inputs.bypasses() {
-                    let sectors = span.end - span.start;
-                    self.counters.add(env, Count::BypassedSectors as usize, sectors);
-                }
-                Plan::Around { known: self.traffic.begin(span) }
+                set.changes.fills.touch(&span);
+                let fill = match inputs.bypasses() {
+                    true => {
+                        let sectors = span.end - span.start;
+                        self.counters.add(env, Count::BypassedSectors as usize, sectors);
+                        0
+                    }
+                    false => self.begin_through(set, request.op, span),
+                };
+                Plan::Around { known: self.traffic.begin(span), fill }
             }
             Route::Ordered => {
                 set.lay_hole(span, env.now() + COMMIT_DELAY);
@@ -105,24 +110,22 @@ impl Bcache {
             }
             Route::Wait => Plan::Ordered(None),
             Route::Cache if !self.is_ready(Ready::Dirty) => self.park(request, Ready::Dirty),
-            Route::Cache => {
-                let (place, want) = ((span.inode, span.start), span.end - span.start);
-                match set.open_buckets.place(&mut set.buckets, place, want, request.stream()) {
-                    Some((pointer, count)) => {
-                        set.buckets.requested(count);
-                        Plan::Cache { sector: pointer.sector(), count }
-                    }
-                    None if set.changes.is_handing_back => Plan::HandBack,
-                    None => {
-                        set.changes.waiting.push(request.id());
-                        Plan::Wait
-                    }
+            Route::Cache => match set.place(span, request.stream()) {
+                Some((pointer, count)) => {
+                    set.buckets.requested(count);
+                    set.changes.fills.touch(&span);
+                    Plan::Cache { sector: pointer.sector(), count }
                 }
-            }
+                None if set.changes.is_handing_back => Plan::HandBack,
+                None => {
+                    set.changes.waiting.push(request.id());
+                    Plan::Wait
+                }
+            },
         }
     }
 
-    fn span_of(&self, request: &Request) -> Span {
+    pub(super) fn span_of(&self, request: &Request) -> Span {
         let start = self.first + request.range.start.0;
         Span { inode: self.inode(), start, end: start + request.range.count.0 }
     }
@@ -134,9 +137,10 @@ impl Bcache {
         let span = self.span_of(request);
         match self.plan_write(env, request, span) {
             Plan::Cache { sector, count } => self.to_cache(env, request, sector, count),
-            Plan::Around { known } => {
+            Plan::Around { known, fill } => {
                 let (class, epoch, waited) = (Class::Around, Epoch::default(), Waited::default());
-                request.watch(Word { class, epoch, waited, number: known.into() }.to_word());
+                let number = fill << 32 | u64::from(known);
+                request.watch(Word { class, epoch, waited, number }.to_word());
                 let backing = self.config.devices.backing().expect("flash has no way around");
                 Verdict::Remapped { disk: backing.disk.as_ref(), sector: Sector(span.start) }
             }
@@ -181,7 +185,7 @@ impl Bcache {
         Verdict::Remapped { disk: cache.disk().as_ref(), sector: Sector(sector) }
     }
 
-    /// Makes a hole durable that was laid for a write, and has the write mapped again.
+    /// Makes the holes durable that were laid, and has the write mapped again that waits for that.
     async fn make_hole(&self, env: &Env, hole: Option<Span>, id: RequestId) {
         let core = self.core.as_ref().expect("it has a cache");
         let result = core.commit(env).await;
@@ -195,9 +199,17 @@ impl Bcache {
     }
 
     /// The end of a write around the cache.
-    pub(super) fn end_around(&self, request: &mut Request, word: Word, result: IoResult) -> EndIo {
+    pub(super) fn end_around(
+        &self,
+        env: &Env,
+        request: &mut Request,
+        word: Word,
+        result: IoResult,
+    ) -> EndIo {
         let span = self.span_of(request);
-        self.traffic.end(&span, word.number as u32, request.is_fua(), result);
+        let is_fua = request.is_fua();
+        self.traffic.end(&span, word.number as u32, is_fua, result);
+        self.go_on_filling(env, request, word.number >> 32, result, is_fua);
         EndIo::Done(result)
     }
 
@@ -211,17 +223,19 @@ impl Bcache {
     ) -> EndIo {
         self.measure(env, request, Direction::Write, word.waited);
         let core = self.core.as_ref().expect("it has a cache");
-        let (start, count) = (self.first + request.range.start.0, request.range.count.0);
+        let span = self.span_of(request);
         let waits = request.is_fua() && !mutants::skips("bcache: a FUA write waits");
         let (ended, has_news, starts) = {
             let mut guard = core.lock();
             let set = guard.as_mut().expect("the set is open while a request is in flight");
+            set.changes.fills.touch(&span);
             let pointer = set.buckets.end_write(word.number);
             let ended = result.and(if core.is_broken() { Err(IoError::IO) } else { Ok(()) });
             match ended {
                 Err(error) => (EndIo::Done(Err(error)), false, false),
                 Ok(()) => {
-                    let key = Key::new(self.inode(), start + count, count).with_dirty(true);
+                    let sectors = span.end - span.start;
+                    let key = Key::new(span.inode, span.end, sectors).with_dirty(true);
                     let (change, is_first) = set.insert(&key.at(pointer), env.now() + COMMIT_DELAY);
                     let was_clean = self.add_dirty(change.dirty) == 0;
                     match waits {
@@ -245,7 +259,7 @@ impl Bcache {
     }
 
     /// Step 1. Requests that waited for it are mapped again, or fail.
-    async fn begin_writing(&self, env: &Env) {
+    pub(super) async fn begin_writing(&self, env: &Env) {
         let _turn = self.states.lock().await;
         let wanted = self.wanted.load(Ordering::Relaxed);
         let result = self.open_for_writes(env, wanted >= Ready::Dirty as u8).await;

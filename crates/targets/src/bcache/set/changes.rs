@@ -17,12 +17,13 @@
 //!     hole is durable, by an entry of the journal or by a checkpoint. Nothing is sent to the
 //!     backing device for a ghost: after a power cut the clean key would hide it.
 
-use cairn_block::{RequestId, Time};
-use cairn_format::bcache::Key;
+use cairn_block::{RequestId, StreamId, Time};
+use cairn_format::bcache::{Key, Pointer};
 
 use super::Set;
 use super::ghosts::Ghosts;
 use crate::bcache::btree::{Change, Span, Unwritten};
+use crate::bcache::fill::Fills;
 use crate::bcache::journal::{EntryWrite, NoEntry};
 use crate::bcache::route::Overlap;
 use crate::group_commit::{GroupCommit, Waiter};
@@ -50,6 +51,7 @@ pub(in super::super) struct Changes {
     pub freed: u64,
     pub needs_room: bool,
     pub ghosts: Ghosts,
+    pub fills: Fills,
     /// Requests that wait for a bucket; or they go back at once.
     pub waiting: Vec<RequestId>,
     pub is_handing_back: bool,
@@ -71,6 +73,11 @@ impl Changes {
     /// How many keys the leaves are behind.
     pub fn behind(&self) -> usize {
         self.behind.len()
+    }
+
+    /// A key that the leaves do not have, and that needs no entry of the journal.
+    pub fn add_behind(&mut self, key: &Key) {
+        self.behind.push(*key);
     }
 
     /// Of requests that read these sectors of a volume: true if what they read may be lost.
@@ -104,6 +111,12 @@ impl Changes {
 }
 
 impl Set {
+    /// A place for the data of these sectors, or for the first of them. None if no bucket is free.
+    pub fn place(&mut self, span: Span, stream: StreamId) -> Option<(Pointer, u64)> {
+        let (start, want) = ((span.inode, span.start), span.end - span.start);
+        self.open_buckets.place(&mut self.buckets, start, want, stream)
+    }
+
     /// A client wrote this extent: its data has completed. `at` is when the key is to enter the
     /// journal at the latest. True if the keeper does not know of a time yet.
     pub fn insert(&mut self, key: &Key, at: Time) -> (Change, bool) {

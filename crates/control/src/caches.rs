@@ -10,7 +10,9 @@
 //!
 //! [`cairn_block::Fate`] says whether a table uses an origin without its cache, for the disks to
 //! which the record leads now. A cache in a live table of this server is not checked here: claims
-//! keep other tables away, and `verbs::volume::swap` checks the table that replaces it.
+//! keep other tables away, and `verbs::volume::swap` checks the table that replaces it. A volume
+//! that is the origin of a recorded cache comes up before the volume with that cache. It is kept
+//! for that volume (`kept`, K6), so no client and no other volume uses it without the cache.
 //!
 //! Recorded are the caches whose format does not name the origin, as that of writecache. A bcache
 //! set is not: the superblock of the backing device names it, and `world::attached` has the rules.
@@ -92,7 +94,12 @@ impl<'a> Caches<'a> {
         }
         let own = self.caches_in(name, &table);
         let (mut given_up, mut over) = (Vec::new(), Vec::new());
-        for record in records.into_iter().filter(|record| !self.is_live(record)) {
+        let is_beneath = |record: &CacheRecord| {
+            let is_own = own.iter().any(|own| own.is_same_cache(record));
+            !is_own && self.world.is_kept_for(name, &record.volume)
+        };
+        let absent = |record: &CacheRecord| !self.is_live(record) && !is_beneath(record);
+        for record in records.into_iter().filter(absent) {
             let has = own.iter().find(|own| own.is_same_cache(&record));
             match self.judge_one(name, &table, has, record, leave)? {
                 Verdict::Passes => {}

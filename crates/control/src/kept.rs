@@ -120,6 +120,14 @@ impl Reserve {
         (owner != family_of(name)).then(|| owner.to_owned())
     }
 
+    /// True if the volume `name` is kept for the volume `owner`, also before the turn of that (K6).
+    pub fn is_kept_for(&self, name: &str, owner: &str) -> bool {
+        let is_it = |part: &Part| part.argument.strip_prefix('@') == Some(name);
+        let all = self.0.lock();
+        let mut own = all.iter().filter(|kept| family_of(&kept.volume) == family_of(owner));
+        own.any(|kept| kept.parts.iter().any(is_it))
+    }
+
     /// Removes the entry of the volume `name`.
     pub fn release(&self, name: &str) {
         self.0.lock().retain(|kept| kept.volume != name);
@@ -336,10 +344,14 @@ mod tests {
         assert!(taken("0 8 linear @slow 0").is_some_and(|conflict| conflict.awaited));
         assert!(taken("0 8 linear fast 16").is_some() && taken("0 8 linear fast 8").is_none());
         assert_eq!((taken("0 8 linear a 0"), reserve.owner_of("slow")), (None, None));
+        assert!(reserve.is_kept_for("slow", "v") && !reserve.is_kept_for("slow", "w"));
+        assert!(!reserve.is_kept_for("fast", "v"));
         reserve.keep("v", needed(tables, false), &[], identify);
         assert!(taken("0 8 linear @slow 0").is_some_and(|conflict| !conflict.awaited));
         assert_eq!(reserve.owner_of("slow").as_deref(), Some("v"));
+        assert!(reserve.is_kept_for("slow", "v"));
         reserve.release("v");
+        assert!(!reserve.is_kept_for("slow", "v"));
         assert_eq!((taken("0 8 linear @slow 0"), reserve.owner_of("slow")), (None, None));
         // Other volumes may use the rest of a data device.
         reserve.await_turn("p", owned(["0 64 thin-pool m d 128 0"], false));

@@ -251,6 +251,11 @@ impl World {
         if self.read_only() { None } else { self.reserve.owner_of(name) }
     }
 
+    /// True if the volume `name` is kept for `owner`, which is not served or awaits its turn.
+    pub fn is_kept_for(&self, name: &str, owner: &str) -> bool {
+        !self.read_only() && self.reserve.is_kept_for(name, owner)
+    }
+
     /// Releases the devices that were kept for a volume; false if it was served.
     pub fn let_go(&self, name: &str) -> bool {
         self.reserve.release(name);

@@ -320,3 +320,50 @@ fn resume_of_a_volume_with_snapshots_calls_off_the_detach_beneath_them() {
     let ran = run_late(&script);
     assert_eq!(ran.out, format!("4\n0\n{LATE_TABLE}\n0\n"), "{ran:?}");
 }
+
+#[test]
+fn detach_that_a_stop_or_a_kill_ends_leaves_the_cache_with_its_dirty_data() {
+    for is_killed in [false, true] {
+        let place = place();
+        let late = LATE[0].replace("other", "slow");
+        let tables = ["--table", &late, "--table", LATE[1], "--export", "disk"];
+        let args = [&["--state", "state", "--control", "c", "--listen", "unix:s"], &tables[..]];
+        let server = place.serve(&args.concat());
+        let write = WRITE.replace("$uri", &server.uri);
+        let script = format!("{write} && cairn cache detach disk --no-wait");
+        assert_eq!(place.shell(&script).code, 0);
+        if is_killed {
+            drop(server);
+        } else {
+            let ran = server.interrupt();
+            assert!(ran.err.contains("disk: fast keeps 64 KiB that @late lacks"), "{ran:?}");
+        }
+        let ran = run(&place, &[&late, LATE[1]], &format!("cairn table disk; {READ}"));
+        assert_eq!(ran.out, format!("{LATE_TABLE}\n0\n"), "{is_killed}: {ran:?}");
+        assert_eq!(place.cairn(&["probe", "fast"]).code, 5, "{is_killed}");
+        // The origin alone lacks what the cache has.
+        let args = ["--state", "state", "--table", &late];
+        let ran = place.serve_run(&args, "cairn table");
+        assert!(ran.code == 1 && ran.err.contains("late: dirty data: found 64 KiB"), "{ran:?}");
+    }
+}
+
+#[test]
+fn set_in_error_is_neither_flushed_nor_detached_and_serves_on() {
+    let place = with_set();
+    let sectors = place.read("wb_stop.cache").len() / 512;
+    let fast = format!("fast=0 {sectors} linear wb_stop.cache 0");
+    let set = "disk=0 N bcache wb_stop.backing @fast 0";
+    let script = format!(
+        "cairn replace fast --table '0 {sectors} error'; \
+         qemu-io -f raw -c 'write 0 64k' -c flush \"$uri\" >/dev/null 2>&1; \
+         for verb in flush detach; do cairn cache $verb disk; echo $?; done; \
+         cairn cache set disk cache_mode=writethrough; echo $?; cairn cache list disk | wc -l; \
+         cairn info disk | grep -c ACTIVE; cairn table disk"
+    );
+    let ran = run(&place, &[&fast, set], &script);
+    let table = "0 16368 bcache wb_stop.backing @fast 0";
+    assert_eq!(ran.out, format!("1\n1\n0\n2\n1\n{table}\n"), "{ran:?}");
+    let lines = ran.err.lines().filter(|line| line.starts_with("cairn: disk: flush: "));
+    assert_eq!(lines.count(), 2, "{ran:?}");
+}

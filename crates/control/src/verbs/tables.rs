@@ -135,8 +135,8 @@ impl Verbs {
         ended.map(told).collect()
     }
 
-    /// Undoes a table that could not become live: makes the former one live and records it. Returns
-    /// the error for the caller.
+    /// Undoes a table that could not become live: makes the former one live and records it. If the
+    /// former one cannot start either, the keeper tries it again. Returns the error for the caller.
     pub(crate) fn go_back(
         &self,
         changes: &Changes,
@@ -156,6 +156,7 @@ impl Verbs {
             return error;
         };
         log_undo_failure(&name, changes.record_fact(before));
+        self.note_if_stuck(&name);
         let detail =
             format!("{error}; it stays suspended, as its former table is refused too: {second}");
         ConfigError::new(kind, "", detail)

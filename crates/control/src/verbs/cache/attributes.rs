@@ -65,7 +65,11 @@ impl Verbs {
     }
 
     /// Sets attributes by messages, one after the other, or options of the line, all at once.
-    fn cache_set(&self, params: &CacheSet, caller: &dyn Caller) -> Outcome<Vec<String>> {
+    pub(in crate::verbs) fn cache_set(
+        &self,
+        params: &CacheSet,
+        caller: &dyn Caller,
+    ) -> Outcome<Vec<String>> {
         let CacheSet { name, settings, sector } = params;
         let settings = settings.iter().map(|setting| pair_of(name, setting));
         let settings = settings.collect::<Outcome<Vec<_>>>()?;

@@ -1,7 +1,6 @@
 //! `cache flush`: the caches of a volume write back what is dirty, while clients are served.
 
-use cairn_block::ConfigKind;
-use cairn_outcome::failure::{Outcome, refused, wrong};
+use cairn_outcome::failure::{Outcome, wrong};
 
 use super::{CACHE_LINE, cache_lines};
 use crate::control::server::Caller;
@@ -33,9 +32,6 @@ impl Verbs {
         if !lines.iter().any(|line| line.target.drains()) {
             let found = "a volume without both a backing device and a cache";
             return Err(wrong(name, "table", found, "a cache in front of a device"));
-        }
-        if volume.is_suspended() {
-            return Err(refused(ConfigKind::Busy, name, "state", "suspended", "a live volume"));
         }
         self.drain_caches(volume.volume(), None, caller)
     }

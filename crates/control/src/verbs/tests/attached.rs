@@ -11,6 +11,7 @@ use cairn_format::bcache::{
 };
 
 use crate::state::StateFile;
+use crate::verbs::cache::CacheDetach;
 use crate::verbs::snap::tests::{Content, Moment, Patient, SECTORS, TestServer, folders};
 use crate::verbs::steps::Step;
 use crate::verbs::volume::VolumeReplace;
@@ -128,6 +129,33 @@ fn a_kill_at_any_step_of_a_swap_from_a_set_leaves_all_data_and_one_table_that_se
             assert_eq!(server.bytes("c"), content(), "{what}");
             assert_eq!(live_target(&server), if detached { "linear" } else { "bcache" }, "{what}");
         }
+    }
+}
+
+#[test]
+fn a_kill_at_any_step_of_a_detach_leaves_all_data_and_one_table_that_serves_it() {
+    let (_all, work, copies) = folders();
+    let server = attached_server(&work);
+    let detach = |server: &TestServer| {
+        let detach = CacheDetach { name: "c".to_owned(), ..CacheDetach::default() };
+        assert!(server.verbs.cache_detach(&detach, &Patient).unwrap().detached);
+        server.write("c", 0, 8, 9);
+        server.flush("c");
+    };
+    let moments = server.moments(&copies, detach);
+    let steps: Vec<Option<Step>> = moments.iter().map(|moment| moment.step).collect();
+    assert!(steps.contains(&Some(Step::Detached)), "{steps:?}");
+    for Moment { step, folder } in moments {
+        let is_detached =
+            matches!(step, None | Some(Step::Detached | Step::Started | Step::Resumed));
+        let server = TestServer::start(&folder, &format!("c={CACHED}")).unwrap();
+        let expected = match step {
+            None => vec![(8, 9), (DIRTY - 8, 7), (SECTORS - DIRTY, 1)],
+            Some(_) => content(),
+        };
+        assert_eq!(server.bytes("c"), expected, "{step:?}");
+        let target = if is_detached { "linear" } else { "bcache" };
+        assert_eq!(live_target(&server), target, "{step:?}");
     }
 }
 

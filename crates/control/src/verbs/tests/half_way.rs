@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cairn_outcome::failure::Outcome;
 
+use crate::verbs::cache::{CacheAttach, CacheDetach, CacheSet};
 use crate::verbs::pool::tests::params;
 use crate::verbs::pool::{PoolCreate, PoolGrow};
 use crate::verbs::snap::tests::{Content, Moment, Patient, SECTORS, TestServer, all_of, folders};
@@ -34,7 +35,7 @@ const STEPS: [Step; 10] = [
 
 pub(super) type Verb = (&'static str, fn(&TestServer) -> Outcome<()>);
 
-pub(super) const VERBS: [Verb; 26] = [
+pub(super) const VERBS: [Verb; 29] = [
     ("create", |server| server.verbs.create("f", "0 8 zero")),
     ("create that fails", |server| server.verbs.create("f", super::TOO_LARGE)),
     ("remove", |server| server.verbs.remove("e").map(drop)),
@@ -59,6 +60,21 @@ pub(super) const VERBS: [Verb; 26] = [
         server.resume("c")
     }),
     ("remove of a dirty cache", |server| server.verbs.remove("c").map(drop)),
+    ("cache attach", |server| {
+        fs::write(server.folder.join("new"), vec![0; 1 << 20]).unwrap();
+        let (name, cache) = ("e".to_owned(), "new".to_owned());
+        let attach = CacheAttach { name, cache, ..CacheAttach::default() };
+        server.verbs.cache_attach(&attach, &Patient).map(drop)
+    }),
+    ("cache set", |server| {
+        let (name, settings) = ("c".to_owned(), vec!["high_watermark=70".to_owned()]);
+        let set = CacheSet { name, settings, ..CacheSet::default() };
+        server.verbs.cache_set(&set, &Patient).map(drop)
+    }),
+    ("cache detach", |server| {
+        let detach = CacheDetach { name: "c".to_owned(), ..CacheDetach::default() };
+        server.verbs.cache_detach(&detach, &Patient).map(drop)
+    }),
     ("snap create", |server| server.create("v@tue")),
     ("snap create of the first", |server| server.create("e@tue")),
     ("snap remove", |server| server.verbs.snap_remove("v@mon")),

@@ -25,6 +25,7 @@ use cairn_format::bcache::{Key, Pointer};
 
 use super::btree::Span;
 use super::set::Set;
+use super::status::Count;
 use super::volume::Bcache;
 use super::writes::Ready;
 
@@ -129,16 +130,21 @@ impl Bcache {
         }
         let core = self.core.as_ref().expect("it has a cache");
         let span = self.span_of(request);
-        let placed = core.with(|set| {
-            let placed = match result.is_ok() && set.changes.fills.is_valid(number) {
+        let is_miss = request.op == Op::Read;
+        let (placed, is_valid) = core.with(|set| {
+            let is_valid = set.changes.fills.is_valid(number);
+            let placed = match result.is_ok() && is_valid {
                 true => set.place(span, request.stream()),
                 false => None,
             };
             if placed.is_none() {
                 set.changes.fills.end(number);
             }
-            placed
+            (placed, is_valid)
         });
+        if is_miss && result.is_ok() && !is_valid {
+            self.counters.add(env, Count::MissCollisions as usize, 1);
+        }
         let Some((pointer, count)) = placed else { return };
         let segs = env.segs(SectorCount(count));
         let mut at = 0;
@@ -148,11 +154,14 @@ impl Bcache {
         });
         let span = Span { end: span.start + count, ..span };
         self.spawn(env, async move |volume, env| {
-            volume.fill(env, span, number, pointer, segs, is_durable).await;
+            let collides = volume.fill(env, span, number, pointer, segs, is_durable).await;
+            if is_miss && collides {
+                volume.counters.add(env, Count::MissCollisions as usize, 1);
+            }
         });
     }
 
-    /// Steps 2 to 4.
+    /// Steps 2 to 4. True if a write from above came between (L1).
     async fn fill(
         &self,
         env: &Env,
@@ -161,7 +170,7 @@ impl Bcache {
         pointer: Pointer,
         segs: Segs,
         is_durable: bool,
-    ) {
+    ) -> bool {
         let core = self.core.as_ref().expect("it has a cache");
         let count = span.end - span.start;
         let range = SectorRange::new(Sector(pointer.sector()), SectorCount(count));
@@ -170,14 +179,16 @@ impl Bcache {
         if !is_durable && result.is_ok() {
             result = self.wait_for_flush(env, &span, number).await;
         }
-        core.with(|set| {
+        let collides = core.with(|set| {
             let pointer = set.buckets.end_write(pointer.sector());
             let is_valid = set.changes.fills.end(number);
             if result.is_ok() && is_valid && !core.is_broken() {
                 set.fill(&Key::new(span.inode, span.end, count).at(pointer));
             }
+            !is_valid
         });
         core.changed.notify(usize::MAX);
+        collides
     }
 
     /// Step 3.

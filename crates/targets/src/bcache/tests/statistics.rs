@@ -79,6 +79,25 @@ fn writes_count_what_bypasses_the_cache() {
 }
 
 #[test]
+fn misses_whose_sectors_are_written_before_they_enter_are_collisions() {
+    let test = stopped();
+    test.load("v", LINE);
+    test.message("v", &["set", "writeback_running", "0"]).expect("in its range");
+    test.write("v", 12_000, 8, 7).expect("a session begins");
+    for start in [9000, 9100] {
+        test.start("v", "miss", |env| Io::read(range(start, 8), env.segs(SectorCount(8))));
+    }
+    test.write("v", 9000, 8, 8).expect("the drives are well");
+    test.run(Duration::from_secs(14));
+    assert_eq!(test.labels(), ["miss", "miss"]);
+    assert_eq!(get(&test, "stats_total/cache_miss_collisions"), "1");
+    assert_eq!(total(&test)[..2], ["0", "2"]);
+    test.read("v", 9100, 8).expect("the drives are well");
+    test.run(Duration::from_secs(14));
+    assert_eq!(total(&test)[..2], ["1", "2"], "the other one entered the cache");
+}
+
+#[test]
 fn statistics_go_on_after_a_suspend() {
     let test = stopped();
     test.load("v", LINE);

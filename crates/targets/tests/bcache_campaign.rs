@@ -92,6 +92,8 @@ enum Failing {
 
 struct Bcache {
     failing: Failing,
+    shapes: &'static [Shape],
+    modes: &'static [CacheMode],
 }
 
 impl Shape {
@@ -131,8 +133,8 @@ impl Scenario for Bcache {
     }
 
     fn begin(&self, rng: &mut fastrand::Rng) -> (Shape, Vec<(DriveOptions, Image)>) {
-        let mode = MODES[rng.usize(..MODES.len())];
-        let shape = Shape { mode, ..SHAPES[rng.usize(..SHAPES.len())] };
+        let mode = self.modes[rng.usize(..self.modes.len())];
+        let shape = Shape { mode, ..self.shapes[rng.usize(..self.shapes.len())] };
         let [cache, backing] = shape.images();
         let drives =
             vec![(DriveOptions::named("cache"), cache), (DriveOptions::named("backing"), backing)];
@@ -174,11 +176,12 @@ impl Scenario for Bcache {
         if self.failing == Failing::Everything {
             plant_failures(&drives, [5, 50][rng.usize(..2)], None, rng);
         }
+        let modes = self.modes;
         if rng.bool() {
             generation.start(2, async move |server| {
                 for _ in 0..4 {
                     server.pause(6000).await;
-                    let mode = MODES[server.env.random_below(MODES.len() as u64) as usize];
+                    let mode = modes[server.env.random_below(modes.len() as u64) as usize];
                     server.message("volume", &["set", "cache_mode", mode.word()]).await;
                     let cutoff = CUTOFFS[server.env.random_below(CUTOFFS.len() as u64) as usize];
                     server.message("volume", &["set", "sequential_cutoff", cutoff]).await;
@@ -202,7 +205,7 @@ impl Scenario for Bcache {
 }
 
 fn campaign(failing: Failing) -> Campaign<Bcache> {
-    Campaign::new(Bcache { failing })
+    Campaign::new(Bcache { failing, shapes: SHAPES, modes: MODES })
 }
 
 #[test]
@@ -219,19 +222,49 @@ fn losses_of_any_drive_are_told_to_each_client() {
 mod canaries {
     use cairn_targets::bcache::canary::{Bug, plant};
 
-    use super::{Failing, campaign};
+    use super::{Bcache, CacheMode, Campaign, Failing, MODES, ROOMY, SHAPES, Shape, TIGHT};
 
     /// Lives in which a planted bug must be found.
     const CUTS: u64 = 20_000;
 
     fn is_caught(bug: Bug) {
+        is_caught_in(bug, SHAPES, MODES);
+    }
+
+    fn is_caught_in(bug: Bug, shapes: &'static [Shape], modes: &'static [CacheMode]) {
         plant(Some(bug));
-        campaign(Failing::Nothing).cuts(CUTS).expect_caught(&format!("{bug:?}"));
+        let scenario = Bcache { failing: Failing::Nothing, shapes, modes };
+        Campaign::new(scenario).cuts(CUTS).expect_caught(&format!("{bug:?}"));
         plant(None);
     }
 
     #[test]
     fn copies_of_data_whose_key_is_not_durable_are_caught() {
-        is_caught(Bug::CopyBeforeCommit);
+        is_caught_in(Bug::CopyBeforeCommit, &[TIGHT], &[CacheMode::Writeback]);
+    }
+
+    #[test]
+    fn writes_around_the_cache_over_dirty_data_are_caught() {
+        is_caught(Bug::HoleOverDirty);
+    }
+
+    #[test]
+    fn writes_around_the_cache_where_a_clean_key_may_come_back_are_caught() {
+        is_caught_in(Bug::GhostsForgotten, &[TIGHT], &[CacheMode::Writethrough]);
+    }
+
+    #[test]
+    fn clean_data_that_a_power_cut_takes_back_is_caught() {
+        is_caught_in(Bug::FillBeforeFlush, &[ROOMY], &[CacheMode::Writethrough]);
+    }
+
+    #[test]
+    fn clean_data_older_than_a_write_is_caught() {
+        is_caught(Bug::FillOverWrite);
+    }
+
+    #[test]
+    fn buckets_that_are_reused_before_a_checkpoint_are_caught() {
+        is_caught(Bug::ReuseBeforeCheckpoint);
     }
 }

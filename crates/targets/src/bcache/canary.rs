@@ -11,6 +11,16 @@ pub enum Bug {
     CleanBeforeFlush,
     /// Data is copied to the backing device whose key may not be durable.
     CopyBeforeCommit,
+    /// A write goes around the cache over dirty data, behind a hole (H2).
+    HoleOverDirty,
+    /// A write goes around the cache where the device may have a clean key.
+    GhostsForgotten,
+    /// Data enters the cache as clean that the backing device may lose (H3).
+    FillBeforeFlush,
+    /// Data enters the cache that a write from above has replaced since.
+    FillOverWrite,
+    /// A bucket that clients emptied is reused before a checkpoint has ended (R6).
+    ReuseBeforeCheckpoint,
     /// The head of a bset is written without waiting for its tail.
     HeadBeforeTail,
     /// A parent leads to a node that may not be durable, and the journal to such a root.

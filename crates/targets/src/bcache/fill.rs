@@ -24,6 +24,7 @@ use cairn_block::{Env, Flags, Io, IoResult, Op, Request, Sector, SectorCount, Se
 use cairn_format::bcache::{Key, Pointer};
 
 use super::btree::Span;
+use super::canary::{Bug, planted};
 use super::set::Set;
 use super::status::Count;
 use super::volume::Bcache;
@@ -73,7 +74,8 @@ impl Fills {
 
     /// True if no write from above has touched the sectors of a fill.
     pub fn is_valid(&self, number: u64) -> bool {
-        self.fills.iter().any(|fill| fill.number == number && fill.is_valid)
+        let is_valid = |fill: &Fill| fill.is_valid || planted(Bug::FillOverWrite);
+        self.fills.iter().any(|fill| fill.number == number && is_valid(fill))
     }
 
     /// A fill has ended, in some way. True if it may enter the tree.
@@ -81,7 +83,7 @@ impl Fills {
         let index = self.fills.iter().position(|fill| fill.number == number);
         let fill = self.fills.swap_remove(index.expect("a fill ends once"));
         self.sectors -= fill.span.end - fill.span.start;
-        fill.is_valid
+        fill.is_valid || planted(Bug::FillOverWrite)
     }
 }
 
@@ -176,7 +178,7 @@ impl Bcache {
         let range = SectorRange::new(Sector(pointer.sector()), SectorCount(count));
         let write = Io::write(range, segs).with(Flags::BACKGROUND);
         let mut result = env.io(core.cache.disk(), write).await;
-        if !is_durable && result.is_ok() {
+        if !is_durable && result.is_ok() && !planted(Bug::FillBeforeFlush) {
             result = self.wait_for_flush(env, &span, number).await;
         }
         let collides = core.with(|set| {

@@ -86,6 +86,11 @@ mod canary {
     pub(super) enum Bug {
         CleanBeforeFlush,
         CopyBeforeCommit,
+        HoleOverDirty,
+        GhostsForgotten,
+        FillBeforeFlush,
+        FillOverWrite,
+        ReuseBeforeCheckpoint,
         HeadBeforeTail,
         ParentBeforeChild,
         JournalBeforeLeaves,

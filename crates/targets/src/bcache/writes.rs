@@ -224,7 +224,7 @@ impl Bcache {
         self.measure(env, request, Direction::Write, word.waited);
         let core = self.core.as_ref().expect("it has a cache");
         let span = self.span_of(request);
-        let waits = request.is_fua() && !mutants::skips("bcache: a FUA write waits");
+        let waits = request.is_fua() && !mutants::skips("bcache: wait of a FUA write");
         let (ended, has_news, starts) = {
             let mut guard = core.lock();
             let set = guard.as_mut().expect("the set is open while a request is in flight");

@@ -25,6 +25,7 @@ mod tests;
 use cairn_format::bcache::priorities::{METADATA, Record};
 use cairn_format::bcache::{Age, Generation, Geometry, Key, Pointer, STALE_MAX};
 
+use super::canary::{Bug, planted};
 pub(super) use census::Census;
 pub(super) use open::OpenBuckets;
 
@@ -65,7 +66,8 @@ impl Bucket {
     /// True if it has nothing, also on the device once the checkpoint `settled` has ended.
     fn is_idle(&self, settled: u32) -> bool {
         let is_in_use = self.is_metadata || self.is_open || self.is_free || self.writing > 0;
-        self.live == 0 && !is_in_use && self.lost_in <= settled
+        let is_settled = self.lost_in <= settled || planted(Bug::ReuseBeforeCheckpoint);
+        self.live == 0 && !is_in_use && is_settled
     }
 
     /// K3: its next use makes no pointer too old.

@@ -23,6 +23,7 @@ use cairn_format::bcache::{Key, Pointer};
 use super::Set;
 use super::ghosts::Ghosts;
 use crate::bcache::btree::{Change, Span, Unwritten};
+use crate::bcache::canary::{Bug, planted};
 use crate::bcache::fill::Fills;
 use crate::bcache::journal::{EntryWrite, NoEntry};
 use crate::bcache::route::Overlap;
@@ -132,15 +133,20 @@ impl Set {
     pub fn overlap(&self, span: &Span) -> Overlap {
         let behind = (span.inode, span.end);
         let extents = self.tree.extents_from(span.inode, span.start);
-        let (mut is_clean, mut is_dirty) = (self.changes.ghosts.overlap(span), false);
+        let ghosts = &self.changes.ghosts;
+        let [is_ghost, leaves] = match planted(Bug::GhostsForgotten) {
+            true => [false; 2],
+            false => [ghosts.overlap(span), ghosts.overlap_hole(span)],
+        };
+        let (mut is_clean, mut is_dirty) = (is_ghost, false);
         for key in extents.take_while(|key| key.begin() < behind) {
             is_clean = true;
-            is_dirty |= key.is_dirty();
+            is_dirty |= key.is_dirty() && !planted(Bug::HoleOverDirty);
         }
         match (is_dirty, is_clean) {
             (true, _) => Overlap::Dirty,
             (false, true) => Overlap::Clean,
-            (false, false) if self.changes.ghosts.overlap_hole(span) => Overlap::Leaving,
+            (false, false) if leaves => Overlap::Leaving,
             (false, false) => Overlap::None,
         }
     }

@@ -20,7 +20,7 @@ use cairn_format::bcache::{
     CacheMode, CacheSuperblock, NewCache, Replacement, SECTOR_BYTES, SUPERBLOCK_SECTOR, Uuid,
 };
 use cairn_sim::campaign::{Campaign, Generation, Images, Opened, Scenario, Server, plant_failures};
-use cairn_sim::{DriveOptions, Image, Mix, Workload};
+use cairn_sim::{DriveOptions, Image, Workload};
 
 /// What varies between lives.
 #[derive(Clone, Copy, Debug)]
@@ -154,8 +154,7 @@ impl Scenario for Bcache {
 
     fn workload(&self, _shape: &Shape, rng: &mut fastrand::Rng) -> Workload {
         let (seed, ops) = (rng.u64(..), rng.u64(..400));
-        let mix = Mix { discard: 0, ..Mix::default() };
-        Workload { mix, ..Workload::mixed(seed, ops) }
+        Workload::mixed(seed, ops)
     }
 
     fn suspends(&self) -> bool {

@@ -31,8 +31,7 @@ impl Bcache {
         match request.op {
             Op::Read => self.map_read(env, request),
             Op::Flush => self.map_flush(env, request),
-            Op::Write | Op::WriteZeroes => self.map_write(env, request),
-            Op::Discard => self.refuse_write(),
+            Op::Write | Op::WriteZeroes | Op::Discard => self.map_write(env, request),
         }
     }
 

@@ -18,12 +18,12 @@
 //! suspend), `superblocks` (reading, checking, and writing that of the backing device), `states`
 //! (`dirty` and `clean`), `measure` (the length of a line), `map` (verdicts of reads), `writes`
 //! (those of writes), `route` (where a write goes), `bypass` (sequential streams, congestion),
-//! `word` (what a watched request says), `fill` (clean data enters the cache), `statistics` (the
-//! windows of sysfs), `human` (amounts as text), `backing` (what clients write there, and its
-//! flushes), `set` (what is in memory of the cache, opening, changing it), `journal` (the ring, and
-//! group commits), `btree` (nodes, lookup, changes, splits, writing), `buckets` (what each holds,
-//! allocation), `writeback` (batches, in the background and in a drain, and their rate), `detach`
-//! (the backing device leaves its set), `canary` (planted ordering bugs).
+//! `word` (what a watched request says), `fill` (clean data enters the cache), `removal`
+//! (discards), `statistics` (the windows of sysfs), `human` (amounts as text), `backing` (what
+//! clients write there, and its flushes), `set` (what is in memory of the cache, opening, changing
+//! it), `journal` (the ring, and group commits), `btree` (nodes, lookup, changes, splits, writing),
+//! `buckets` (what each holds, allocation), `writeback` (batches, in the background and in a drain,
+//! and their rate), `detach` (the backing device leaves its set), `canary` (planted ordering bugs).
 //!
 //! # Invariants
 //! I1. Without a write of a client, a read that misses, a drain, a detach or a message no byte is
@@ -63,6 +63,7 @@ mod journal;
 mod map;
 mod measure;
 mod message;
+mod removal;
 mod route;
 mod set;
 mod states;

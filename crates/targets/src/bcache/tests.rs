@@ -4,6 +4,7 @@
 mod fill;
 mod policy;
 mod rate;
+mod removal;
 mod statistics;
 
 use std::cell::RefCell;

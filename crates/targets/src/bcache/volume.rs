@@ -81,6 +81,8 @@ pub struct Bcache {
     pub(super) copier: Copier,
     /// One drain at a time, and how many wait.
     pub(super) draining: Fair<()>,
+    /// One batch of writeback at a time, or discards.
+    pub(super) batching: Fair<()>,
     pub(super) drains_waiting: AtomicUsize,
     /// How fast data is written back in the background.
     pub(super) throttle: Throttle,
@@ -144,6 +146,7 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         backing: Mutex::new(superblocks.backing),
         copier: Copier::new(COPY_BYTES),
         draining: Fair::new(()),
+        batching: Fair::new(()),
         drains_waiting: AtomicUsize::new(0),
         throttle: Throttle::default(),
         has_written_state: AtomicBool::new(false),
@@ -385,7 +388,7 @@ impl Target for Bcache {
             logical_block: stacked.logical_block.max(block),
             physical_block: stacked.physical_block.max(block),
             io_min: stacked.io_min.max(block),
-            discard: false,
+            discard: !is_bare && !self.read_only,
             fast_zero: false,
             read_only: stacked.read_only || self.read_only || is_bare,
             ..stacked

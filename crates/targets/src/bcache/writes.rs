@@ -20,7 +20,8 @@
 
 use cairn_block::sync::atomic::Ordering;
 use cairn_block::{
-    EndIo, Env, Flags, IoError, IoResult, Request, RequestId, Sector, SectorCount, Verdict, mutants,
+    EndIo, Env, Flags, IoError, IoResult, Op, Request, RequestId, Sector, SectorCount, Verdict,
+    mutants,
 };
 use cairn_format::bcache::{BackingState, Key};
 use futures_util::future::join;
@@ -44,6 +45,8 @@ enum Plan {
     Around { known: u32, fill: u64 },
     /// Nowhere yet: a hole was laid for it, or holes for others.
     Ordered(Option<Span>),
+    /// It is a discard.
+    Remove,
     /// Nowhere yet: the volume is not ready for it.
     Begin,
     /// Nowhere yet: no bucket is free.
@@ -80,12 +83,15 @@ impl Bcache {
     }
 
     fn plan_write(&self, env: &Env, request: &Request, span: Span) -> Plan {
-        let skips = self.skips(env, request);
+        let skips = request.op != Op::Discard && self.skips(env, request);
         let core = self.core.as_ref().expect("a volume with a cache is written");
         let mut guard = core.lock();
         let Some(set) = guard.as_mut().filter(|_| !core.is_broken()) else { return Plan::Fail };
         if !self.is_ready(Ready::Change) {
             return self.park(request, Ready::Change);
+        }
+        if request.op == Op::Discard {
+            return Plan::Remove;
         }
         let overlap = set.overlap(&span);
         let (mode, in_use) = (self.mode(), set.buckets.in_use_percent());
@@ -147,6 +153,11 @@ impl Bcache {
             Plan::Ordered(hole) => {
                 let id = request.id();
                 self.spawn(env, async move |volume, env| volume.make_hole(env, hole, id).await);
+                Verdict::Queued
+            }
+            Plan::Remove => {
+                let id = request.id();
+                self.spawn(env, async move |volume, env| volume.discard(env, span, id).await);
                 Verdict::Queued
             }
             Plan::Begin => {

@@ -151,15 +151,17 @@ impl Set {
         }
     }
 
-    /// Lays a hole over sectors that have no dirty data. They are ghosts until it is durable.
-    pub fn lay_hole(&mut self, span: Span, at: Time) {
-        let mut start = span.start;
+    /// Lays a hole over sectors, which are ghosts until it is durable. Answers by how much the
+    /// dirty sectors of the volume change.
+    pub fn lay_hole(&mut self, span: Span, at: Time) -> i64 {
+        let (mut start, mut dirty) = (span.start, 0);
         while start < span.end {
             let sectors = (span.end - start).min(HOLE_MAX);
             start += sectors;
-            self.insert(&Key::new(span.inode, start, sectors), at);
+            dirty += self.insert(&Key::new(span.inode, start, sectors), at).0.dirty;
         }
         self.changes.ghosts.lay(span);
+        dirty
     }
 
     /// The extents of a leaf in these buckets leave the tree. They are clean.

@@ -151,6 +151,7 @@ impl Bcache {
         is_paced: bool,
     ) -> Result<bool, Undrained> {
         let _turn = self.draining.lock().await;
+        let _batch = self.batching.lock().await;
         let policy = self.throttle.settings.policy();
         let most = if is_paced { self.paced_batch() } else { u64::MAX };
         let keys = self.next_keys(pass, policy, most).await;

@@ -67,7 +67,7 @@ use super::canary::{Bug, planted};
 use super::config::Devices;
 use super::set::{Session, WriteError};
 use super::volume::Bcache;
-use crate::fair::Held;
+use crate::fair::{Fair, Held};
 
 use batch::FAILED_IN_A_ROW;
 use policy::Shape;
@@ -171,9 +171,18 @@ impl Bcache {
         drained
     }
 
-    /// Waits for the turn to drain. The batch that has the turn, if it is a paced one, is sealed
-    /// at once.
+    /// Waits for the turn to drain.
     pub(super) async fn turn_to_drain(&self) -> Held<'_, ()> {
+        self.turn_before_batches(&self.draining).await
+    }
+
+    /// Waits for the turn to remove data: no batch runs.
+    pub(super) async fn turn_to_remove(&self) -> Held<'_, ()> {
+        self.turn_before_batches(&self.batching).await
+    }
+
+    /// The batch that has the turn, if it is a paced one, is sealed at once.
+    async fn turn_before_batches<'v>(&'v self, turn: &'v Fair<()>) -> Held<'v, ()> {
         struct Waiting<'v>(&'v AtomicUsize);
         impl Drop for Waiting<'_> {
             fn drop(&mut self) {
@@ -185,7 +194,7 @@ impl Bcache {
         if let Some(core) = &self.core {
             core.changed.notify(usize::MAX);
         }
-        self.draining.lock().await
+        turn.lock().await
     }
 
     fn is_suspending(&self) -> bool {
@@ -208,6 +217,7 @@ impl Bcache {
         let end = async |session: &Session<'_>| session.end().await;
         let (mut from, mut failed_in_a_row) = (0, 0);
         loop {
+            let _batch = self.batching.lock().await;
             let keys = self.next_dirty(from, u64::MAX);
             if keys.is_empty() {
                 break;

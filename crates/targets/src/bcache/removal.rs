@@ -1,0 +1,74 @@
+//! Discards: the cache drops what it has of the sectors, and the backing device gets the discard.
+//!
+//! # Order
+//! 1. A batch of writeback that runs ends, and none begins before 4. (Its copies could reach the
+//!    backing device after what a client writes there next.)
+//! 2. Holes enter the tree, a piece at a time, also over dirty data, and the journal, durably.
+//!    Fills of the sectors are dropped.
+//! 3. The backing device gets the discard, if it takes any, in the list of writes from above. It
+//!    counts as a write that is not durable.
+//! 4. The discard ends.
+//!
+//! # What a crash leaves
+//! Before the end of 2: for each piece what the cache had, or what the backing device has. After
+//! it: what the backing device has. A discard that has not ended allows both.
+
+use cairn_block::{
+    Env, Io, IoError, IoResult, Op, RequestId, Sector, SectorCount, SectorRange, yield_once,
+};
+
+use super::btree::Span;
+use super::route::Overlap;
+use super::set::COMMIT_DELAY;
+use super::volume::Bcache;
+
+/// How many sectors are looked at while the set is locked.
+const PIECE: u64 = 32_768;
+
+impl Bcache {
+    /// See the module's description.
+    pub(super) async fn discard(&self, env: &Env, span: Span, id: RequestId) {
+        let result = self.remove(env, span).await;
+        env.complete(id, result);
+    }
+
+    async fn remove(&self, env: &Env, span: Span) -> IoResult {
+        let _turn = self.turn_to_remove().await;
+        self.drop_extents(env, span).await?;
+        let Some(backing) = self.config.devices.backing() else { return Ok(()) };
+        if !backing.disk.limits().discard {
+            return Ok(());
+        }
+        let core = self.core.as_ref().expect("it has a cache");
+        let known = core.with(|set| {
+            set.changes.fills.touch(&span);
+            self.traffic.begin(span)
+        });
+        let range = SectorRange::new(Sector(span.start), SectorCount(span.end - span.start));
+        let result = env.io(&backing.disk, Io::on(Op::Discard, range)).await;
+        self.traffic.end(&span, known, false, result);
+        result
+    }
+
+    /// Step 2.
+    async fn drop_extents(&self, env: &Env, span: Span) -> IoResult {
+        let core = self.core.as_ref().expect("it has a cache");
+        let (mut start, mut holes) = (span.start, Vec::new());
+        while start < span.end && !core.is_broken() {
+            let piece = Span { start, end: span.end.min(start + PIECE), ..span };
+            core.with(|set| {
+                set.changes.fills.touch(&piece);
+                if set.overlap(&piece) != Overlap::None {
+                    let dirty = set.lay_hole(piece, env.now() + COMMIT_DELAY);
+                    self.add_dirty(dirty);
+                    holes.push(piece);
+                }
+            });
+            start = piece.end;
+            yield_once().await;
+        }
+        let committed = core.commit(env).await;
+        core.with(|set| holes.iter().for_each(|hole| set.changes.ghosts.end_hole(hole)));
+        committed.and(if core.is_broken() { Err(IoError::IO) } else { Ok(()) })
+    }
+}

@@ -1,0 +1,45 @@
+//! Tests of discards.
+
+use super::*;
+
+#[test]
+fn a_discard_drops_what_the_cache_has_and_goes_on_to_the_backing_device() {
+    let test = stopped();
+    test.load("v", LINE);
+    let dirty = || test.target("v").report().value("dirty_data").expect("a field").clone();
+    let before = dirty();
+    test.forget();
+    // The cache has sectors 2048 to 2559, dirty.
+    test.discard("v", 2048, 256).expect("the drives are well");
+    let discards: Vec<_> = test.ops("b").into_iter().filter(|it| it.0 == Op::Discard).collect();
+    assert_eq!(discards, [(Op::Discard, 16 + 2048, 256)]);
+    assert_ne!(dirty(), before);
+    drain(&test).expect("the drives are well");
+    let written = test.ops("b").into_iter().filter(|it| it.0 == Op::Write && it.1 >= 16);
+    assert!(
+        !written.into_iter().any(|it| (16 + 2048..16 + 2304).contains(&it.1)),
+        "what was dropped came back"
+    );
+    test.write("v", 2048, 8, 7).expect("the drives are well");
+    test.remove("v");
+    test.load("v", LINE);
+    assert!(test.bytes("v", 2048, 8).iter().all(|byte| *byte == 7));
+}
+
+#[test]
+fn a_discard_waits_for_the_batch_that_copies_its_data() {
+    let test = stopped();
+    test.load("v", LINE);
+    test.write("v", 0, 8, 1).expect("the drives are well");
+    let effect = cairn_sim::Effect::Delay(Duration::from_millis(50));
+    let slow = cairn_sim::Fault { effect, ..cairn_sim::Fault::error(cairn_sim::OpSet::WRITES) };
+    test.drive("b").faults().add(slow);
+    let (volume, env) = (test.volume("v"), test.sim.env(2).clone());
+    test.sim.env(2).spawn(async move { drop(volume.drain_caches(&env).await) });
+    test.run(Duration::from_millis(20));
+    test.forget();
+    test.discard("v", 2048, 8).expect("the drives are well");
+    let ops = test.ops("b");
+    let at = |op| ops.iter().position(|it| it.0 == op);
+    assert!(at(Op::Flush).expect("the batch ends with one") < at(Op::Discard).expect("sent"));
+}

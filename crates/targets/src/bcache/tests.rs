@@ -494,6 +494,38 @@ fn writes_go_around_a_congested_cache() {
     assert!((30..60).contains(&around("20000")), "the limit falls with each slow write");
 }
 
+/// The superblock of the backing device as a power cut leaves it.
+fn durable_superblock(test: &Fixture) -> BackingSuperblock {
+    let bytes = test.drive("b").durable().to_vec();
+    let at = SUPERBLOCK_SECTOR as usize * SECTOR;
+    match Superblock::decode(&bytes[at..]) {
+        Ok(Superblock::Backing(superblock)) => superblock,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_mode_is_durable_once_its_message_is_answered() {
+    let test = stopped();
+    test.load("v", LINE);
+    for (word, mode) in [("none", CacheMode::None), ("writeback", CacheMode::Writeback)] {
+        test.message("v", &["set", "cache_mode", word]).expect("a mode");
+        assert_eq!(durable_superblock(&test).mode(), mode);
+    }
+}
+
+#[test]
+fn the_state_is_durable_before_the_first_dirty_data_and_after_a_drain() {
+    let test = stopped();
+    test.load("v", LINE);
+    for _ in 0..2 {
+        drain(&test).expect("the drives are well");
+        assert_eq!(durable_superblock(&test).state(), BackingState::Clean);
+        test.write("v", 0, 8, 7).expect("the drives are well");
+        assert_eq!(durable_superblock(&test).state(), BackingState::Dirty);
+    }
+}
+
 #[test]
 fn messages_with_wrong_words_are_refused_with_what_was_expected() {
     let test = stopped();

@@ -20,9 +20,10 @@ use cairn_format::bcache::{
     BackingState, BackingSuperblock, CacheMode, CacheSuperblock, Key, NewBacking, NewCache,
     Replacement, SUPERBLOCK_SECTOR, Superblock, Uuid,
 };
-use cairn_sim::{DriveModel, DriveOptions, Image};
+use cairn_sim::{DriveModel, DriveOptions, Effect, Fault, Image, OpSet};
 use cairn_testkit::image;
 
+use super::volume::Bcache;
 use crate::fixture::{Fixture, SECTOR, drive_options, range};
 
 const LINE: &str = "0 16368 bcache b c 0";
@@ -524,6 +525,28 @@ fn the_state_is_durable_before_the_first_dirty_data_and_after_a_drain() {
         test.write("v", 0, 8, 7).expect("the drives are well");
         assert_eq!(durable_superblock(&test).state(), BackingState::Dirty);
     }
+}
+
+#[test]
+fn a_key_that_comes_while_a_commit_runs_enters_the_journal_without_a_request() {
+    let test = stopped();
+    test.load("v", LINE);
+    drain(&test).expect("the drives are well");
+    test.message("v", &["set", "writeback_running", "0"]).expect("in its range");
+    test.write("v", 0, 8, 7).expect("the drives are well");
+    let effect = Effect::Delay(Duration::from_millis(250));
+    test.drive("c").faults().add(Fault { effect, ..Fault::error(OpSet::FLUSHES) });
+    // The commit of the first key begins after 100 ms, and runs when the second one is due.
+    test.run(Duration::from_millis(110));
+    test.write("v", 64, 8, 7).expect("the drives are well");
+    let are_volatile = || {
+        test.with_target("v", |volume: &Bcache| {
+            volume.look(|set| set.changes.are_volatile()).expect("it is open")
+        })
+    };
+    assert!(are_volatile());
+    test.run(Duration::from_secs(5));
+    assert!(!are_volatile());
 }
 
 #[test]

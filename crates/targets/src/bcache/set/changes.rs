@@ -40,7 +40,7 @@ pub(in super::super) struct Changes {
     /// Keys that a group commit is writing.
     committing: Vec<Key>,
     /// When pending keys enter the journal without a request for it.
-    pub commit_at: Option<Time>,
+    commit_at: Option<Time>,
     pub commits: GroupCommit,
     /// Keys that came since the last checkpoint began.
     behind: Vec<Key>,
@@ -90,6 +90,12 @@ impl Changes {
     /// True if keys were lost.
     pub fn have_lost(&self) -> bool {
         !self.lost.is_empty()
+    }
+
+    /// When the next group commit begins without a request for it. None while one runs: the keeper
+    /// looks again at its end, for keys that are pending since.
+    pub fn commit_due(&self) -> Option<Time> {
+        self.commit_at.filter(|_| !self.commits.is_running())
     }
 
     /// A group commit begins: its waiters.

@@ -22,13 +22,13 @@ impl Core {
     pub async fn keep(&self, env: &Env) {
         let (mut checkpoint_at, mut short_at) = (env.now() + CHECKPOINT_DELAY, Time(0));
         loop {
-            let commit_at = self.with(|set| set.changes.commit_at);
+            let commit_at = self.with(|set| set.changes.commit_due());
             let is_short = self.with(|set| set.is_short());
             let short = is_short.then_some(short_at);
             let next = [commit_at, short, Some(checkpoint_at)].into_iter().flatten().min();
             env.until_or_time(&self.changed, next, || {
                 let news = |set: &mut super::Set| {
-                    let has_time = set.changes.commit_at.is_some() && commit_at.is_none();
+                    let has_time = set.changes.commit_due().is_some() && commit_at.is_none();
                     has_time || set.is_short() && !is_short || set.is_far_behind()
                 };
                 self.is_stopping() || self.is_broken() || self.with(news)
@@ -38,9 +38,8 @@ impl Core {
                 return;
             }
             let now = env.now();
-            if self.with(|set| set.changes.commit_at).is_some_and(|at| at <= now) {
+            if self.with(|set| set.changes.commit_due()).is_some_and(|at| at <= now) {
                 self.kick_commit(env);
-                self.with(|set| set.changes.commit_at = None);
             }
             let is_short = self.with(|set| set.is_short()) && short_at <= now;
             let is_behind = self.with(|set| set.is_far_behind());

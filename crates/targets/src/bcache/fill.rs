@@ -14,6 +14,9 @@
 //!     something there by 4.
 //! L2. A key of a fill has the data that the backing device has, durably (R13). So no power cut
 //!     leaves a clean extent that differs from the backing device.
+//! L3. The cache device may lose the data of a fill until a checkpoint has ended that began after
+//!     4. A read looks at the failure count of the device first; once it has risen the set is
+//!     broken, and such fills have left the tree.
 //!
 //! A fill is dropped, too, if no bucket is free at once. The copies in flight are bounded.
 
@@ -94,11 +97,12 @@ impl Bcache {
             return false;
         }
         let is_ready = self.is_ready(Ready::Change);
-        if !is_ready && !self.beginning.swap(true, Ordering::Relaxed) {
+        let is_broken = self.is_broken();
+        if !is_ready && !is_broken && !self.beginning.swap(true, Ordering::Relaxed) {
             self.wanted.fetch_max(Ready::Change as u8, Ordering::Relaxed);
             self.spawn(env, async |volume, env| volume.begin_writing(env).await);
         }
-        is_ready
+        is_ready && !is_broken
     }
 
     /// Step 1 of a read that missed these sectors. The number of the fill; 0 if there is none.
@@ -223,6 +227,6 @@ impl Set {
         }
         drop(extents);
         self.tree.lay(key, &mut self.buckets);
-        self.changes.add_behind(key);
+        self.changes.add_filled(key);
     }
 }

@@ -8,9 +8,11 @@ use super::btree::{Found, Span};
 use super::bypass::Direction;
 use super::config::Devices;
 use super::route::bypasses;
+use super::set::WriteError;
 use super::status::Count;
 use super::volume::Bcache;
 use super::word::{Class, Waited, Word};
+use super::writes::Ready;
 use crate::epochs::Epoch;
 
 /// Where the head of a read goes.
@@ -56,6 +58,9 @@ impl Bcache {
         }
         let skips = self.skips(env, request);
         let core = self.core.as_ref().expect("a volume that is not bare has a cache");
+        if self.is_ready(Ready::Change) && core.cache.has_failed() {
+            core.break_down(env, &WriteError::Cache(IoError::IO));
+        }
         let mut guard = core.lock();
         let Some(set) = guard.as_mut() else { return (Plan::Fail, false) };
         if set.changes.are_lost(self.inode(), from, from + want) {

@@ -44,6 +44,10 @@ pub(in super::super) struct Changes {
     pub commits: GroupCommit,
     /// Keys that came since the last checkpoint began.
     behind: Vec<Key>,
+    /// Of these, keys of fills, and those that the checkpoint under way takes: the cache device may
+    /// lose their data.
+    filled: Vec<Key>,
+    filled_before: Vec<Key>,
     /// The oldest open entry with keys of clients: of those planned before the last checkpoint
     /// began, and since.
     open_before: Option<u64>,
@@ -76,9 +80,10 @@ impl Changes {
         self.behind.len()
     }
 
-    /// A key that the leaves do not have, and that needs no entry of the journal.
-    pub fn add_behind(&mut self, key: &Key) {
+    /// A key of a fill: the leaves do not have it, and it needs no entry of the journal.
+    pub fn add_filled(&mut self, key: &Key) {
         self.behind.push(*key);
+        self.filled.push(*key);
     }
 
     /// Of requests that read these sectors of a volume: true if what they read may be lost.
@@ -202,6 +207,7 @@ impl Set {
         changes.open_before = changes.open();
         changes.open_since = None;
         changes.ghosts.begin_checkpoint();
+        changes.filled_before.append(&mut changes.filled);
         let sectors = Unwritten::of(&std::mem::take(&mut changes.behind));
         (sectors, self.buckets.begin_checkpoint())
     }
@@ -209,6 +215,7 @@ impl Set {
     /// The leaves have what they lacked when the checkpoint began.
     pub fn leaves_written(&mut self) {
         self.changes.open_before = None;
+        self.changes.filled_before.clear();
     }
 
     /// An entry says so, durably.
@@ -226,9 +233,14 @@ impl Set {
         std::mem::take(&mut self.changes.waiting)
     }
 
-    /// The set is broken: the requests that wait for a bucket, and whether keys are lost.
+    /// The set is broken: the requests that wait for a bucket, and whether keys are lost. Fills
+    /// whose data may be lost leave the tree: the backing device has it.
     pub fn give_up(&mut self) -> (Vec<RequestId>, bool) {
         let changes = &mut self.changes;
+        for key in changes.filled_before.drain(..).chain(changes.filled.drain(..)) {
+            let hole = Key::new(key.inode(), key.end(), key.sectors());
+            self.tree.replace(&key, &hole, &mut self.buckets);
+        }
         changes.lost.append(&mut changes.committing);
         changes.lost.append(&mut changes.pending);
         changes.commit_at = None;

@@ -112,6 +112,11 @@ impl CacheDevice {
         result
     }
 
+    /// True if the device may have lost what was written since the set was opened.
+    pub fn has_failed(&self) -> bool {
+        self.judge().is_err()
+    }
+
     fn judge(&self) -> IoResult {
         let known = self.known.load(Ordering::Relaxed);
         let name = "bcache: failure count of the cache device";

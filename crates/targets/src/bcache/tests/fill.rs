@@ -1,7 +1,5 @@
 //! Tests of the clean data that enters the cache.
 
-use cairn_sim::{Effect, Fault, OpSet};
-
 use super::*;
 
 /// A volume with a cache that has nothing dirty, and a session.
@@ -77,4 +75,14 @@ fn long_streams_do_not_enter_the_cache() {
     let test = served();
     test.message("v", &["set", "sequential_cutoff", "4096"]).expect("in its range");
     assert_eq!([hits(&test, 5000), hits(&test, 5000)], [false, false]);
+}
+
+#[test]
+fn what_the_cache_device_loses_of_a_fill_is_read_from_the_backing_device() {
+    let test = served();
+    assert_eq!([hits(&test, 5000), hits(&test, 5000)], [false, true]);
+    test.lose_by_another("c");
+    assert!(!hits(&test, 5000), "the device may show what it has lost");
+    let expected = test.contents("b")[(16 + 5000) * SECTOR..][..8 * SECTOR].to_vec();
+    assert_eq!(test.read("v", 5000, 8), Ok(expected));
 }

@@ -72,6 +72,14 @@ impl Zones {
     }
 }
 
+impl State {
+    /// A write in flight has ended.
+    fn end(&mut self, span: &Span) {
+        let index = self.writes.iter().position(|own| own == span);
+        self.writes.swap_remove(index.expect("A1: it is listed"));
+    }
+}
+
 /// See the module's description.
 pub(super) struct Traffic {
     state: Mutex<State>,
@@ -128,24 +136,32 @@ impl Traffic {
 
     /// It has ended. `is_durable` if it was durable by itself.
     pub fn end(&self, span: &Span, began: u32, is_durable: bool, result: IoResult) {
-        let mut state = self.state.lock();
-        let index = state.writes.iter().position(|own| own == span);
-        state.writes.swap_remove(index.expect("A1: it is listed"));
-        if !is_durable || result.is_err() {
-            state.written.add(span);
+        if result.is_err() {
+            return self.end_undefined(span);
         }
-        let is_lost = match (result, is_durable) {
-            (Ok(()), true) => false,
-            (Ok(()), false) => state.flushes.add_acknowledged(began),
-            (Err(_), _) => {
-                state.flushes.add_undefined();
-                false
-            }
-        };
-        if is_lost {
+        let mut state = self.state.lock();
+        state.end(span);
+        if is_durable {
+            return;
+        }
+        state.written.add(span);
+        if state.flushes.add_acknowledged(began) {
             state.suspect.add(span);
             self.lose(&mut state);
         }
+    }
+
+    /// It has ended, and its client relies on no content: it failed, or was a discard.
+    pub fn end_undefined(&self, span: &Span) {
+        let mut state = self.state.lock();
+        state.end(span);
+        state.written.add(span);
+        state.flushes.add_undefined();
+    }
+
+    /// What was copied to these sectors may be lost, although the device may show it.
+    pub fn distrust(&self, span: &Span) {
+        self.state.lock().suspect.add(span);
     }
 
     /// True if a write in flight has some of these sectors (A2).

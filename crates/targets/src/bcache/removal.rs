@@ -5,8 +5,9 @@
 //!    backing device after what a client writes there next.)
 //! 2. Holes enter the tree, a piece at a time, also over dirty data, and the journal, durably.
 //!    Fills of the sectors are dropped.
-//! 3. The backing device gets the discard, if it takes any, in the list of writes from above. It
-//!    counts as a write that is not durable.
+//! 3. The backing device gets the discard, if it takes any, in the list of writes from above. The
+//!    sectors count as written and not durable, also without a discard: copies of data that was
+//!    dropped may be there (L2).
 //! 4. The discard ends.
 //!
 //! # What a crash leaves
@@ -36,17 +37,17 @@ impl Bcache {
         let _turn = self.turn_to_remove().await;
         self.drop_extents(env, span).await?;
         let Some(backing) = self.config.devices.backing() else { return Ok(()) };
-        if !backing.disk.limits().discard {
-            return Ok(());
-        }
         let core = self.core.as_ref().expect("it has a cache");
-        let known = core.with(|set| {
+        core.with(|set| {
             set.changes.fills.touch(&span);
             self.traffic.begin(span)
         });
         let range = SectorRange::new(Sector(span.start), SectorCount(span.end - span.start));
-        let result = env.io(&backing.disk, Io::on(Op::Discard, range)).await;
-        self.traffic.end(&span, known, false, result);
+        let result = match backing.disk.limits().discard {
+            true => env.io(&backing.disk, Io::on(Op::Discard, range)).await,
+            false => Ok(()),
+        };
+        self.traffic.end_undefined(&span);
         result
     }
 
@@ -54,11 +55,12 @@ impl Bcache {
     async fn drop_extents(&self, env: &Env, span: Span) -> IoResult {
         let core = self.core.as_ref().expect("it has a cache");
         let (mut start, mut holes) = (span.start, Vec::new());
-        while start < span.end && !core.is_broken() {
+        while start < span.end {
             let piece = Span { start, end: span.end.min(start + PIECE), ..span };
             core.with(|set| {
                 set.changes.fills.touch(&piece);
-                if set.overlap(&piece) != Overlap::None {
+                // A broken set takes no keys; the commit fails.
+                if !core.is_broken() && set.overlap(&piece) != Overlap::None {
                     let dirty = set.lay_hole(piece, env.now() + COMMIT_DELAY);
                     self.add_dirty(dirty);
                     holes.push(piece);

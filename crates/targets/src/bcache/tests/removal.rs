@@ -31,8 +31,8 @@ fn a_discard_waits_for_the_batch_that_copies_its_data() {
     let test = stopped();
     test.load("v", LINE);
     test.write("v", 0, 8, 1).expect("the drives are well");
-    let effect = cairn_sim::Effect::Delay(Duration::from_millis(50));
-    let slow = cairn_sim::Fault { effect, ..cairn_sim::Fault::error(cairn_sim::OpSet::WRITES) };
+    let effect = Effect::Delay(Duration::from_millis(50));
+    let slow = Fault { effect, ..Fault::error(OpSet::WRITES) };
     test.drive("b").faults().add(slow);
     let (volume, env) = (test.volume("v"), test.sim.env(2).clone());
     test.sim.env(2).spawn(async move { drop(volume.drain_caches(&env).await) });

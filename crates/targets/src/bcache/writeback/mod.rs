@@ -63,6 +63,7 @@ use cairn_block::sync::atomic::{AtomicUsize, Ordering};
 use cairn_block::{Env, IoError, IoResult, MessageError, mutants};
 use cairn_format::bcache::{BackingState, Key};
 
+use super::btree::Span;
 use super::canary::{Bug, planted};
 use super::config::Devices;
 use super::set::{Session, WriteError};
@@ -296,6 +297,7 @@ impl Bcache {
                     return Ok(Batch { written, failed, untried, next, failed_in_a_row });
                 }
                 Err(error) if !has_failed || attempt == ATTEMPTS => {
+                    keys.iter().for_each(|key| self.traffic.distrust(&Span::of(key)));
                     return Err(Undrained::Flush(error));
                 }
                 Err(_) => {}

@@ -55,6 +55,8 @@ mod buckets;
 mod bypass;
 #[cfg(feature = "canary")]
 pub mod canary;
+#[cfg(not(feature = "canary"))]
+mod canary;
 mod config;
 mod detach;
 mod fill;
@@ -78,34 +80,6 @@ mod volume;
 mod word;
 mod writeback;
 mod writes;
-
-#[cfg(not(feature = "canary"))]
-mod canary {
-    //! Known ordering bugs, absent from this build.
-
-    #[derive(Clone, Copy)]
-    pub(super) enum Bug {
-        CleanBeforeFlush,
-        CopyBeforeCommit,
-        HoleOverDirty,
-        GhostsForgotten,
-        FillBeforeFlush,
-        FillOverWrite,
-        ReuseBeforeCheckpoint,
-        HeadBeforeTail,
-        ParentBeforeChild,
-        JournalBeforeLeaves,
-        ReuseBeforeDurable,
-        EntryBeforePriorities,
-        CleanStateFirst,
-        PartBeforeLeaves,
-        ArrayBeforeSuperblock,
-    }
-
-    pub(super) fn planted(_bug: Bug) -> bool {
-        false
-    }
-}
 
 pub use config::without_cache;
 pub use detach::Attached;

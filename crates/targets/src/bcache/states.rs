@@ -37,8 +37,8 @@ impl Bcache {
         Ok(())
     }
 
-    /// If nothing is dirty: the superblock of the backing device says so. Writes into the cache
-    /// wait meanwhile.
+    /// If nothing is dirty: the superblock of the backing device says so. Until this ends, writes
+    /// into the cache wait.
     ///
     /// # Errors
     /// The set, or the superblock, cannot be written.

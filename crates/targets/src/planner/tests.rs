@@ -1,3 +1,5 @@
+//! Tests of the planner: examples, and a model that is compared step by step.
+
 use cairn_block::{Sector, SectorCount, SectorRange};
 use proptest::prelude::{Just, Strategy, prop_oneof, proptest};
 

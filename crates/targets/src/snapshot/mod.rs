@@ -59,21 +59,7 @@ mod tests;
 #[cfg(feature = "canary")]
 pub mod canary;
 #[cfg(not(feature = "canary"))]
-mod canary {
-    //! Known ordering bugs, absent from this build.
-
-    #[derive(Clone, Copy)]
-    pub(super) enum Bug {
-        RecordBeforeData,
-        OriginBeforeRecord,
-        FullBeforeZeroed,
-        ClearBeforeOriginFlush,
-    }
-
-    pub(super) fn planted(_bug: Bug) -> bool {
-        false
-    }
-}
+mod canary;
 
 pub use attachment::origin_claim;
 pub use config::{MERGE_SPEC, SNAPSHOT_SPEC};

@@ -80,22 +80,7 @@ mod volume;
 #[cfg(feature = "canary")]
 pub mod canary;
 #[cfg(not(feature = "canary"))]
-mod canary {
-    //! Known ordering bugs, absent from this build.
-
-    #[derive(Clone, Copy)]
-    pub(super) enum Bug {
-        NoDataFlush,
-        NoQuarantine,
-        MapBeforeFill,
-        WriteShared,
-        ElideWithoutCommit,
-    }
-
-    pub(super) fn planted(_bug: Bug) -> bool {
-        false
-    }
-}
+mod canary;
 
 pub use edits::Plan;
 pub use inspect::{Figures, ThinDevice};

@@ -87,20 +87,7 @@ mod writeback;
 #[cfg(feature = "canary")]
 pub mod canary;
 #[cfg(not(feature = "canary"))]
-mod canary {
-    //! Known ordering bugs, absent from this build.
-
-    #[derive(Clone, Copy)]
-    pub(super) enum Bug {
-        SuperblockBeforeFlush,
-        FreeBeforeOriginFlush,
-        ReuseBeforeDurable,
-    }
-
-    pub(super) fn planted(_bug: Bug) -> bool {
-        false
-    }
-}
+mod canary;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};

@@ -43,7 +43,7 @@ pub struct Detached {
     pub notes: Vec<String>,
 }
 
-/// Who waits until a moment, whether or not the client listens.
+/// A caller that is gone at a given time. A client that goes earlier does not end the verb.
 struct Until(Option<Instant>);
 
 impl Until {

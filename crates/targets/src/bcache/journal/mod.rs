@@ -32,8 +32,8 @@
 //!   from. So a ring with one free bucket, which is what the kernel spares, takes each part that
 //!   the free buckets have room for at once.
 //!
-//! - *Entries of clients* (`groups`) are open until a checkpoint. They leave room for it; a session
-//!   that names fresh roots meanwhile has a checkpoint first, if it would take that room.
+//! - *Entries of clients* (`groups`) are open until a checkpoint. They leave room for it. A
+//!   session that is about to name fresh roots has a checkpoint first, if the names need that room.
 //!
 //! What is left: a part of the found entries that needs more fresh roots, or holes, than the ring
 //! has room for. The session ends with [`NoEntry::Full`]. The superblock and some leaves have

@@ -6,8 +6,8 @@
 //! D2. A failed flush may have dropped writes that the device still shows when it is read (a page
 //!     cache does so), and no later flush makes them durable. So copies of metadata are kept
 //!     until a flush covers them. When the set is opened again they are written again, before
-//!     anything is read. Their own order is not lost by that: whatever they rely on was durable
-//!     before.
+//!     anything is read. Their order does not matter: what each of them relies on was durable
+//!     before it was first written.
 
 use std::convert::Infallible;
 use std::ops::Range;

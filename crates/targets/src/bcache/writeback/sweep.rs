@@ -2,7 +2,8 @@
 //!
 //! A pass fills a planner with what is dirty, in pieces, and ends when nothing is left of it. The
 //! planner knows zones and no extents; the extents of a zone are looked up when it is their turn,
-//! so what became dirty there meanwhile goes with them. The rest waits for the next pass.
+//! so what became dirty there since the pass began goes with them. The rest waits for the next
+//! pass.
 
 use cairn_block::{Sector, SectorCount, SectorRange, yield_once};
 use cairn_format::bcache::Key;

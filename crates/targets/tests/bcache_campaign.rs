@@ -66,8 +66,13 @@ const MODES: &[CacheMode] = &[
 /// and the default.
 const CUTOFFS: &[&str] = &["0", "512", "32768", "4194304"];
 
-/// Settings of the background writeback: how much may be dirty, and how long data waits.
+/// Settings of writeback: how much may be dirty, how long data waits, and which writes become dirty
+/// data.
 const WRITEBACKS: &[[&str; 2]] = &[
+    ["cutoff_writeback", "0"],
+    ["cutoff_writeback", "70"],
+    ["cutoff_writeback_sync", "0"],
+    ["cutoff_writeback_sync", "90"],
     ["writeback_percent", "0"],
     ["writeback_percent", "1"],
     ["writeback_percent", "40"],

@@ -6,10 +6,23 @@
 
 use cairn_format::bcache::CacheMode;
 
-/// Above this much of the cache in use, in percent, writes go around it.
+/// Above this much of the cache in use, in percent, reads and writes bypass it.
 const CUTOFF_AROUND: u64 = 95;
-/// Above this much, writes go through it: the kernel's `cutoff_writeback_sync`.
-const CUTOFF_SYNC: u64 = 70;
+
+/// Above so much of the cache in use, in percent, a write in mode writeback goes through it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cutoffs {
+    /// The attribute `cutoff_writeback`: of a write that is not synchronous.
+    pub plain: u64,
+    /// The attribute `cutoff_writeback_sync`: of every write.
+    pub sync: u64,
+}
+
+impl Default for Cutoffs {
+    fn default() -> Cutoffs {
+        Cutoffs { plain: 40, sync: 70 }
+    }
+}
 
 /// What the cache has of the sectors of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +44,9 @@ pub(super) struct Inputs {
     pub overlap: Overlap,
     /// How much of the cache is dirty data or metadata, in percent.
     pub in_use: u64,
+    pub cutoffs: Cutoffs,
+    /// Its client waits for it: it has FUA, or is metadata.
+    pub is_sync: bool,
     /// It is part of a long stream, or the cache device is congested.
     pub skips: bool,
     /// The volume is all in the cache.
@@ -41,6 +57,13 @@ impl Inputs {
     /// True if the write bypasses the cache where it may.
     pub fn bypasses(&self) -> bool {
         self.mode == CacheMode::Writearound || bypasses(self.mode, self.in_use, self.skips)
+    }
+
+    /// True if the write becomes dirty data where the cache has none.
+    fn writes_back(&self) -> bool {
+        let Cutoffs { plain, sync } = self.cutoffs;
+        let is_below = self.in_use <= sync && (self.is_sync || self.in_use <= plain);
+        self.mode == CacheMode::Writeback && is_below && !self.bypasses()
     }
 }
 
@@ -65,11 +88,10 @@ pub(super) enum Route {
 
 /// See the module's description.
 pub(super) fn route(inputs: &Inputs) -> Route {
-    let writes_back = inputs.mode == CacheMode::Writeback && inputs.in_use <= CUTOFF_SYNC;
     match inputs.overlap {
         _ if inputs.is_flash => Route::Cache,
         Overlap::Dirty => Route::Cache,
-        _ if writes_back && !inputs.bypasses() => Route::Cache,
+        _ if inputs.writes_back() => Route::Cache,
         Overlap::Clean => Route::Ordered,
         Overlap::Leaving => Route::Wait,
         Overlap::None => Route::Around,
@@ -78,7 +100,18 @@ pub(super) fn route(inputs: &Inputs) -> Route {
 
 #[cfg(test)]
 mod tests {
-    use super::{CacheMode, Inputs, Overlap, Route, bypasses, route};
+    use super::{CacheMode, Cutoffs, Inputs, Overlap, Route, bypasses, route};
+
+    /// A write in mode writeback that the cache has nothing of.
+    const PLAIN: Inputs = Inputs {
+        mode: CacheMode::Writeback,
+        overlap: Overlap::None,
+        in_use: 0,
+        cutoffs: Cutoffs { plain: 40, sync: 70 },
+        is_sync: false,
+        skips: false,
+        is_flash: false,
+    };
 
     #[test]
     fn writes_go_where_mode_pressure_and_the_cache_say() {
@@ -102,7 +135,29 @@ mod tests {
             (Off, Overlap::Clean, 0, Route::Ordered),
             (Off, Overlap::Dirty, 0, Route::Cache),
         ] {
-            let inputs = Inputs { mode, overlap, in_use, skips: false, is_flash: false };
+            let inputs = Inputs { mode, overlap, in_use, is_sync: true, ..PLAIN };
+            assert_eq!(route(&inputs), expected, "{inputs:?}");
+        }
+    }
+
+    #[test]
+    fn writes_that_are_not_synchronous_have_a_lower_cutoff() {
+        let of = |plain, sync| Cutoffs { plain, sync };
+        for (cutoffs, in_use, is_sync, expected) in [
+            (Cutoffs::default(), 40, false, Route::Cache),
+            (Cutoffs::default(), 41, false, Route::Around),
+            (Cutoffs::default(), 41, true, Route::Cache),
+            (Cutoffs::default(), 70, true, Route::Cache),
+            (Cutoffs::default(), 71, true, Route::Around),
+            (of(0, 90), 0, false, Route::Cache),
+            (of(0, 90), 1, false, Route::Around),
+            (of(0, 90), 90, true, Route::Cache),
+            (of(70, 90), 70, false, Route::Cache),
+            // The cutoff of synchronous writes counts for all.
+            (of(70, 30), 31, false, Route::Around),
+            (of(70, 30), 31, true, Route::Around),
+        ] {
+            let inputs = Inputs { cutoffs, in_use, is_sync, ..PLAIN };
             assert_eq!(route(&inputs), expected, "{inputs:?}");
         }
     }
@@ -117,7 +172,7 @@ mod tests {
             (Writethrough, Overlap::None, Route::Around),
             (Writethrough, Overlap::Dirty, Route::Cache),
         ] {
-            let inputs = Inputs { mode, overlap, in_use: 0, skips: true, is_flash: false };
+            let inputs = Inputs { mode, overlap, skips: true, ..PLAIN };
             assert_eq!(route(&inputs), expected, "{inputs:?}");
         }
     }
@@ -136,7 +191,7 @@ mod tests {
             (Writearound, 0, true, (true, true)),
             (Off, 0, false, (true, true)),
         ] {
-            let inputs = Inputs { mode, overlap: Overlap::None, in_use, skips, is_flash: false };
+            let inputs = Inputs { mode, in_use, skips, ..PLAIN };
             let found = (bypasses(mode, in_use, skips), inputs.bypasses());
             assert_eq!(found, expected, "{inputs:?}");
         }
@@ -145,8 +200,7 @@ mod tests {
     #[test]
     fn volume_that_is_all_in_the_cache_has_no_way_around() {
         for (overlap, in_use) in [(Overlap::None, 71), (Overlap::Clean, 96), (Overlap::Dirty, 0)] {
-            let mode = CacheMode::Writeback;
-            let inputs = Inputs { mode, overlap, in_use, skips: true, is_flash: true };
+            let inputs = Inputs { overlap, in_use, skips: true, is_flash: true, ..PLAIN };
             assert_eq!(route(&inputs), Route::Cache, "{inputs:?}");
         }
     }

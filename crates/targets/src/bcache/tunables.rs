@@ -31,6 +31,22 @@ const TUNABLES: &[Tunable] = &[
         most: U32,
         cell: |volume| Some(&volume.bypass.as_ref()?.sequential_cutoff),
     },
+    // With more of the cache in use than this, writes that are not synchronous go through it.
+    Tunable {
+        name: "cutoff_writeback",
+        unit: "percent",
+        least: 0,
+        most: 70,
+        cell: |volume| Some(&volume.bypass.as_ref()?.cutoff_writeback),
+    },
+    // The same for all writes.
+    Tunable {
+        name: "cutoff_writeback_sync",
+        unit: "percent",
+        least: 0,
+        most: 90,
+        cell: |volume| Some(&volume.bypass.as_ref()?.cutoff_writeback_sync),
+    },
     // Reads of the cache device that take longer count as congestion; 0 turns that off.
     Tunable {
         name: "congested_read_threshold_us",

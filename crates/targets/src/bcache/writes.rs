@@ -27,7 +27,7 @@ use cairn_format::bcache::{BackingState, Key};
 use futures_util::future::join;
 
 use super::btree::Span;
-use super::bypass::Direction;
+use super::bypass::{Bypass, Direction};
 use super::config::Devices;
 use super::route::{Inputs, Route, route};
 use super::set::COMMIT_DELAY;
@@ -96,7 +96,9 @@ impl Bcache {
         let overlap = set.overlap(&span);
         let (mode, in_use) = (self.mode(), set.buckets.in_use_percent());
         let is_flash = self.config.devices.backing().is_none();
-        let inputs = Inputs { mode, overlap, in_use, skips, is_flash };
+        let cutoffs = self.bypass.as_ref().map(Bypass::cutoffs).unwrap_or_default();
+        let is_sync = request.flags.intersects(Flags::FUA | Flags::META);
+        let inputs = Inputs { mode, overlap, in_use, cutoffs, is_sync, skips, is_flash };
         match route(&inputs) {
             Route::Around => {
                 set.changes.fills.touch(&span);

@@ -1,7 +1,7 @@
 //! Bypass: which requests do not enter the cache, since they are part of a long sequential stream,
 //! or since the cache device is congested.
 //!
-//! The other reasons to bypass the cache (its mode, how full it is, alignment) are in `route`.
+//! The other reasons to bypass the cache (its mode, how full it is) are in `route`.
 
 mod congestion;
 mod sequential;
@@ -11,6 +11,7 @@ use std::time::Duration;
 use cairn_block::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use cairn_block::{Env, Request, SECTOR_BYTES, Sector, SectorRange};
 
+use super::route::Cutoffs;
 use sequential::Sequential;
 
 pub(super) use congestion::{Congestion, Direction};
@@ -22,6 +23,9 @@ const SEQUENTIAL_CUTOFF: u64 = 4 << 20;
 pub(super) struct Bypass {
     /// The attribute, in bytes: 0 turns it off.
     pub sequential_cutoff: AtomicU64,
+    /// The attributes of these names, in percent.
+    pub cutoff_writeback: AtomicU64,
+    pub cutoff_writeback_sync: AtomicU64,
     /// Of the cache device.
     pub congestion: Congestion,
     sequential: Sequential,
@@ -30,8 +34,11 @@ pub(super) struct Bypass {
 impl Bypass {
     /// For a volume that this many reactors serve.
     pub fn new(reactors: u16) -> Bypass {
+        let Cutoffs { plain, sync } = Cutoffs::default();
         Bypass {
             sequential_cutoff: AtomicU64::new(SEQUENTIAL_CUTOFF),
+            cutoff_writeback: AtomicU64::new(plain),
+            cutoff_writeback_sync: AtomicU64::new(sync),
             congestion: Congestion::default(),
             sequential: Sequential::new(reactors),
         }
@@ -51,6 +58,14 @@ impl Bypass {
         let (started, stream) = (request.started(), request.stream());
         let bytes = self.sequential.count(env.reactor(), started, stream, range);
         is_long(bytes / SECTOR_BYTES, cutoff, limit)
+    }
+
+    /// How much of the cache may be in use for a write to become dirty data.
+    pub fn cutoffs(&self) -> Cutoffs {
+        Cutoffs {
+            plain: self.cutoff_writeback.load(Relaxed),
+            sync: self.cutoff_writeback_sync.load(Relaxed),
+        }
     }
 
     /// A request of the cache device has ended; it took this long.

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use super::*;
 
-/// Nothing is dirty. Streams do not bypass the cache.
+/// Nothing is dirty. Streams do not bypass the cache, and it may be dirty for the most part.
 fn test_set() -> Fixture {
     let [cache, backing] = large(&[]);
     let test = Fixture::new([("c", cache), ("b", backing)]);
     test.load("v", &format!("0 {LARGE} bcache b c 0"));
     set(&test, "sequential_cutoff", "0");
+    set(&test, "cutoff_writeback", "70");
     test
 }
 

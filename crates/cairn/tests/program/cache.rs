@@ -141,6 +141,35 @@ fn attributes_of_a_set_are_shown_and_set() {
 }
 
 #[test]
+fn texts_of_sysfs_are_shown_as_the_target_answers_them() {
+    let place = with_set();
+    let script = "cairn cache get set writeback_rate_debug | cut -f 1; \
+                  cairn cache get set Priority_Stats | cut -f 1 | head -2; \
+                  cairn cache get set priority_stats --json | head -2 | cut -d : -f 1; \
+                  cairn cache get disk writeback_rate_debug; echo $?";
+    let ran = run(&place, &[SET, CACHED], script);
+    let expected = "rate:\ndirty:\ntarget:\nproportional:\nintegral:\nchange:\nnext io:\n\
+                    Unused:\nClean:\n{\n  \"priority_stats\"\n1\n";
+    assert_eq!(ran.out, expected, "{ran:?}");
+    let line = "cairn: disk: attribute: found 'writeback_rate_debug', expected one of ";
+    assert!(ran.err.contains(line), "{ran:?}");
+}
+
+#[test]
+fn set_that_cannot_be_written_is_listed_as_failed() {
+    let place = with_set();
+    let fail = "cairn replace c --table \"$(cairn table c | cut -d ' ' -f 1,2) error\"";
+    let list = "cairn cache list set --json | grep '\"state\"'";
+    let script = format!("{list}; {fail}; {WRITE}; {list}; cairn cache get set io_disable");
+    let cache = "c=0 N linear wb_stop.cache 0";
+    let set = "set=0 N bcache wb_stop.backing @c 0";
+    let args = ["--state", "state", "--export", "set", "--table", cache, "--table", set];
+    let ran = place.serve_run(&args, &script);
+    let expected = "    \"state\": \"dirty\",\n    \"state\": \"failed\",\n1\n";
+    assert_eq!(ran.out, expected, "{ran:?}");
+}
+
+#[test]
 fn options_of_a_writecache_are_set_without_a_loss_and_recorded() {
     let place = place();
     let script = format!(

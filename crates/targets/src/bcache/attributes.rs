@@ -54,6 +54,14 @@ const ROWS: &[Row] = &[
             false => Value::Absent,
         },
     },
+    // 1 after a failure: nothing is written to the set until it is opened again.
+    Row {
+        name: "io_disable",
+        value: |volume| match &volume.core {
+            Some(core) => Value::Gauge(u64::from(core.is_broken())),
+            None => Value::Absent,
+        },
+    },
     // Buckets with neither dirty data nor metadata, in percent.
     Row { name: "cache_available_percent", value: Bcache::available },
 ];

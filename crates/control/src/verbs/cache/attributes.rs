@@ -19,8 +19,9 @@ use crate::verbs::volume::{VolumeMessage, VolumeReplace};
 
 /// The option that says which cache of a device it is: another value means another cache.
 const PLACE: &str = "start_sector";
-/// The message that sets an attribute.
+/// The messages that set an attribute and answer one.
 const SET: &str = "set";
+const GET: &str = "get";
 
 declare! {
     /// `cache get`
@@ -54,14 +55,33 @@ declare! {
 
 impl Verbs {
     fn cache_get(&self, name: &str, wanted: Option<&str>, sector: Option<u64>) -> Outcome<Fields> {
-        let mut fields = attributes_of(&*self.cache_line(name, sector)?.target);
+        let line = self.cache_line(name, sector)?;
+        let mut fields = attributes_of(&*line.target);
         let Some(wanted) = wanted else { return Ok(fields) };
-        let names = fields.keys().cloned().collect::<Vec<_>>().join(", ");
-        let known = fields.keys().find(|known| known.eq_ignore_ascii_case(wanted)).cloned();
-        let unknown = || wrong(name, "attribute", format!("'{wanted}'"), format!("one of {names}"));
-        let known = known.ok_or_else(unknown)?;
-        fields.retain(|name, _| *name == known);
-        Ok(fields)
+        if let Some(known) = fields.keys().find(|known| known.eq_ignore_ascii_case(wanted)).cloned()
+        {
+            fields.retain(|name, _| *name == known);
+            return Ok(fields);
+        }
+        match self.text_of(name, &line, wanted) {
+            Some(text) => Ok(Fields::from_iter([(wanted.to_ascii_lowercase(), text.into())])),
+            None => {
+                let names = fields.keys().cloned().collect::<Vec<_>>().join(", ");
+                Err(wrong(name, "attribute", format!("'{wanted}'"), format!("one of {names}")))
+            }
+        }
+    }
+
+    /// What the target answers to the message `get` that is no attribute: several lines of text.
+    fn text_of(&self, name: &str, line: &CacheLine, wanted: &str) -> Option<String> {
+        let takes_messages =
+            cairn_targets::spec(&line.kind).is_some_and(|spec| spec.messages.contains(&GET));
+        if !takes_messages {
+            return None;
+        }
+        let volume = self.beneath_snapshots(name).ok()?;
+        let words = [GET, wanted].map(str::to_owned);
+        self.world.message(volume.volume(), line.start, &words).ok()
     }
 
     /// Sets attributes by messages, one after the other, or options of the line, all at once.

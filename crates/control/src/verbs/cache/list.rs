@@ -76,8 +76,10 @@ fn info(name: &str, line: CacheLine) -> CacheInfo {
         (None, _) => "writeback".to_owned(),
     };
     let dirty_bytes = live.dirty().map_or(0, |dirty| dirty.sectors.to_bytes());
-    let state = match (report.number("error"), report.value("state"), dirty_bytes) {
-        (Some(1), ..) => "failed".to_owned(),
+    let is_failed = report.number("error") == Some(1)
+        || attribute("io_disable").is_some_and(|value| *value == Value::Gauge(1));
+    let state = match (is_failed, report.value("state"), dirty_bytes) {
+        (true, ..) => "failed".to_owned(),
         (_, Some(state), _) => state.to_string(),
         (_, None, 0) => "clean".to_owned(),
         (_, None, _) => "dirty".to_owned(),

@@ -28,10 +28,15 @@ struct Shape {
     block_sectors: u16,
     bucket_sectors: u64,
     buckets: u64,
-    /// Sectors of the volume.
+    /// Sectors of a volume.
     sectors: u64,
+    /// Volumes of the set: the first two have backing devices, the third lies in the cache alone.
+    volumes: usize,
     mode: CacheMode,
 }
+
+/// The volumes of a set, with the names of their backing devices.
+const VOLUMES: [(&str, &str); 3] = [("volume", "backing"), ("second", "backing2"), ("flash", "-")];
 
 /// Holds all data several times.
 const ROOMY: Shape = Shape {
@@ -39,6 +44,7 @@ const ROOMY: Shape = Shape {
     bucket_sectors: 16,
     buckets: 400,
     sectors: 512,
+    volumes: 1,
     mode: CacheMode::Writeback,
 };
 
@@ -52,6 +58,10 @@ const SHAPES: &[Shape] = &[
     TIGHT,
     Shape { bucket_sectors: 8, ..TIGHT },
     Shape { block_sectors: 8, bucket_sectors: 64, sectors: 8000, ..TIGHT },
+    Shape { volumes: 2, ..ROOMY },
+    Shape { volumes: 3, ..ROOMY },
+    Shape { volumes: 2, sectors: 1500, ..TIGHT },
+    Shape { volumes: 3, sectors: 600, ..TIGHT },
 ];
 
 const MODES: &[CacheMode] = &[
@@ -102,12 +112,22 @@ struct Bcache {
 }
 
 impl Shape {
-    fn table(&self) -> String {
-        format!("0 {} bcache backing cache 0", self.sectors)
+    /// The table of a volume.
+    fn table(&self, index: usize) -> String {
+        let (sectors, backing) = (self.sectors, VOLUMES[index].1);
+        match backing {
+            "-" => format!("0 {sectors} bcache - cache 2 flash {}", uuid_of(index)),
+            _ => format!("0 {sectors} bcache {backing} cache 0"),
+        }
     }
 
-    /// A set that nothing was written to.
-    fn images(&self) -> [Image; 2] {
+    /// The volumes that have a backing device.
+    fn cached(&self) -> impl Iterator<Item = usize> + use<> {
+        (0..self.volumes).filter(|index| VOLUMES[*index].1 != "-")
+    }
+
+    /// A set that nothing was written to: the cache device, and the backing devices.
+    fn drives(&self) -> Vec<(DriveOptions, Image)> {
         let superblock = CacheSuperblock::fresh(&NewCache {
             uuid: Uuid([1; 16]),
             set_uuid: Uuid([2; 16]),
@@ -121,13 +141,28 @@ impl Shape {
         let sectors = self.buckets * self.bucket_sectors;
         let mut bytes = vec![0; sectors as usize * SECTOR_BYTES];
         let builder = Builder::new(&superblock, 11, &mut bytes);
-        let volume = UuidEntry { uuid: Uuid([3; 16]), ..UuidEntry::default() };
-        let superblock = builder.finish(&[volume]).expect("there is room");
+        let entry = |index: usize| {
+            let is_flash = VOLUMES[index].1 == "-";
+            let sectors = if is_flash { self.sectors } else { 0 };
+            let flags = u32::from(is_flash);
+            UuidEntry { uuid: uuid_of(index), flags, sectors, ..UuidEntry::default() }
+        };
+        let entries: Vec<UuidEntry> = (0..self.volumes).map(entry).collect();
+        let superblock = builder.finish(&entries).expect("there is room");
         let mut cache = Image::of_bytes(&bytes);
         cache.write(Sector(SUPERBLOCK_SECTOR), &superblock.encode());
         let data = vec![0; self.sectors as usize * SECTOR_BYTES];
-        [cache, Image::of_bytes(&backing_of(self.block_sectors, &data, self.mode))]
+        let backing = |index: usize| {
+            let bytes = backing_of(uuid_of(index), self.block_sectors, &data, self.mode);
+            (DriveOptions::named(VOLUMES[index].1), Image::of_bytes(&bytes))
+        };
+        let cache = (DriveOptions::named("cache"), cache);
+        [cache].into_iter().chain(self.cached().map(backing)).collect()
     }
+}
+
+fn uuid_of(index: usize) -> Uuid {
+    Uuid([3 + index as u8; 16])
 }
 
 impl Scenario for Bcache {
@@ -140,14 +175,17 @@ impl Scenario for Bcache {
     fn begin(&self, rng: &mut fastrand::Rng) -> (Shape, Vec<(DriveOptions, Image)>) {
         let mode = self.modes[rng.usize(..self.modes.len())];
         let shape = Shape { mode, ..self.shapes[rng.usize(..self.shapes.len())] };
-        let [cache, backing] = shape.images();
-        let drives =
-            vec![(DriveOptions::named("cache"), cache), (DriveOptions::named("backing"), backing)];
-        (shape, drives)
+        (shape, shape.drives())
     }
 
     fn open(&self, shape: Rc<Shape>, server: Server) -> LocalFuture<'static, Opened> {
-        Box::pin(async move { Ok(vec![server.create("volume", &shape.table()).await?]) })
+        Box::pin(async move {
+            let mut opened = Vec::new();
+            for (index, (name, _)) in VOLUMES.iter().enumerate().take(shape.volumes) {
+                opened.push(server.create(name, &shape.table(index)).await?);
+            }
+            Ok(opened)
+        })
     }
 
     fn check_metadata(&self, _shape: &Shape, images: &Images) -> Result<(), String> {
@@ -174,24 +212,26 @@ impl Scenario for Bcache {
         self.failing == Failing::Everything
     }
 
-    fn trouble(&self, _: &Rc<Shape>, generation: &Generation, rng: &mut fastrand::Rng) -> bool {
+    fn trouble(&self, shape: &Rc<Shape>, generation: &Generation, rng: &mut fastrand::Rng) -> bool {
         let world = generation.world;
-        let drives = [world.drive("cache"), world.drive("backing")];
+        let backing = shape.cached().map(|index| VOLUMES[index].1);
+        let drives: Vec<_> =
+            ["cache"].into_iter().chain(backing).map(|it| world.drive(it)).collect();
         if self.failing == Failing::Everything {
             plant_failures(&drives, [5, 50][rng.usize(..2)], None, rng);
         }
-        let modes = self.modes;
+        let (modes, volume) = (self.modes, VOLUMES[rng.usize(..shape.cached().count())].0);
         if rng.bool() {
             generation.start(2, async move |server| {
                 for _ in 0..4 {
                     server.pause(6000).await;
                     let mode = modes[server.env.random_below(modes.len() as u64) as usize];
-                    server.message("volume", &["set", "cache_mode", mode.word()]).await;
+                    server.message(volume, &["set", "cache_mode", mode.word()]).await;
                     let cutoff = CUTOFFS[server.env.random_below(CUTOFFS.len() as u64) as usize];
-                    server.message("volume", &["set", "sequential_cutoff", cutoff]).await;
+                    server.message(volume, &["set", "sequential_cutoff", cutoff]).await;
                     let setting = server.env.random_below(WRITEBACKS.len() as u64) as usize;
                     let [name, value] = WRITEBACKS[setting];
-                    server.message("volume", &["set", name, value]).await;
+                    server.message(volume, &["set", name, value]).await;
                 }
             });
         }
@@ -200,7 +240,7 @@ impl Scenario for Bcache {
                 for _ in 0..3 {
                     server.pause(8000).await;
                     // Drives fail, or a suspend ends it.
-                    let _ = server.volume("volume").drain_caches(&server.env).await;
+                    let _ = server.volume(volume).drain_caches(&server.env).await;
                 }
             });
         }

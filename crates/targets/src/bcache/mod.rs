@@ -68,6 +68,7 @@ mod message;
 mod removal;
 mod route;
 mod set;
+mod start;
 mod states;
 mod statistics;
 mod status;

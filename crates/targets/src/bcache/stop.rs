@@ -1,20 +1,22 @@
-//! Suspending: what clients wrote becomes durable, and the set is left as small as it can be.
+//! Suspending: what clients wrote becomes durable. The last volume of a set leaves it as small as
+//! it can be (`set::users`).
 
 use cairn_block::sync::atomic::Ordering;
 use cairn_block::{ConfigError, ConfigKind, Env, IoError};
 
-use super::set::Core;
+use super::set::{Core, WriteError};
 use super::volume::Bcache;
 use super::writeback::Undrained;
 use super::writes::Ready;
 
 impl Bcache {
-    /// No request is left: commits, brings the leaves up to date, and ends the tasks.
+    /// No request is left: commits, ends the tasks of the volume, and leaves the set.
     ///
     /// # Errors
     /// Acknowledged writes may be lost.
     pub(super) async fn stop(&self, env: &Env) -> Result<(), ConfigError> {
         let Some(core) = &self.core else { return Ok(()) };
+        let volume = &self.config.volume;
         self.resting.store(true, Ordering::Relaxed);
         core.changed.notify(usize::MAX);
         self.traffic.flushed().notify(usize::MAX);
@@ -23,10 +25,13 @@ impl Bcache {
             true => self.bring_to_rest(env, core, drains).await,
             false => Ok(()),
         };
-        core.stop().await;
+        self.tasks.idle().await;
+        let lost = self.look(|set| set.changes.have_lost(self.inode())).unwrap_or_default();
+        let left = core.leave(env, self.inode()).await;
+        let rested = rested.and(left.map_err(Undrained::Set));
+        let rested = rested.inspect_err(|error| tracing::error!("{volume}: suspend: {error}"));
         self.is_writing_back.store(false, Ordering::Relaxed);
         self.ready.store(Ready::Read as u8, Ordering::Relaxed);
-        let lost = core.lock().as_ref().is_some_and(|set| set.changes.have_lost());
         rested.or(if lost { Err(Undrained::Flush(IoError::IO)) } else { Ok(()) }).map_err(|error| {
             let argument = &core.cache.device().argument;
             let detail = format!("{error}; acknowledged writes may be lost");
@@ -35,23 +40,14 @@ impl Bcache {
     }
 
     async fn bring_to_rest(&self, env: &Env, core: &Core, drains: bool) -> Result<(), Undrained> {
-        let volume = &self.config.volume;
-        let rest = async {
-            let flushed = self.flush_traffic(env).await;
-            core.with(|set| set.open_buckets.close_all(&mut set.buckets));
-            if drains {
-                self.drain_at_rest(env).await?;
-            }
-            if self.is_ready(Ready::Change) {
-                core.checkpoint(env).await?;
-            }
-            core.change(env, async |session| session.end().await).await?;
-            self.call_clean(env).await?;
-            flushed.map_err(Undrained::Flush)
-        };
-        self.resting.store(true, Ordering::Relaxed);
-        core.changed.notify(usize::MAX);
-        let rested = rest.await;
-        rested.inspect_err(|error| tracing::error!("{volume}: suspend: {error}"))
+        let flushed = self.flush_traffic(env).await;
+        if drains {
+            self.drain_at_rest(env).await?;
+        }
+        if self.is_ready(Ready::Change) {
+            core.commit(env).await.map_err(WriteError::Cache)?;
+        }
+        self.call_clean(env).await?;
+        flushed.map_err(Undrained::Flush)
     }
 }

@@ -6,6 +6,7 @@ mod fill;
 mod policy;
 mod rate;
 mod removal;
+mod several;
 mod statistics;
 
 use std::cell::RefCell;
@@ -87,8 +88,8 @@ fn extents_that_touch_are_one_write_and_a_batch_is_one_flush() {
 /// Sectors of the volume of [`large`].
 const LARGE: u64 = 90_000;
 
-/// A cache with one volume, and these extents of it, all of them dirty.
-fn cache_of(extents: &[Key], volume: UuidEntry) -> Image {
+/// A cache with these volumes, and these extents of them, all of them dirty.
+fn cache_of(extents: &[Key], volumes: &[UuidEntry]) -> Image {
     let new = NewCache {
         uuid: Uuid([1; 16]),
         set_uuid: Uuid([2; 16]),
@@ -104,7 +105,7 @@ fn cache_of(extents: &[Key], volume: UuidEntry) -> Image {
     for key in extents {
         builder.add(key.with_dirty(true)).expect("there is room");
     }
-    let superblock = builder.finish(&[volume]).expect("there is room");
+    let superblock = builder.finish(volumes).expect("there is room");
     let mut image = Image::of_bytes(&bytes);
     image.write(cairn_block::Sector(SUPERBLOCK_SECTOR), &superblock.encode());
     image
@@ -113,7 +114,7 @@ fn cache_of(extents: &[Key], volume: UuidEntry) -> Image {
 /// A set with these extents, all of them dirty: the images of the cache and of its backing device.
 fn large(extents: &[Key]) -> [Image; 2] {
     let uuid = Uuid([3; 16]);
-    let cache = cache_of(extents, UuidEntry { uuid, ..UuidEntry::default() });
+    let cache = cache_of(extents, &[UuidEntry { uuid, ..UuidEntry::default() }]);
     let mut images = [cache, Image::new(SectorCount(16 + LARGE))];
     let at = cairn_block::Sector(SUPERBLOCK_SECTOR);
     let new = NewBacking {

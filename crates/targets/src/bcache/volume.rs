@@ -1,32 +1,27 @@
 //! The volume: the target, from its constructor to its end.
 //!
-//! The constructor reads the superblocks; resume reads the set. A device that another server or the
-//! kernel changed in between is noticed, since resume reads the superblocks again.
-//!
-//! Opening for more than reading flushes both devices before anything that it reads is relied on
-//! (R12): a killed server leaves completed writes in volatile caches.
+//! The constructor reads the superblocks; resume (`start`) reads the set.
 
 use std::sync::{Arc, Weak};
 
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use cairn_block::{
-    Attribute, Claim, ClaimKind, ConfigError, ConfigKind, Copier, Counters, Ctor, Dirty, Disk,
-    EndIo, Env, Extent, IoError, IoResult, Limits, LocalFuture, MessageError, Report, Request,
-    RequestId, Sector, SectorCount, SectorRange, SuspendMode, Target, Verdict, mutants,
+    Attribute, Claim, ClaimKind, ConfigError, Copier, Counters, Ctor, Dirty, Disk, EndIo, Env,
+    Extent, FailureCount, IoError, IoResult, Limits, LocalFuture, MessageError, Report, Request,
+    RequestId, Sector, SectorCount, SectorRange, SuspendMode, Target, TaskGroup, Verdict,
 };
-use cairn_format::bcache::{BackingState, BackingSuperblock, CacheMode};
+use cairn_format::bcache::{BackingSuperblock, CacheMode};
 
 use super::backing::Traffic;
 use super::bypass::Bypass;
 use super::config::{Config, Devices, SPEC};
-use super::set::{Core, Set, open};
+use super::set::{Core, Set};
 use super::statistics::Statistics;
-use super::superblocks::{intact, read_superblocks};
+use super::superblocks::read_superblocks;
 use super::writeback::{COPY_BYTES, Throttle};
 use super::writes::Ready;
 use crate::args::Device;
-use crate::blank::unreadable;
 use crate::epochs::Epochs;
 use crate::fair::Fair;
 use crate::kind::TargetKind;
@@ -70,7 +65,7 @@ pub struct Bcache {
     /// The task runs that writes back in the background.
     pub(super) is_writing_back: AtomicBool,
     pub(super) parked: Mutex<Vec<RequestId>>,
-    pub(super) counters: Counters<{ super::status::COUNTERS }>,
+    pub(super) counters: Arc<Counters<{ super::status::COUNTERS }>>,
     pub(super) statistics: Statistics,
     /// The task runs that folds the counters into the windows.
     pub(super) is_ticking: AtomicBool,
@@ -92,14 +87,18 @@ pub struct Bcache {
     pub(super) states: Fair<()>,
     /// Sectors that only the cache has.
     pub(super) dirty_sectors: AtomicU64,
-    /// Dirty sectors of flash-only volumes of the set, as of the last resume.
-    pub(super) flash_dirty: AtomicU64,
     /// A suspend has begun: a drain ends early.
     pub(super) suspending: AtomicBool,
     /// The next suspend writes back what is dirty.
     pub(super) flush_on_suspend: AtomicBool,
     /// No request is left: writeback ends.
     pub(super) resting: AtomicBool,
+    /// A suspend that does not wait has begun: requests that would wait go back.
+    pub(super) is_handing_back: AtomicBool,
+    /// The tasks of the volume, which a suspend waits for.
+    pub(super) tasks: Arc<TaskGroup>,
+    /// The failure count of the mapped device.
+    pub(super) failures: Arc<FailureCount>,
     /// A client was told that nothing is written for it.
     pub(super) is_told: AtomicBool,
 }
@@ -117,11 +116,13 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
     let first = superblocks.backing.as_ref().map_or(0, BackingSuperblock::data_offset);
     let block = superblocks.cache.as_ref().map_or(0, |cache| cache.geometry().block_bytes());
     let reactors = env.post().reactors();
-    let core = config
-        .devices
-        .cache()
-        .cloned()
-        .map(|device| Core::new(reactors, device, &config.volume, ctor.failures.clone()));
+    let core = match config.devices.cache() {
+        Some(device) => {
+            let identity = ctor.registry.identify(&device.argument)?;
+            Some(ctor.registry.kin(&identity, || Core::new(reactors, device.clone())))
+        }
+        None => None,
+    };
     let is_cached = matches!(config.devices, Devices::Cached { .. });
     Ok(Arc::new_cyclic(|me| Bcache {
         me: me.clone(),
@@ -139,7 +140,7 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         beginning: AtomicBool::new(false),
         is_writing_back: AtomicBool::new(false),
         parked: Mutex::default(),
-        counters: Counters::new(env),
+        counters: Arc::new(Counters::new(env)),
         statistics: Statistics::new(reactors),
         is_ticking: AtomicBool::new(false),
         mode: AtomicU8::new(mode_of(superblocks.backing.as_ref()) as u8),
@@ -152,10 +153,12 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         has_written_state: AtomicBool::new(false),
         states: Fair::new(()),
         dirty_sectors: AtomicU64::new(0),
-        flash_dirty: AtomicU64::new(0),
         suspending: AtomicBool::new(false),
         flush_on_suspend: AtomicBool::new(false),
         resting: AtomicBool::new(false),
+        is_handing_back: AtomicBool::new(false),
+        tasks: Arc::default(),
+        failures: ctor.failures.clone(),
         is_told: AtomicBool::new(false),
         config,
     }))
@@ -220,142 +223,27 @@ impl Bcache {
 
     /// More, or fewer, sectors are dirty. Answers how many were.
     pub(super) fn add_dirty(&self, sectors: i64) -> u64 {
+        if let (Some(core), Devices::Flash { .. }) = (&self.core, &self.config.devices) {
+            core.add_flash_dirty(sectors);
+        }
         self.dirty_sectors.fetch_add(sectors as u64, Ordering::Relaxed)
+    }
+
+    /// A suspend began that does not wait: requests that wait for a bucket go back.
+    fn hand_back(&self, env: &Env) {
+        let Some(core) = &self.core else { return };
+        let mut guard = core.lock();
+        self.is_handing_back.store(true, Ordering::Relaxed);
+        let Some(set) = guard.as_mut() else { return };
+        let inode = self.inode();
+        let own = set.changes.waiting.extract_if(.., |(of, _)| *of == inode);
+        own.for_each(|(_, id)| env.hand_back(id));
     }
 
     /// Starts a task that a suspend waits for.
     pub(super) fn spawn(&self, env: &Env, task: impl AsyncFnOnce(&Bcache, &Env) + 'static) {
         let volume = self.me.upgrade().expect("a target that is called is alive");
-        let core = self.core.as_ref().expect("it has a cache");
-        core.tasks.spawn(env, async move |env| task(&volume, env).await);
-    }
-
-    /// Opens the set. If it cannot be opened, no drain or detach works with what was open before.
-    async fn start(&self, env: &Env) -> Result<(), ConfigError> {
-        self.ready.store(Ready::Read as u8, Ordering::Relaxed);
-        self.has_written_state.store(false, Ordering::Relaxed);
-        self.wanted.store(Ready::Read as u8, Ordering::Relaxed);
-        if let Some(core) = &self.core {
-            core.close();
-        }
-        if !self.read_only {
-            if let Some(core) = &self.core {
-                let device = core.cache.device();
-                let written = core.cache.write_again(env).await;
-                written.map_err(|error| unreadable(device, "metadata", error))?;
-            }
-            for device in
-                self.config.devices.cache().into_iter().chain(self.config.devices.backing())
-            {
-                let known = device.disk.failures();
-                let flush = env.make_durable(&device.disk);
-                let flushed = mutants::step("bcache: flush at opening", (), flush).await;
-                let flushed = flushed.and(intact(device, known));
-                flushed.map_err(|error| unreadable(device, "flush", error))?;
-            }
-        }
-        if let Some(backing) = self.config.devices.backing() {
-            self.traffic.open(backing.disk.failures());
-        }
-        let superblocks = read_superblocks(env, &self.config, self.read_only).await?;
-        let first = superblocks.backing.as_ref().map_or(0, BackingSuperblock::data_offset);
-        if let Some(device) = self.config.devices.backing().filter(|_| first != self.first) {
-            let expected = format!("{}, as when the table was loaded", self.first);
-            return Err(ConfigError::argument(&device.argument, "data_offset", first, &expected));
-        }
-        let state = superblocks.backing.as_ref().map(BackingSuperblock::state);
-        self.set_backing(superblocks.backing.clone());
-        match (&self.core, superblocks.cache) {
-            (Some(core), Some(superblock)) => {
-                let set = open(env, &core.cache, superblock).await?;
-                self.take_over(set, superblocks.backing.as_ref())?;
-            }
-            _ => self.serve_bare(state),
-        }
-        self.suspending.store(false, Ordering::Relaxed);
-        self.resting.store(false, Ordering::Relaxed);
-        self.start_statistics(env);
-        Ok(())
-    }
-
-    /// Finds the volume in the set, and serves it.
-    fn take_over(&self, set: Set, backing: Option<&BackingSuperblock>) -> Result<(), ConfigError> {
-        let argument = &self.config.devices.cache().expect("it has a set").argument;
-        let uuid = match (&self.config.devices, backing) {
-            (Devices::Flash { volume, .. }, _) => *volume,
-            (_, Some(backing)) => backing.uuid(),
-            (_, None) => unreachable!("a volume without a backing device is flash"),
-        };
-        let is_flash = backing.is_none();
-        let Some((inode, entry)) =
-            set.volume(uuid).filter(|(_, entry)| entry.is_flash_only() == is_flash)
-        else {
-            let what = if is_flash { "flash-only volume" } else { "backing device" };
-            let detail = format!("uuids: found no {what} {uuid}, expected it among the volumes");
-            return Err(ConfigError::new(ConfigKind::Argument, argument, detail));
-        };
-        if is_flash && self.config.len.0 > entry.sectors {
-            let found = format!("{} sectors", entry.sectors);
-            let expected = format!("at least the target's length, {} sectors", self.config.len);
-            return Err(ConfigError::argument(argument, "size of the volume", found, &expected));
-        }
-        let sectors = match (backing, self.config.devices.backing()) {
-            (Some(backing), Some(device)) => backing.data_offset()..device.disk.sectors().0,
-            _ => 0..entry.sectors,
-        };
-        if let Some(key) = set.beyond(inode, &sectors) {
-            let (first, last) = (sectors.start, sectors.end.saturating_sub(1));
-            let detail = format!(
-                "extent {key:?}: found beyond its volume, expected sectors {first} to {last}; see: \
-                 cairn check {argument}"
-            );
-            return Err(ConfigError::new(ConfigKind::Damaged, argument, detail));
-        }
-        let (cached, dirty) = set.sectors_of(inode);
-        self.inode.store(u64::from(inode), Ordering::Relaxed);
-        let dirty_there = if is_flash { 0 } else { dirty };
-        self.dirty_sectors.store(dirty_there, Ordering::Relaxed);
-        self.flash_dirty.store(set.flash_dirty(), Ordering::Relaxed);
-        self.core.as_ref().expect("it has a cache").open(set);
-        self.report_found(cached, dirty, backing.map(BackingSuperblock::state));
-        Ok(())
-    }
-
-    /// Logs what was found, and what may be stale (R13): no write-intent map is written, so
-    /// clean extents are served as the kernel serves them.
-    fn report_found(&self, cached: u64, dirty: u64, state: Option<BackingState>) {
-        let volume = &self.config.volume;
-        let Devices::Cached { backing, cache } = &self.config.devices else { return };
-        let (backing, cache) = (&backing.argument, &cache.argument);
-        match state {
-            _ if dirty == 0 => {}
-            Some(BackingState::Dirty) => tracing::info!(
-                "{volume}: {dirty} dirty sectors found on {cache}, which {backing} lacks"
-            ),
-            // The kernel counts the keys in this state, too.
-            _ => tracing::warn!(
-                "{volume}: the state of {backing} is clean, but {dirty} dirty sectors were found \
-                 on {cache}: they are served, and written back by a drain"
-            ),
-        }
-        if cached > dirty {
-            tracing::warn!(
-                "{volume}: {cache}: {} clean sectors are served as the kernel does: after a power \
-                 cut they may differ from {backing}, as no write-intent map vouches for them",
-                cached - dirty
-            );
-        }
-    }
-
-    fn serve_bare(&self, state: Option<BackingState>) {
-        let is_sound = matches!(state, Some(BackingState::None | BackingState::Clean));
-        let Devices::Bare { backing, stale_ok } = &self.config.devices else { return };
-        let (volume, backing) = (&self.config.volume, &backing.argument);
-        self.is_suspect.store(!is_sound && !stale_ok, Ordering::Relaxed);
-        if !is_sound {
-            let how = if *stale_ok { "is read as it is" } else { "fails to be read" };
-            tracing::warn!("{volume}: {backing}: its cache may have newer data: all {how}");
-        }
+        self.tasks.spawn(env, async move |env| task(&volume, env).await);
     }
 }
 
@@ -374,10 +262,10 @@ impl Target for Bcache {
     }
 
     fn claims(&self) -> Vec<Claim> {
-        let own =
-            |device: &Device, role| Claim::from(&device.disk, Sector(0), ClaimKind::Own, role);
-        let backing = self.config.devices.backing().map(|device| own(device, BACKING_ROLE));
-        let cache = self.config.devices.cache().map(|device| own(device, CACHE_ROLE));
+        let claim = |device: &Device, kind, role| Claim::from(&device.disk, Sector(0), kind, role);
+        let devices = &self.config.devices;
+        let backing = devices.backing().map(|it| claim(it, ClaimKind::Own, BACKING_ROLE));
+        let cache = devices.cache().map(|it| claim(it, ClaimKind::Kin, CACHE_ROLE));
         backing.into_iter().chain(cache).collect()
     }
 
@@ -401,16 +289,14 @@ impl Target for Bcache {
 
     fn presuspend(&self, env: &Env, mode: SuspendMode) {
         self.suspending.store(true, Ordering::Relaxed);
-        if let Some(core) = self.core.as_ref().filter(|_| mode == SuspendMode::NoFlush) {
-            core.hand_back(env);
+        if mode == SuspendMode::NoFlush {
+            self.hand_back(env);
         }
     }
 
     fn presuspend_undo<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
         self.suspending.store(false, Ordering::Relaxed);
-        if let Some(core) = &self.core {
-            core.keep_requests();
-        }
+        self.is_handing_back.store(false, Ordering::Relaxed);
         Box::pin(std::future::ready(()))
     }
 

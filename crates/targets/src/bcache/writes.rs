@@ -124,9 +124,9 @@ impl Bcache {
                     set.changes.fills.touch(&span);
                     Plan::Cache { sector: pointer.sector(), count }
                 }
-                None if set.changes.is_handing_back => Plan::HandBack,
+                None if self.is_handing_back.load(Ordering::Relaxed) => Plan::HandBack,
                 None => {
-                    set.changes.waiting.push(request.id());
+                    set.changes.waiting.push((self.inode(), request.id()));
                     Plan::Wait
                 }
             },

@@ -65,7 +65,7 @@ fn set(entries: u64, ring_buckets: u64) -> ([Image; 2], Vec<u8>) {
     let ring = superblock.journal_buckets();
     assert_eq!(ring.end - ring.start, ring_buckets);
     let mut content = vec![0; SECTORS as usize * SECTOR_BYTES];
-    let backing = backing_of(1, &content, CacheMode::Writeback);
+    let backing = backing_of(Uuid([3; 16]), 1, &content, CacheMode::Writeback);
     for seq in 2..=entries {
         // An odd step: the entries of each `SECTORS` in a row have all sectors.
         let start = seq * 1031 % SECTORS;

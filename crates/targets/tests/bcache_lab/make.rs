@@ -141,10 +141,10 @@ impl Maker<'_> {
     }
 }
 
-/// A backing device with this data, called dirty, of the set that is made.
-pub fn backing_of(block_sectors: u16, data: &[u8], mode: CacheMode) -> Vec<u8> {
+/// The backing device of a volume, with this data, called dirty, of the set that is made.
+pub fn backing_of(uuid: Uuid, block_sectors: u16, data: &[u8], mode: CacheMode) -> Vec<u8> {
     let new = NewBacking {
-        uuid: Uuid([3; 16]),
+        uuid,
         set_uuid: Uuid([2; 16]),
         block_sectors,
         data_offset: FIRST,
@@ -181,7 +181,7 @@ pub fn make(rng: &mut fastrand::Rng, shape: Shape) -> Made {
 fn make_with(rng: &mut fastrand::Rng, shape: Shape, journal_buckets: u64) -> (Made, u64) {
     let mut maker = Maker { rng, shape, next: 1 };
     let data = maker.stamps(shape.sectors);
-    let backing = backing_of(shape.block_sectors, &data, CacheMode::Writeback);
+    let backing = backing_of(Uuid([3; 16]), shape.block_sectors, &data, CacheMode::Writeback);
     let mut content = backing[FIRST as usize * SECTOR_BYTES..].to_vec();
     let mut flash_content = vec![0; content.len()];
 

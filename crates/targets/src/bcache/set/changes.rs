@@ -57,9 +57,8 @@ pub(in super::super) struct Changes {
     pub needs_room: bool,
     pub ghosts: Ghosts,
     pub fills: Fills,
-    /// Requests that wait for a bucket; or they go back at once.
-    pub waiting: Vec<RequestId>,
-    pub is_handing_back: bool,
+    /// Requests that wait for a bucket, with the numbers of their volumes.
+    pub waiting: Vec<(u32, RequestId)>,
     /// Keys that are lost, as the set broke (C2).
     lost: Vec<Key>,
 }
@@ -92,9 +91,14 @@ impl Changes {
         self.lost.iter().any(overlaps)
     }
 
-    /// True if keys were lost.
-    pub fn have_lost(&self) -> bool {
-        !self.lost.is_empty()
+    /// True if keys of a volume were lost.
+    pub fn have_lost(&self, inode: u32) -> bool {
+        self.lost.iter().any(|key| key.inode() == inode)
+    }
+
+    /// The requests that wait for a bucket, all of them.
+    fn take_waiting(&mut self) -> Vec<RequestId> {
+        self.waiting.drain(..).map(|(_, id)| id).collect()
     }
 
     /// When the next group commit begins without a request for it. None while one runs: the keeper
@@ -230,12 +234,12 @@ impl Set {
         self.changes.ghosts.end_checkpoint();
         self.buckets.settle(number);
         self.buckets.refill();
-        std::mem::take(&mut self.changes.waiting)
+        self.changes.take_waiting()
     }
 
-    /// The set is broken: the requests that wait for a bucket, and whether keys are lost. Fills
-    /// whose data may be lost leave the tree: the backing device has it.
-    pub fn give_up(&mut self) -> (Vec<RequestId>, bool) {
+    /// The set is broken: the requests that wait for a bucket, and the volumes with lost keys.
+    /// Fills whose data may be lost leave the tree: the backing device has it.
+    pub fn give_up(&mut self) -> (Vec<RequestId>, Vec<u32>) {
         let changes = &mut self.changes;
         for key in changes.filled_before.drain(..).chain(changes.filled.drain(..)) {
             let hole = Key::new(key.inode(), key.end(), key.sectors());
@@ -244,6 +248,7 @@ impl Set {
         changes.lost.append(&mut changes.committing);
         changes.lost.append(&mut changes.pending);
         changes.commit_at = None;
-        (std::mem::take(&mut changes.waiting), !changes.lost.is_empty())
+        let lost = changes.lost.iter().map(Key::inode).collect();
+        (changes.take_waiting(), lost)
     }
 }

@@ -11,20 +11,23 @@
 //! # Failures
 //! C1. After the first write or flush of metadata that fails, the set is *broken*: nothing is
 //!     written to it until it is opened again. Requests that need a change fail.
-//! C2. Keys that a client relies on and that no durable entry has are lost with that, so the count
-//!     of failures of the volume rises. Reads of their sectors fail: the data may be gone from the
-//!     device, or be that of another extent.
+//! C2. Keys that a client relies on and that no durable entry has are lost with that, so the counts
+//!     of failures of their volumes rise. Reads of their sectors fail: the data may be gone from
+//!     the device, or be that of another extent.
 
 use std::sync::{Arc, Weak};
 
-use cairn_block::sync::atomic::{AtomicBool, Ordering};
+use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_block::sync::{Mutex, MutexGuard};
-use cairn_block::{Env, FailureCount, RequestId, TaskGroup};
+use cairn_block::{Env, IoResult, RequestId, TaskGroup, mutants};
 use event_listener::Event;
+use futures_util::lock::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard};
 
 use super::session::{Session, WriteError};
+use super::users::{Serving, Users};
 use super::{CacheDevice, Set};
 use crate::args::Device;
+use crate::bcache::superblocks::intact;
 use crate::epochs::Epochs;
 use crate::fair::Fair;
 
@@ -47,20 +50,18 @@ pub(in super::super) struct Core {
     pub tasks: Arc<TaskGroup>,
     /// Notified at every change that a task may wait for.
     pub changed: Event,
-    /// The failure count of the mapped device.
-    failures: Arc<FailureCount>,
-    /// The name of the volume, for the log.
-    volume: String,
+    /// The volumes that serve the set, and the lock of U4.
+    users: Mutex<Users>,
+    handover: AsyncMutex<()>,
+    /// The device was flushed since the set was closed (R12).
+    is_flushed: AtomicBool,
+    /// Dirty sectors of its flash-only volumes.
+    flash_dirty: AtomicU64,
 }
 
 impl Core {
     /// The core of a set that is not open.
-    pub fn new(
-        reactors: u16,
-        device: Device,
-        volume: &str,
-        failures: Arc<FailureCount>,
-    ) -> Arc<Core> {
+    pub fn new(reactors: u16, device: Device) -> Arc<Core> {
         Arc::new_cyclic(|me| Core {
             me: me.clone(),
             cache: CacheDevice::new(device),
@@ -73,8 +74,10 @@ impl Core {
             stopping: AtomicBool::new(false),
             tasks: Arc::default(),
             changed: Event::new(),
-            failures,
-            volume: volume.to_owned(),
+            users: Mutex::default(),
+            handover: AsyncMutex::default(),
+            is_flushed: AtomicBool::new(false),
+            flash_dirty: AtomicU64::new(0),
         })
     }
 
@@ -91,12 +94,14 @@ impl Core {
     /// The set is about to be read. What was open before is gone.
     pub fn close(&self) {
         self.broken.store(true, Ordering::Relaxed);
+        self.is_flushed.store(false, Ordering::Relaxed);
         *self.set.lock() = None;
         self.cache.open();
     }
 
     /// The set was read.
     pub fn open(&self, set: Set) {
+        self.flash_dirty.store(set.flash_dirty(), Ordering::Relaxed);
         *self.set.lock() = Some(set);
         self.stopping.store(false, Ordering::Relaxed);
         self.broken.store(false, Ordering::Relaxed);
@@ -126,36 +131,23 @@ impl Core {
 
     /// The set cannot be written any more (C1, C2).
     pub fn break_down(&self, env: &Env, error: &WriteError) {
-        let (waiting, is_lost) = {
+        let (waiting, lost) = {
             let mut guard = self.set.lock();
             if self.broken.swap(true, Ordering::Relaxed) {
                 return;
             }
             guard.as_mut().map_or_else(Default::default, Set::give_up)
         };
-        let (volume, cache) = (&self.volume, &self.cache.device().argument);
-        let lost = if is_lost { "; acknowledged writes may be lost" } else { "" };
-        if is_lost {
-            self.failures.raise();
-        }
-        tracing::error!("{volume}: {cache}: the set cannot be written any more: {error}{lost}");
+        let volumes = {
+            let users = self.users.lock();
+            users.tell(&lost);
+            users.names()
+        };
+        let cache = &self.cache.device().argument;
+        let lost = if lost.is_empty() { "" } else { "; acknowledged writes may be lost" };
+        tracing::error!("{volumes}: {cache}: the set cannot be written any more: {error}{lost}");
         self.remap_all(env, waiting);
         self.changed.notify(usize::MAX);
-    }
-
-    /// A suspend began that does not wait: requests that wait for a bucket go back.
-    pub fn hand_back(&self, env: &Env) {
-        let mut guard = self.set.lock();
-        let Some(set) = guard.as_mut() else { return };
-        set.changes.is_handing_back = true;
-        std::mem::take(&mut set.changes.waiting).into_iter().for_each(|id| env.hand_back(id));
-    }
-
-    /// The suspend was called off.
-    pub fn keep_requests(&self) {
-        if let Some(set) = self.set.lock().as_mut() {
-            set.changes.is_handing_back = false;
-        }
     }
 
     /// Has requests that waited mapped again.
@@ -181,8 +173,80 @@ impl Core {
         self.stopping.load(Ordering::Relaxed)
     }
 
+    /// The lock of U4.
+    pub async fn handover(&self) -> AsyncMutexGuard<'_, ()> {
+        self.handover.lock().await
+    }
+
+    /// The volumes that serve the set.
+    pub fn users(&self) -> MutexGuard<'_, Users> {
+        self.users.lock()
+    }
+
+    /// What was written to the device before it was opened is durable on return (R12): copies of
+    /// metadata that a failure may have dropped are written again, and the device is flushed.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub async fn make_durable(&self, env: &Env) -> IoResult {
+        if self.is_flushed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.cache.write_again(env).await?;
+        let device = self.cache.device();
+        let known = device.disk.failures();
+        let flush = env.make_durable(&device.disk);
+        mutants::step("bcache: flush at opening", (), flush).await?;
+        intact(device, known)?;
+        self.is_flushed.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// A volume begins to serve the set. The caller has the handover.
+    pub fn join(&self, serving: Serving) {
+        self.users.lock().join(serving);
+    }
+
+    /// A volume is suspended. The last one ends the session, and the tasks (U3).
+    ///
+    /// # Errors
+    /// The set cannot be written.
+    pub async fn leave(&self, env: &Env, inode: u32) -> Result<(), WriteError> {
+        let _handover = self.handover().await;
+        let is_last = {
+            let mut users = self.users.lock();
+            users.leave(inode);
+            users.are_none()
+        };
+        if !is_last {
+            return Ok(());
+        }
+        let ended = match self.with(|set| set.has_session()) && !self.is_broken() {
+            true => self.end_session(env).await,
+            false => Ok(()),
+        };
+        self.stop().await;
+        ended
+    }
+
+    async fn end_session(&self, env: &Env) -> Result<(), WriteError> {
+        self.with(|set| set.open_buckets.close_all(&mut set.buckets));
+        self.checkpoint(env).await?;
+        self.change(env, async |session| session.end().await).await
+    }
+
+    /// More, or fewer, sectors of flash-only volumes are dirty.
+    pub fn add_flash_dirty(&self, sectors: i64) {
+        self.flash_dirty.fetch_add(sectors as u64, Ordering::Relaxed);
+    }
+
+    /// Dirty sectors of the flash-only volumes of the set.
+    pub fn flash_dirty(&self) -> u64 {
+        self.flash_dirty.load(Ordering::Relaxed)
+    }
+
     /// Ends the tasks.
-    pub async fn stop(&self) {
+    async fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
         self.changed.notify(usize::MAX);
         self.tasks.idle().await;

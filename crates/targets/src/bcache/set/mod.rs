@@ -4,8 +4,8 @@
 //! and writes nothing; `session` changes it on the device; `replay` has the entries of the journal
 //! that were found at opening; `changes` has the keys of clients that the device does not have yet;
 //! `checkpoint` brings the device up to date with them, `eviction` empties buckets with clean data,
-//! and `keeper` decides when; `priorities`
-//! writes the generations and priorities of the buckets; `uuids` rewrites the array of volumes.
+//! and `keeper` decides when; `priorities` writes the generations and priorities of the buckets;
+//! `uuids` rewrites the array of volumes; `users` has the volumes that serve the set.
 
 mod changes;
 mod checkpoint;
@@ -18,6 +18,7 @@ mod open;
 mod priorities;
 mod replay;
 mod session;
+mod users;
 mod uuids;
 
 use std::ops::Range;
@@ -34,10 +35,23 @@ pub(super) use device::{CacheDevice, DiskSource, write_io};
 pub(super) use keeper::COMMIT_DELAY;
 pub(super) use open::open;
 pub(super) use session::{Session, WriteError};
+pub(super) use users::Serving;
 
 use super::btree::Tree;
 use super::buckets::{Buckets, OpenBuckets};
 use super::journal::Journal;
+
+/// How many extents are counted under one lock.
+const COUNTED_AT_ONCE: usize = 10_000;
+
+/// Sectors of some extents of a volume.
+#[derive(Default)]
+pub(super) struct Counted {
+    pub cached: u64,
+    pub dirty: u64,
+    /// Where the next extents begin, if these were not all.
+    pub next: Option<u64>,
+}
 
 /// The set as it is in memory.
 pub(super) struct Set {
@@ -65,25 +79,39 @@ impl Set {
         found.map(|(inode, entry)| (inode as u32, entry))
     }
 
-    /// The first dirty extent of a volume that does not lie within it: it has these sectors, as
-    /// keys count them.
-    pub fn beyond(&self, inode: u32, sectors: &Range<u64>) -> Option<Key> {
-        let is_beyond = |key: &&Key| key.is_dirty() && is_beyond(key, sectors);
-        self.tree.extents_from(inode, 0).find(is_beyond).copied()
+    /// True if a session has begun: the device changes from then on.
+    pub fn has_session(&self) -> bool {
+        self.replay.is_none()
+    }
+
+    /// Counts extents of a volume, from this sector on, so many that the lock is not held for long.
+    ///
+    /// # Errors
+    /// The first dirty one that does not lie within the volume, which has these sectors as keys
+    /// count them.
+    pub fn count_part(&self, inode: u32, from: u64, sectors: &Range<u64>) -> Result<Counted, Key> {
+        let mut counted = Counted::default();
+        for (index, key) in self.tree.extents_from(inode, from).enumerate() {
+            if index == COUNTED_AT_ONCE {
+                counted.next = Some(key.start());
+                break;
+            }
+            counted.cached += key.sectors();
+            if key.is_dirty() {
+                counted.dirty += key.sectors();
+                if is_beyond(key, sectors) {
+                    return Err(*key);
+                }
+            }
+        }
+        Ok(counted)
     }
 
     /// Dirty sectors of the flash-only volumes.
     pub fn flash_dirty(&self) -> u64 {
         let is_flash = |(_, entry): &(usize, &UuidEntry)| entry.is_live() && entry.is_flash_only();
         let flash = self.volumes.iter().enumerate().filter(is_flash);
-        flash.map(|(inode, _)| self.sectors_of(inode as u32).1).sum()
-    }
-
-    /// Sectors of a volume that are cached, and those that are dirty.
-    pub fn sectors_of(&self, inode: u32) -> (u64, u64) {
-        self.tree.extents_from(inode, 0).fold((0, 0), |(cached, dirty), key| {
-            let own = if key.is_dirty() { key.sectors() } else { 0 };
-            (cached + key.sectors(), dirty + own)
-        })
+        let extents = flash.flat_map(|(inode, _)| self.tree.extents_from(inode as u32, 0));
+        extents.filter(|key| key.is_dirty()).map(Key::sectors).sum()
     }
 }

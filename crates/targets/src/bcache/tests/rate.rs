@@ -168,7 +168,7 @@ fn data_is_written_back_without_a_free_bucket_although_writeback_is_off() {
 fn flash_only_volume_is_not_written_back() {
     let uuid = Uuid([3; 16]);
     let volume = UuidEntry { uuid, flags: 1, sectors: LARGE, ..UuidEntry::default() };
-    let test = Fixture::new([("c", cache_of(&[], volume))]);
+    let test = Fixture::new([("c", cache_of(&[], &[volume]))]);
     test.load("v", &format!("0 {LARGE} bcache - c 2 flash {uuid}"));
     (0..40).for_each(|at| test.write("v", at * 2048, 2000, 7).expect("the drive is well"));
     test.run(seconds(300));

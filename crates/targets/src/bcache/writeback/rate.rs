@@ -190,9 +190,10 @@ impl Idle {
         self.requests = requests;
     }
 
-    /// True if no request came during the last updates, nor since.
-    pub fn is_idle(&self, requests: u64) -> bool {
-        self.updates >= IDLE_UPDATES && requests == self.requests
+    /// True if no request came during the last updates, nor since. A set with more backing devices
+    /// takes more updates.
+    pub fn is_idle(&self, requests: u64, attached: u64) -> bool {
+        u64::from(self.updates) >= u64::from(IDLE_UPDATES) * attached && requests == self.requests
     }
 }
 
@@ -344,15 +345,15 @@ mod tests {
     fn device_is_idle_after_six_updates_without_a_request_until_the_next() {
         let mut idle = Idle::default();
         for update in 0..7 {
-            assert!(!idle.is_idle(50), "{update}");
+            assert!(!idle.is_idle(50, 1), "{update}");
             idle.update(50);
         }
-        assert!(idle.is_idle(50));
-        assert!(!idle.is_idle(51), "a request came");
+        assert!(idle.is_idle(50, 1));
+        assert!(!idle.is_idle(51, 1), "a request came");
         idle.update(51);
-        assert!(!idle.is_idle(51));
+        assert!(!idle.is_idle(51, 1));
         (0..6).for_each(|_| idle.update(51));
-        assert!(idle.is_idle(51));
+        assert!(idle.is_idle(51, 1));
     }
 
     /// The formulas of the format's description, in wide integers.

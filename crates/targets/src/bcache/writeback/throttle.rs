@@ -15,7 +15,6 @@ use super::policy::Policy;
 use super::rate::{Idle, Load, Memory, Pacer, RATE_FIRST, Step, Terms, step};
 use crate::bcache::human::human;
 use crate::bcache::set::Set;
-use crate::bcache::status::Count;
 use crate::bcache::volume::Bcache;
 
 /// The rate of an idle device, in sectors each second.
@@ -115,22 +114,26 @@ pub(in super::super) struct Throttle {
 }
 
 impl Bcache {
-    /// Requests that clients have sent.
-    fn requests(&self) -> u64 {
-        self.counters.read()[Count::Requests as usize]
+    /// Requests that clients have sent to the volumes of the set: all of them share its cache
+    /// device. And how many backing devices these have.
+    fn requests(&self) -> (u64, u64) {
+        let core = self.core.as_ref().expect("a cache is written back");
+        let users = core.users();
+        (users.requests(), users.attached().1)
     }
 
     fn load_of(&self, set: &Set) -> Load {
-        // A set has one volume at a time here, so this one is all that is attached.
-        let backing = self.config.devices.backing().map_or(1, |device| device.disk.sectors().0);
+        let core = self.core.as_ref().expect("a set is looked at");
+        let backing = self.backing_sectors();
+        let (attached, _) = core.users().attached();
         Load {
             dirty: self.dirty_sectors(),
-            flash_dirty: self.flash_dirty.load(Ordering::Relaxed),
+            flash_dirty: core.flash_dirty(),
             bucket_sectors: set.superblock.geometry().bucket_sectors(),
             buckets: set.buckets.count_all() as u64,
             buckets_in_use: set.buckets.in_use() as u64,
             backing,
-            attached: backing,
+            attached: attached.max(backing).max(1),
         }
     }
 
@@ -157,7 +160,7 @@ impl Bcache {
             state.sum = state.last.sum;
             settings.rate.store(state.last.rate, Ordering::Relaxed);
         }
-        state.idle.update(self.requests());
+        state.idle.update(self.requests().0);
         state.update_at
     }
 
@@ -178,7 +181,8 @@ impl Bcache {
     /// True if clients are idle, and that raises the rate.
     pub(super) fn is_boosted(&self) -> bool {
         let boosts = self.throttle.settings.boosts_idle.load(Ordering::Relaxed) != 0;
-        boosts && self.throttle.state.lock().idle.is_idle(self.requests())
+        let (requests, attached) = self.requests();
+        boosts && self.throttle.state.lock().idle.is_idle(requests, attached)
     }
 
     /// Waits until a write of so many sectors may begin, or `ends` answers true. False if it does.

@@ -1,0 +1,226 @@
+//! Resuming: a volume begins to serve.
+//!
+//! The superblocks are read again, so a device that another server or the kernel changed since the
+//! table was loaded is noticed. The set is read if no other volume serves it; otherwise the volume
+//! takes part in what is in memory (`set::users`).
+//!
+//! Opening for more than reading flushes both devices before anything that it reads is relied on
+//! (R12): a killed server leaves completed writes in volatile caches. If another volume opened the
+//! set for reading alone, the cache device is flushed now: a failure since it was opened would have
+//! ended the set.
+
+use std::ops::Range;
+
+use cairn_block::sync::atomic::Ordering;
+use cairn_block::{ConfigError, ConfigKind, Env, mutants, yield_once};
+use cairn_format::bcache::{BackingState, BackingSuperblock};
+
+use super::config::Devices;
+use super::set::{Core, Serving, open};
+use super::superblocks::{Superblocks, intact, read_superblocks};
+use super::volume::Bcache;
+use super::writes::Ready;
+use crate::blank::unreadable;
+
+impl Bcache {
+    /// Begins to serve.
+    ///
+    /// # Errors
+    /// A device cannot be read, or is not what the table and its superblock say.
+    pub(super) async fn start(&self, env: &Env) -> Result<(), ConfigError> {
+        self.ready.store(Ready::Read as u8, Ordering::Relaxed);
+        self.has_written_state.store(false, Ordering::Relaxed);
+        self.wanted.store(Ready::Read as u8, Ordering::Relaxed);
+        match &self.core {
+            Some(core) => {
+                let _handover = core.handover().await;
+                let is_first = core.users().are_none();
+                if is_first {
+                    core.close();
+                }
+                let started = self.start_cached(env, core, is_first).await;
+                if started.is_err() && is_first {
+                    // No drain or detach works with it.
+                    core.close();
+                }
+                started?;
+            }
+            None => {
+                let superblock = self.read_devices(env).await?.backing;
+                self.serve_bare(superblock.as_ref().map(BackingSuperblock::state));
+            }
+        }
+        self.suspending.store(false, Ordering::Relaxed);
+        self.is_handing_back.store(false, Ordering::Relaxed);
+        self.resting.store(false, Ordering::Relaxed);
+        self.start_statistics(env);
+        Ok(())
+    }
+
+    /// Makes durable what the backing device has (R12), and reads the superblocks.
+    async fn read_devices(&self, env: &Env) -> Result<Superblocks, ConfigError> {
+        if let Some(backing) = self.config.devices.backing() {
+            if !self.read_only {
+                let known = backing.disk.failures();
+                let flush = env.make_durable(&backing.disk);
+                let flushed = mutants::step("bcache: flush at opening", (), flush).await;
+                let flushed = flushed.and(intact(backing, known));
+                flushed.map_err(|error| unreadable(backing, "flush", error))?;
+            }
+            self.traffic.open(backing.disk.failures());
+        }
+        let superblocks = read_superblocks(env, &self.config, self.read_only).await?;
+        let first = superblocks.backing.as_ref().map_or(0, BackingSuperblock::data_offset);
+        if let Some(device) = self.config.devices.backing().filter(|_| first != self.first) {
+            let expected = format!("{}, as when the table was loaded", self.first);
+            return Err(ConfigError::argument(&device.argument, "data_offset", first, &expected));
+        }
+        self.set_backing(superblocks.backing.clone());
+        Ok(superblocks)
+    }
+
+    async fn start_cached(
+        &self,
+        env: &Env,
+        core: &Core,
+        is_first: bool,
+    ) -> Result<(), ConfigError> {
+        let device = core.cache.device();
+        if !self.read_only {
+            let durable = core.make_durable(env).await;
+            durable.map_err(|error| unreadable(device, "flush", error))?;
+        }
+        let Superblocks { backing, cache } = self.read_devices(env).await?;
+        if is_first {
+            let superblock = cache.expect("the superblock of the cache was read");
+            core.open(open(env, &core.cache, superblock).await?);
+        } else if core.is_broken() {
+            let users = core.users().names();
+            let detail = format!(
+                "set: found that it could not be written while it serves {users}, expected these \
+                 volumes to be suspended: then it is opened again"
+            );
+            return Err(ConfigError::new(ConfigKind::Busy, &device.argument, detail));
+        }
+        let sectors = self.find_in_set(core, backing.as_ref())?;
+        let (cached, dirty) = self.count_extents(core, &sectors).await?;
+        self.dirty_sectors.store(dirty, Ordering::Relaxed);
+        self.report_found(cached, dirty, backing.as_ref().map(BackingSuperblock::state));
+        core.join(Serving {
+            inode: self.inode(),
+            volume: self.config.volume.clone(),
+            failures: self.failures.clone(),
+            backing_sectors: self.backing_sectors(),
+            counters: self.counters.clone(),
+        });
+        Ok(())
+    }
+
+    /// Sectors of the backing device; 0 without one.
+    pub(super) fn backing_sectors(&self) -> u64 {
+        self.config.devices.backing().map_or(0, |device| device.disk.sectors().0)
+    }
+
+    /// Finds the volume in the open set. Answers its sectors, as keys count them.
+    fn find_in_set(
+        &self,
+        core: &Core,
+        backing: Option<&BackingSuperblock>,
+    ) -> Result<Range<u64>, ConfigError> {
+        let argument = &core.cache.device().argument;
+        let uuid = match (&self.config.devices, backing) {
+            (Devices::Flash { volume, .. }, _) => *volume,
+            (_, Some(backing)) => backing.uuid(),
+            (_, None) => unreachable!("a volume without a backing device is flash"),
+        };
+        let is_flash = backing.is_none();
+        let found = core.with(|set| {
+            let found = set.volume(uuid).filter(|(_, entry)| entry.is_flash_only() == is_flash);
+            found.map(|(inode, entry)| (inode, entry.sectors))
+        });
+        let Some((inode, sectors)) = found else {
+            let what = if is_flash { "flash-only volume" } else { "backing device" };
+            let detail = format!("uuids: found no {what} {uuid}, expected it among the volumes");
+            return Err(ConfigError::new(ConfigKind::Argument, argument, detail));
+        };
+        if is_flash && self.config.len.0 > sectors {
+            let found = format!("{sectors} sectors");
+            let expected = format!("at least the target's length, {} sectors", self.config.len);
+            return Err(ConfigError::argument(argument, "size of the volume", found, &expected));
+        }
+        if let Some(other) = core.users().serves(inode) {
+            let detail = format!("volume {uuid}: found it served by {other}, expected by none");
+            return Err(ConfigError::new(ConfigKind::Busy, argument, detail));
+        }
+        self.inode.store(u64::from(inode), Ordering::Relaxed);
+        Ok(match backing {
+            Some(backing) => backing.data_offset()..self.backing_sectors(),
+            None => 0..sectors,
+        })
+    }
+
+    /// Counts the sectors of the volume that are cached, and those that are dirty. Other volumes go
+    /// on; they do not change which of its sectors are dirty.
+    ///
+    /// # Errors
+    /// A dirty extent does not lie within the volume.
+    async fn count_extents(
+        &self,
+        core: &Core,
+        sectors: &Range<u64>,
+    ) -> Result<(u64, u64), ConfigError> {
+        let (inode, argument) = (self.inode(), &core.cache.device().argument);
+        let (mut next, mut cached, mut dirty) = (Some(0), 0, 0);
+        while let Some(from) = next {
+            let counted = core.with(|set| set.count_part(inode, from, sectors));
+            let counted = counted.map_err(|key| {
+                let (first, last) = (sectors.start, sectors.end.saturating_sub(1));
+                let detail = format!(
+                    "extent {key:?}: found beyond its volume, expected sectors {first} to {last}; \
+                     see: cairn check {argument}"
+                );
+                ConfigError::new(ConfigKind::Damaged, argument, detail)
+            })?;
+            (next, cached, dirty) = (counted.next, cached + counted.cached, dirty + counted.dirty);
+            yield_once().await;
+        }
+        Ok((cached, dirty))
+    }
+
+    /// Logs what was found, and what may be stale (R13): no write-intent map is written, so
+    /// clean extents are served as the kernel serves them.
+    fn report_found(&self, cached: u64, dirty: u64, state: Option<BackingState>) {
+        let volume = &self.config.volume;
+        let Devices::Cached { backing, cache } = &self.config.devices else { return };
+        let (backing, cache) = (&backing.argument, &cache.argument);
+        match state {
+            _ if dirty == 0 => {}
+            Some(BackingState::Dirty) => tracing::info!(
+                "{volume}: {dirty} dirty sectors found on {cache}, which {backing} lacks"
+            ),
+            // The kernel counts the keys in this state, too.
+            _ => tracing::warn!(
+                "{volume}: the state of {backing} is clean, but {dirty} dirty sectors were found \
+                 on {cache}: they are served, and written back by a drain"
+            ),
+        }
+        if cached > dirty {
+            tracing::warn!(
+                "{volume}: {cache}: {} clean sectors are served as the kernel does: after a power \
+                 cut they may differ from {backing}, as no write-intent map vouches for them",
+                cached - dirty
+            );
+        }
+    }
+
+    fn serve_bare(&self, state: Option<BackingState>) {
+        let is_sound = matches!(state, Some(BackingState::None | BackingState::Clean));
+        let Devices::Bare { backing, stale_ok } = &self.config.devices else { return };
+        let (volume, backing) = (&self.config.volume, &backing.argument);
+        self.is_suspect.store(!is_sound && !stale_ok, Ordering::Relaxed);
+        if !is_sound {
+            let how = if *stale_ok { "is read as it is" } else { "fails to be read" };
+            tracing::warn!("{volume}: {backing}: its cache may have newer data: all {how}");
+        }
+    }
+}

@@ -8,6 +8,7 @@ use std::convert::Infallible;
 use std::ops::{ControlFlow, Range};
 
 use cairn_format::bcache::check::{Certainty, FINDINGS_MAX, Finding, check, check_losses};
+use cairn_format::bcache::intent::{REGIONS_MAX, SLOT_BYTES, decode_slot};
 use cairn_format::bcache::journal::{ENTRY_HEADER_BYTES, scan};
 use cairn_format::bcache::load::{self, Fault, NodePlace, Source, Visitor};
 use cairn_format::bcache::node::{Bset, Node, SET_HEADER_BYTES};
@@ -91,6 +92,10 @@ pub fn bcache_superblock(bytes: &[u8]) {
             }
             Ok(Superblock::Backing(backing)) => {
                 assert!(backing.data_offset() >= 16 && one_line(&backing.label()));
+                if let Some(map) = backing.intent() {
+                    let mut next = backing.clone();
+                    assert!(next.set_intent(&map) && next.intent() == Some(map));
+                }
                 backing.encode()
             }
             Err(error) => {
@@ -99,6 +104,19 @@ pub fn bcache_superblock(bytes: &[u8]) {
             }
         };
         assert!(encoded == bytes[..SUPERBLOCK_BYTES]);
+    }
+}
+
+/// A slot of the write-intent map: what decodes encodes to the same bytes.
+pub fn bcache_intent(bytes: &[u8]) {
+    let Some(slot) = bytes.get(..SLOT_BYTES) else { return };
+    let mut sealed = slot.to_vec();
+    let sum = crc64(&sealed[8..]);
+    sealed[..8].copy_from_slice(&sum.to_le_bytes());
+    for bytes in [slot, &sealed] {
+        let Some((sequence, map)) = decode_slot(bytes) else { continue };
+        assert!(map.encode_slot(sequence) == bytes);
+        assert!(map.region_of(u64::MAX) < REGIONS_MAX && map.count() <= REGIONS_MAX as u32);
     }
 }
 

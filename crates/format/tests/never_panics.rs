@@ -59,6 +59,7 @@ proptest! {
         format_bodies::probe_windows(&bytes);
         format_bodies::snapshot_store(&bytes);
         bcache_bodies::bcache_superblock(&bytes);
+        bcache_bodies::bcache_intent(&bytes);
         bcache_bodies::bcache_journal(&bytes);
         bcache_bodies::bcache_node(&bytes);
         bcache_bodies::bcache_priorities(&bytes);
@@ -130,6 +131,15 @@ proptest! {
         cut in any::<Index>(),
     ) {
         bcache_bodies::bcache_superblock(&mutate(&seed, &mutations, cut));
+    }
+
+    #[test]
+    fn mutated_intent_maps_of_bcache_break_no_decoder(
+        seed in proptest::sample::select(seeds("bcache_intent")),
+        mutations in mutations(),
+        cut in any::<Index>(),
+    ) {
+        bcache_bodies::bcache_intent(&mutate(&seed, &mutations, cut));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! says where; its nodes are logs of *bsets*, which hold keys ([`node`]). A *journal* ([`journal`])
 //! holds the keys that leaves do not have yet, and names the root, the array of volumes ([`uuids`])
 //! and the *priorities* ([`priorities`]), which hold each bucket's [`Generation`]. Backing devices
-//! have a [`superblock`] alone.
+//! have a [`superblock`] alone, which has cairn's write-intent map, too ([`intent`]).
 //!
 //! A *set* is a cache set: a cache device and its backing devices. A part of a node is a *bset*, a
 //! part of the priorities a *prio_set*; what the kernel calls jset is an *entry* of the journal.
@@ -23,6 +23,7 @@ pub mod extents;
 mod fixture;
 mod generation;
 mod geometry;
+pub mod intent;
 pub mod journal;
 mod key;
 pub mod load;
@@ -39,6 +40,7 @@ pub use crc::{crc64, crc64_seeded};
 pub use error::Error;
 pub use generation::{Age, Generation, STALE_MAX};
 pub use geometry::{Geometry, SECTOR_BYTES, SECTORS_MAX};
+pub use intent::IntentMap;
 pub use key::{CHECK_DEVICE, INODE_MAX, Key, KeyError, OFFSET_MAX, Pointer, SIZE_MAX};
 pub use superblock::{
     BackingState, BackingSuperblock, CacheMode, CacheSuperblock, DATA_OFFSET, JOURNAL_BUCKETS_MAX,

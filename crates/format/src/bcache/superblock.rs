@@ -10,6 +10,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::crc::crc64;
+use super::intent::{IntentMap, RawLineage};
 use super::{Error, Geometry, SECTORS_MAX, Uuid};
 use crate::Field;
 
@@ -549,12 +550,20 @@ impl CacheSuperblock {
             && self.bytes.0.feature_incompat.get() & INCOMPAT_OBSOLETE_BUCKET != 0
     }
 
+    /// From which sequence on all superblocks up to this one were written by cairn; none if this
+    /// one was not.
+    #[must_use]
+    pub fn own_since(&self) -> Option<u64> {
+        RawLineage::own_since(&self.bytes.0.pad, self.seq())
+    }
+
     /// What a session that continues a cache writes first.
     #[must_use]
     pub fn registered(&self, now_s: u32) -> CacheSuperblock {
         let mut next = self.clone();
         let raw = &mut next.bytes.0;
         raw.seq = U64::new(raw.seq.get() + 1);
+        raw.pad = RawLineage::continued(&raw.pad, raw.seq.get());
         raw.last_mount = U32::new(now_s);
         raw.version = U64::new(raw.version.get().max(3));
         next
@@ -669,6 +678,23 @@ impl BackingSuperblock {
     /// Sets its attachment state.
     pub fn set_state(&mut self, state: BackingState) {
         self.bytes.set_flag(61, 3, state as u64);
+    }
+
+    /// The write-intent map; none if cairn has not written one, or both slots are damaged.
+    #[must_use]
+    pub fn intent(&self) -> Option<IntentMap> {
+        let has_room = self.bytes.0.keys.get() == 0;
+        has_room.then(|| IntentMap::of(self.bytes.0.as_bytes())).flatten()
+    }
+
+    /// Puts a write-intent map into the slot that is not in use. False if there is no room: the
+    /// checksum covers what follows the header, so that a part of a slot would damage all.
+    pub fn set_intent(&mut self, map: &IntentMap) -> bool {
+        let has_room = self.bytes.0.keys.get() == 0;
+        if has_room {
+            map.put(self.bytes.0.as_mut_bytes());
+        }
+        has_room
     }
 
     /// Says which set it belongs to; zeros for none.

@@ -11,7 +11,7 @@ mod bcache_lab;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use bcache_lab::Cache;
+use bcache_lab::judge::Devices;
 use bcache_lab::make::backing_of;
 use cairn_block::{LocalFuture, Sector, TargetType};
 use cairn_format::bcache::build::Builder;
@@ -188,11 +188,11 @@ impl Scenario for Bcache {
         })
     }
 
-    fn check_metadata(&self, _shape: &Shape, images: &Images) -> Result<(), String> {
-        let cache = &images["cache"];
-        let mut bytes = vec![0; cache.sectors().0 as usize * SECTOR_BYTES];
-        cache.read(Sector(0), &mut bytes);
-        Cache::try_read(&bytes).map(drop)
+    fn check_metadata(&self, shape: &Shape, images: &Images) -> Result<(), String> {
+        let cache = images["cache"].to_vec();
+        let backings: Vec<Vec<u8>> =
+            shape.cached().map(|index| images[VOLUMES[index].1].to_vec()).collect();
+        Devices { cache: &cache, backings: &backings }.judge().map(drop)
     }
 
     fn workload(&self, _shape: &Shape, rng: &mut fastrand::Rng) -> Workload {

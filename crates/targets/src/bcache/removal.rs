@@ -3,11 +3,11 @@
 //! # Order
 //! 1. A batch of writeback that runs ends, and none begins before 4. (Its copies could reach the
 //!    backing device after what a client writes there next.)
-//! 2. Holes enter the tree, a piece at a time, also over dirty data, and the journal, durably.
-//!    Fills of the sectors are dropped.
-//! 3. The backing device gets the discard, if it takes any, in the list of writes from above. The
-//!    sectors count as written and not durable, also without a discard: copies of data that was
-//!    dropped may be there (L2).
+//! 2. The sectors enter the list of writes from above, so that no fill of them begins. Holes enter
+//!    the tree, a piece at a time, also over dirty data, and the journal, durably. Fills of the
+//!    sectors that had begun are dropped.
+//! 3. The backing device gets the discard, if it takes any. The sectors count as written and not
+//!    durable, also without a discard: copies of data that was dropped may be there (L2).
 //! 4. The discard ends.
 //!
 //! # What a crash leaves
@@ -35,20 +35,27 @@ impl Bcache {
 
     async fn remove(&self, env: &Env, span: Span) -> IoResult {
         let _turn = self.turn_to_remove().await;
-        self.drop_extents(env, span).await?;
-        let Some(backing) = self.config.devices.backing() else { return Ok(()) };
         let core = self.core.as_ref().expect("it has a cache");
-        core.with(|set| {
-            set.changes.fills.touch(&span);
-            self.traffic.begin(span)
-        });
-        let range = SectorRange::new(Sector(span.start), SectorCount(span.end - span.start));
-        let result = match backing.disk.limits().discard {
-            true => env.io(&backing.disk, Io::on(Op::Discard, range)).await,
-            false => Ok(()),
+        core.with(|_| self.traffic.begin(span));
+        let dropped = self.drop_extents(env, span).await;
+        let result = match dropped {
+            Ok(()) => self.discard_backing(env, span).await,
+            Err(error) => Err(error),
         };
         self.traffic.end_undefined(&span);
         result
+    }
+
+    /// Step 3.
+    async fn discard_backing(&self, env: &Env, span: Span) -> IoResult {
+        match self.config.devices.backing() {
+            Some(backing) if backing.disk.limits().discard => {
+                let count = SectorCount(span.end - span.start);
+                let range = SectorRange::new(Sector(span.start), count);
+                env.io(&backing.disk, Io::on(Op::Discard, range)).await
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Step 2.

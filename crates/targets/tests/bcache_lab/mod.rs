@@ -1,6 +1,7 @@
 //! A set of bcache on simulated drives, and what it means by its bytes.
 #![allow(dead_code, reason = "each test uses a part")]
 
+pub mod judge;
 pub mod make;
 
 use std::cell::{Cell, RefCell};

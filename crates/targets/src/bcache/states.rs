@@ -5,6 +5,8 @@
 //! S2. `dirty` is durable before a write is mapped. `clean` is written when no write is mapped or
 //!     in flight, nothing in the tree is dirty, and no open entry of the journal has a dirty key;
 //!     a write that comes then waits until `dirty` is durable again.
+//! S3. A write of the superblock that failed may be there all the same. So after one that failed
+//!     the state on the device counts as unknown, and the next one is written.
 
 use cairn_block::sync::atomic::Ordering;
 use cairn_block::{Env, IoResult, mutants};
@@ -30,6 +32,8 @@ impl Bcache {
             return Ok(());
         }
         superblock.set_state(state);
+        // S3.
+        self.has_written_state.store(false, Ordering::Relaxed);
         let fua = mutants::fua("bcache: FUA of the state");
         write_backing(env, backing, &superblock, fua).await?;
         self.has_written_state.store(true, Ordering::Relaxed);
@@ -51,10 +55,13 @@ impl Bcache {
         let change = Ready::Change as u8;
         let ready = core.with(|_| self.ready.fetch_min(change, Ordering::Relaxed));
         self.writers.quiesce(0).await;
-        let called = self.call_clean_if_it_is(env, ready >= change).await;
+        let called = self.call_clean_if_it_is(env).await;
         let parked = core.with(|_| {
+            let is_written = self.has_written_state.load(Ordering::Relaxed);
             match self.state_of_backing() {
-                Some(BackingState::Dirty) => self.ready.store(ready, Ordering::Relaxed),
+                Some(BackingState::Dirty) if is_written => {
+                    self.ready.store(ready, Ordering::Relaxed)
+                }
                 _ => drop(self.wanted.fetch_min(change, Ordering::Relaxed)),
             }
             std::mem::take(&mut *self.parked.lock())
@@ -63,12 +70,14 @@ impl Bcache {
         called
     }
 
-    async fn call_clean_if_it_is(&self, env: &Env, is_changing: bool) -> Result<(), Undrained> {
+    async fn call_clean_if_it_is(&self, env: &Env) -> Result<(), Undrained> {
         let core = self.core.as_ref().expect("a volume that is drained has a cache");
         if self.dirty_sectors() > 0 {
             return Ok(());
         }
-        if is_changing {
+        // The session may be that of another volume: entries may be open from before this one was
+        // suspended.
+        if core.with(|set| set.has_session()) {
             core.commit(env).await.map_err(WriteError::Cache)?;
             core.checkpoint(env).await?;
         }

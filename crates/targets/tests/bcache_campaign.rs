@@ -12,91 +12,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use bcache_lab::judge::Devices;
-use bcache_lab::make::backing_of;
-use cairn_block::{LocalFuture, Sector, TargetType};
-use cairn_format::bcache::build::Builder;
-use cairn_format::bcache::uuids::UuidEntry;
-use cairn_format::bcache::{
-    CacheMode, CacheSuperblock, NewCache, Replacement, SECTOR_BYTES, SUPERBLOCK_SECTOR, Uuid,
-};
+use bcache_lab::several::{MODES, SETTINGS, SHAPES, Shape, VOLUMES};
+use cairn_block::{LocalFuture, TargetType};
+use cairn_format::bcache::CacheMode;
 use cairn_sim::campaign::{Campaign, Generation, Images, Opened, Scenario, Server, plant_failures};
 use cairn_sim::{DriveOptions, Image, Workload};
-
-/// What varies between lives.
-#[derive(Clone, Copy, Debug)]
-struct Shape {
-    block_sectors: u16,
-    bucket_sectors: u64,
-    buckets: u64,
-    /// Sectors of a volume.
-    sectors: u64,
-    /// Volumes of the set: the first two have backing devices, the third lies in the cache alone.
-    volumes: usize,
-    mode: CacheMode,
-}
-
-/// The volumes of a set, with the names of their backing devices.
-const VOLUMES: [(&str, &str); 3] = [("volume", "backing"), ("second", "backing2"), ("flash", "-")];
-
-/// Holds all data several times.
-const ROOMY: Shape = Shape {
-    block_sectors: 1,
-    bucket_sectors: 16,
-    buckets: 400,
-    sectors: 512,
-    volumes: 1,
-    mode: CacheMode::Writeback,
-};
-
-/// Smaller than the volume: always short of buckets.
-const TIGHT: Shape = Shape { buckets: 150, sectors: 3000, ..ROOMY };
-
-const SHAPES: &[Shape] = &[
-    ROOMY,
-    Shape { block_sectors: 8, bucket_sectors: 32, ..ROOMY },
-    Shape { bucket_sectors: 128, ..ROOMY },
-    TIGHT,
-    Shape { bucket_sectors: 8, ..TIGHT },
-    Shape { block_sectors: 8, bucket_sectors: 64, sectors: 8000, ..TIGHT },
-    Shape { volumes: 2, ..ROOMY },
-    Shape { volumes: 3, ..ROOMY },
-    Shape { volumes: 2, sectors: 1500, ..TIGHT },
-    Shape { volumes: 3, sectors: 600, ..TIGHT },
-];
-
-const MODES: &[CacheMode] = &[
-    CacheMode::Writeback,
-    CacheMode::Writeback,
-    CacheMode::Writethrough,
-    CacheMode::Writearound,
-    CacheMode::None,
-];
-
-/// Bytes from which on a stream bypasses the cache: never, each request, streams of some requests,
-/// and the default.
-const CUTOFFS: &[&str] = &["0", "512", "32768", "4194304"];
-
-/// Settings of writeback: how much may be dirty, how long data waits, and which writes become dirty
-/// data.
-const WRITEBACKS: &[[&str; 2]] = &[
-    ["cutoff_writeback", "0"],
-    ["cutoff_writeback", "70"],
-    ["cutoff_writeback_sync", "0"],
-    ["cutoff_writeback_sync", "90"],
-    ["writeback_percent", "0"],
-    ["writeback_percent", "1"],
-    ["writeback_percent", "40"],
-    ["writeback_delay", "0"],
-    ["writeback_delay", "30"],
-    ["writeback_rate", "1"],
-    ["writeback_rate", "1000000"],
-    ["writeback_running", "0"],
-    ["writeback_running", "1"],
-    ["writeback_policy", "completion"],
-    ["writeback_policy", "strict"],
-    ["writeback_policy", "sorted"],
-    ["writeback_policy", "sweep"],
-];
 
 /// Which drives fail now and then, and how.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -109,60 +29,6 @@ struct Bcache {
     failing: Failing,
     shapes: &'static [Shape],
     modes: &'static [CacheMode],
-}
-
-impl Shape {
-    /// The table of a volume.
-    fn table(&self, index: usize) -> String {
-        let (sectors, backing) = (self.sectors, VOLUMES[index].1);
-        match backing {
-            "-" => format!("0 {sectors} bcache - cache 2 flash {}", uuid_of(index)),
-            _ => format!("0 {sectors} bcache {backing} cache 0"),
-        }
-    }
-
-    /// The volumes that have a backing device.
-    fn cached(&self) -> impl Iterator<Item = usize> + use<> {
-        (0..self.volumes).filter(|index| VOLUMES[*index].1 != "-")
-    }
-
-    /// A set that nothing was written to: the cache device, and the backing devices.
-    fn drives(&self) -> Vec<(DriveOptions, Image)> {
-        let superblock = CacheSuperblock::fresh(&NewCache {
-            uuid: Uuid([1; 16]),
-            set_uuid: Uuid([2; 16]),
-            block_sectors: self.block_sectors,
-            bucket_sectors: self.bucket_sectors,
-            device_sectors: self.buckets * self.bucket_sectors,
-            replacement: Replacement::Lru,
-            discard: false,
-        });
-        let superblock = superblock.expect("legal");
-        let sectors = self.buckets * self.bucket_sectors;
-        let mut bytes = vec![0; sectors as usize * SECTOR_BYTES];
-        let builder = Builder::new(&superblock, 11, &mut bytes);
-        let entry = |index: usize| {
-            let is_flash = VOLUMES[index].1 == "-";
-            let sectors = if is_flash { self.sectors } else { 0 };
-            let flags = u32::from(is_flash);
-            UuidEntry { uuid: uuid_of(index), flags, sectors, ..UuidEntry::default() }
-        };
-        let entries: Vec<UuidEntry> = (0..self.volumes).map(entry).collect();
-        let superblock = builder.finish(&entries).expect("there is room");
-        let mut cache = Image::of_bytes(&bytes);
-        cache.write(Sector(SUPERBLOCK_SECTOR), &superblock.encode());
-        let data = vec![0; self.sectors as usize * SECTOR_BYTES];
-        let backing = |index: usize| {
-            let bytes = backing_of(uuid_of(index), self.block_sectors, &data, self.mode);
-            (DriveOptions::named(VOLUMES[index].1), Image::of_bytes(&bytes))
-        };
-        let cache = (DriveOptions::named("cache"), cache);
-        [cache].into_iter().chain(self.cached().map(backing)).collect()
-    }
-}
-
-fn uuid_of(index: usize) -> Uuid {
-    Uuid([3 + index as u8; 16])
 }
 
 impl Scenario for Bcache {
@@ -227,11 +93,11 @@ impl Scenario for Bcache {
                     server.pause(6000).await;
                     let mode = modes[server.env.random_below(modes.len() as u64) as usize];
                     server.message(volume, &["set", "cache_mode", mode.word()]).await;
-                    let cutoff = CUTOFFS[server.env.random_below(CUTOFFS.len() as u64) as usize];
-                    server.message(volume, &["set", "sequential_cutoff", cutoff]).await;
-                    let setting = server.env.random_below(WRITEBACKS.len() as u64) as usize;
-                    let [name, value] = WRITEBACKS[setting];
-                    server.message(volume, &["set", name, value]).await;
+                    for _ in 0..2 {
+                        let setting = server.env.random_below(SETTINGS.len() as u64) as usize;
+                        let [name, value] = SETTINGS[setting];
+                        server.message(volume, &["set", name, value]).await;
+                    }
                 }
             });
         }
@@ -266,7 +132,8 @@ fn losses_of_any_drive_are_told_to_each_client() {
 mod canaries {
     use cairn_targets::bcache::canary::{Bug, plant};
 
-    use super::{Bcache, CacheMode, Campaign, Failing, MODES, ROOMY, SHAPES, Shape, TIGHT};
+    use super::bcache_lab::several::{ROOMY, TIGHT};
+    use super::{Bcache, CacheMode, Campaign, Failing, MODES, SHAPES, Shape};
 
     /// Lives in which a planted bug must be found.
     const CUTS: u64 = 20_000;

@@ -3,6 +3,8 @@
 
 pub mod judge;
 pub mod make;
+pub mod model;
+pub mod several;
 
 use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;

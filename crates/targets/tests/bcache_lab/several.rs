@@ -1,0 +1,147 @@
+//! Sets with several volumes to which nothing was written yet, of any shape, and what a user may
+//! set while they are served.
+
+use cairn_block::Sector;
+use cairn_format::bcache::build::Builder;
+use cairn_format::bcache::uuids::UuidEntry;
+use cairn_format::bcache::{
+    CacheMode, CacheSuperblock, NewCache, Replacement, SECTOR_BYTES, SUPERBLOCK_SECTOR, Uuid,
+};
+use cairn_sim::{DriveOptions, Image};
+
+use super::make::backing_of;
+
+/// What a set is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub block_sectors: u16,
+    pub bucket_sectors: u64,
+    pub buckets: u64,
+    /// Sectors of a volume.
+    pub sectors: u64,
+    /// Volumes of the set: the first two have backing devices, the third lies in the cache alone.
+    pub volumes: usize,
+    pub mode: CacheMode,
+}
+
+/// The volumes of a set, with the names of their backing devices.
+pub const VOLUMES: [(&str, &str); 3] =
+    [("volume", "backing"), ("second", "backing2"), ("flash", "-")];
+
+/// Holds all data several times.
+pub const ROOMY: Shape = Shape {
+    block_sectors: 1,
+    bucket_sectors: 16,
+    buckets: 400,
+    sectors: 512,
+    volumes: 1,
+    mode: CacheMode::Writeback,
+};
+
+/// Smaller than the volume: always short of buckets.
+pub const TIGHT: Shape = Shape { buckets: 150, sectors: 3000, ..ROOMY };
+
+pub const SHAPES: &[Shape] = &[
+    ROOMY,
+    Shape { block_sectors: 8, bucket_sectors: 32, ..ROOMY },
+    Shape { bucket_sectors: 128, ..ROOMY },
+    TIGHT,
+    Shape { bucket_sectors: 8, ..TIGHT },
+    Shape { block_sectors: 8, bucket_sectors: 64, sectors: 8000, ..TIGHT },
+    Shape { volumes: 2, ..ROOMY },
+    Shape { volumes: 3, ..ROOMY },
+    Shape { volumes: 2, sectors: 1500, ..TIGHT },
+    Shape { volumes: 3, sectors: 600, ..TIGHT },
+];
+
+pub const MODES: &[CacheMode] = &[
+    CacheMode::Writeback,
+    CacheMode::Writeback,
+    CacheMode::Writethrough,
+    CacheMode::Writearound,
+    CacheMode::None,
+];
+
+/// Settings. Of `sequential_cutoff`: no stream bypasses the cache, each request does, streams of
+/// some requests do; the default.
+pub const SETTINGS: &[[&str; 2]] = &[
+    ["sequential_cutoff", "0"],
+    ["sequential_cutoff", "512"],
+    ["sequential_cutoff", "32768"],
+    ["sequential_cutoff", "4194304"],
+    ["congested_read_threshold_us", "0"],
+    ["congested_read_threshold_us", "30"],
+    ["congested_write_threshold_us", "0"],
+    ["congested_write_threshold_us", "30"],
+    ["cutoff_writeback", "0"],
+    ["cutoff_writeback", "70"],
+    ["cutoff_writeback_sync", "0"],
+    ["cutoff_writeback_sync", "90"],
+    ["writeback_percent", "0"],
+    ["writeback_percent", "1"],
+    ["writeback_percent", "40"],
+    ["writeback_delay", "0"],
+    ["writeback_delay", "30"],
+    ["writeback_rate", "1"],
+    ["writeback_rate", "1000000"],
+    ["writeback_running", "0"],
+    ["writeback_running", "1"],
+    ["writeback_policy", "completion"],
+    ["writeback_policy", "strict"],
+    ["writeback_policy", "sorted"],
+    ["writeback_policy", "sweep"],
+];
+
+impl Shape {
+    /// The table of a volume.
+    pub fn table(&self, index: usize) -> String {
+        let (sectors, backing) = (self.sectors, VOLUMES[index].1);
+        match backing {
+            "-" => format!("0 {sectors} bcache - cache 2 flash {}", uuid_of(index)),
+            _ => format!("0 {sectors} bcache {backing} cache 0"),
+        }
+    }
+
+    /// The volumes that have a backing device.
+    pub fn cached(&self) -> impl Iterator<Item = usize> + use<> {
+        (0..self.volumes).filter(|index| VOLUMES[*index].1 != "-")
+    }
+
+    /// A set that nothing was written to: the cache device, and the backing devices.
+    pub fn drives(&self) -> Vec<(DriveOptions, Image)> {
+        let superblock = CacheSuperblock::fresh(&NewCache {
+            uuid: Uuid([1; 16]),
+            set_uuid: Uuid([2; 16]),
+            block_sectors: self.block_sectors,
+            bucket_sectors: self.bucket_sectors,
+            device_sectors: self.buckets * self.bucket_sectors,
+            replacement: Replacement::Lru,
+            discard: false,
+        });
+        let superblock = superblock.expect("legal");
+        let sectors = self.buckets * self.bucket_sectors;
+        let mut bytes = vec![0; sectors as usize * SECTOR_BYTES];
+        let builder = Builder::new(&superblock, 11, &mut bytes);
+        let entry = |index: usize| {
+            let is_flash = VOLUMES[index].1 == "-";
+            let sectors = if is_flash { self.sectors } else { 0 };
+            let flags = u32::from(is_flash);
+            UuidEntry { uuid: uuid_of(index), flags, sectors, ..UuidEntry::default() }
+        };
+        let entries: Vec<UuidEntry> = (0..self.volumes).map(entry).collect();
+        let superblock = builder.finish(&entries).expect("there is room");
+        let mut cache = Image::of_bytes(&bytes);
+        cache.write(Sector(SUPERBLOCK_SECTOR), &superblock.encode());
+        let data = vec![0; self.sectors as usize * SECTOR_BYTES];
+        let backing = |index: usize| {
+            let bytes = backing_of(uuid_of(index), self.block_sectors, &data, self.mode);
+            (DriveOptions::named(VOLUMES[index].1), Image::of_bytes(&bytes))
+        };
+        let cache = (DriveOptions::named("cache"), cache);
+        [cache].into_iter().chain(self.cached().map(backing)).collect()
+    }
+}
+
+fn uuid_of(index: usize) -> Uuid {
+    Uuid([3 + index as u8; 16])
+}

@@ -41,6 +41,11 @@ impl GroupCommit {
         !std::mem::replace(&mut self.running, true)
     }
 
+    /// True if a waiter of the next commit has joined.
+    pub fn has_waiters(&self) -> bool {
+        !self.waiters.is_empty()
+    }
+
     /// True while a commit task runs.
     pub fn is_running(&self) -> bool {
         self.running

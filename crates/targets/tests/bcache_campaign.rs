@@ -174,6 +174,23 @@ mod canaries {
         is_caught(Bug::FillOverWrite);
     }
 
+    const WRITEBACK: &[CacheMode] = &[CacheMode::Writeback];
+
+    #[test]
+    fn keys_whose_data_came_after_the_flush_of_their_group_are_caught() {
+        is_caught_in(Bug::GroupClosedLate, &[ROOMY], WRITEBACK);
+    }
+
+    #[test]
+    fn answers_before_the_flush_of_an_entry_are_caught() {
+        is_caught_in(Bug::AnsweredBeforeFlush, &[ROOMY], WRITEBACK);
+    }
+
+    #[test]
+    fn entries_behind_one_that_is_not_durable_are_caught() {
+        is_caught_in(Bug::EntryBehindVolatile, &[ROOMY], WRITEBACK);
+    }
+
     #[test]
     fn buckets_that_are_reused_before_a_checkpoint_are_caught() {
         is_caught(Bug::ReuseBeforeCheckpoint);

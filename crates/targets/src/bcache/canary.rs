@@ -16,6 +16,13 @@ pub enum Bug {
     HoleOverDirty,
     /// A write goes around the cache where the device may have a clean key.
     GhostsForgotten,
+    /// Keys whose data completed after a flush began count as covered by it (O1).
+    GroupClosedLate,
+    /// A waiter is answered when its entry is written, before the flush that covers it (O3).
+    AnsweredBeforeFlush,
+    /// An entry is written although the one before it is not durable (O2): what that frees in the
+    /// ring is overwritten.
+    EntryBehindVolatile,
     /// Data enters the cache as clean that the backing device may lose (H3).
     FillBeforeFlush,
     /// Data enters the cache that a write from above has replaced since.

@@ -2,6 +2,7 @@
 //! `tests/bcache_drain.rs`.
 
 mod cutoffs;
+mod dsync;
 mod fill;
 mod policy;
 mod rate;
@@ -541,14 +542,14 @@ fn a_key_that_comes_while_a_commit_runs_enters_the_journal_without_a_request() {
     // The commit of the first key begins after 100 ms, and runs when the second one is due.
     test.run(Duration::from_millis(110));
     test.write("v", 64, 8, 7).expect("the drives are well");
-    let are_volatile = || {
+    let owes_a_commit = || {
         test.with_target("v", |volume: &Bcache| {
-            volume.look(|set| set.changes.are_volatile()).expect("it is open")
+            volume.look(|set| set.changes.owe_a_commit()).expect("it is open")
         })
     };
-    assert!(are_volatile());
+    assert!(owes_a_commit());
     test.run(Duration::from_secs(5));
-    assert!(!are_volatile());
+    assert!(!owes_a_commit());
 }
 
 #[test]

@@ -252,7 +252,10 @@ impl Bcache {
                     let (change, is_first) = set.insert(&key.at(pointer), env.now() + COMMIT_DELAY);
                     let was_clean = self.add_dirty(change.dirty) == 0;
                     match waits {
-                        false => (EndIo::Done(Ok(())), is_first || was_clean, false),
+                        false => {
+                            set.changes.acknowledge();
+                            (EndIo::Done(Ok(())), is_first || was_clean, false)
+                        }
                         true => {
                             set.changes.commits.join(Waiter::Request(request.id()));
                             (EndIo::Held, was_clean, set.changes.commits.starts())
@@ -309,8 +312,8 @@ impl Bcache {
         Ok(())
     }
 
-    /// A client's flush: all keys that are pending enter the journal, and the backing device is
-    /// flushed if a client wrote to it since.
+    /// A client's flush: all keys that clients rely on are in durable entries of the journal, and the
+    /// backing device is flushed if a client wrote to it since.
     pub(super) fn map_flush<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         let Some(core) = &self.core else { return Verdict::Completed };
         if !self.is_traffic_durable() {
@@ -323,7 +326,7 @@ impl Bcache {
         let starts = {
             let mut guard = core.lock();
             let Some(set) = guard.as_mut() else { return Verdict::Completed };
-            if !set.changes.are_volatile() {
+            if !set.changes.owe_a_commit() {
                 return Verdict::Completed;
             }
             set.changes.commits.join(Waiter::Request(request.id()));
@@ -339,7 +342,13 @@ impl Bcache {
         let core = self.core.as_ref().expect("it has a cache");
         let flush = self.flush_traffic(env);
         let flush = mutants::step("bcache: flush of the backing device for clients", (), flush);
-        let (committed, flushed) = join(core.commit(env), flush).await;
+        let commit = async {
+            match core.with(|set| set.changes.owe_a_commit()) {
+                true => core.commit(env).await,
+                false => Ok(()),
+            }
+        };
+        let (committed, flushed) = join(commit, flush).await;
         committed.and(flushed)
     }
 }

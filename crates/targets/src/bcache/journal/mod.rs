@@ -4,14 +4,18 @@
 //! open: what they name (root, priorities, array of uuids) is named by each later one as well.
 //!
 //! # Invariants
-//! J1. Entries are numbered without a gap. An entry is written once the one before it is durable.
+//! J1. Entries are numbered without a gap. An entry is written once the one before it is durable. So
+//!     at most one entry is written and not durable: the newest.
 //! J2. A bucket of the ring is written to from its beginning only when no entry in it counts. A
 //!     session begins in the bucket behind that of the newest entry, as the kernel's does; if
 //!     entries there count, it goes on behind the newest entry.
 //! J3. An entry counts until a later durable entry has a `last_seq` above its number. The
 //!     `last_seq` of each entry is the number of the oldest open one: its own, if none is open.
-//! J4. An entry is durable when its write and the flushes around it have ended (R14). It is written
-//!     after a flush, with FUA: what it names was written before.
+//! J4. An entry is durable when it was written with FUA, or when a flush that began after its write
+//!     had ended has succeeded (R14). It is written after a flush: what it names was written before
+//!     that. A writer that needs it durable, since it overwrites what the entry frees or answers
+//!     for what it has, waits for that: the holder of a session writes entries with FUA, a group
+//!     commit answers behind the flush (`groups`), and [`Journal::says`] counts durable entries.
 //! J5. An entry that is open or leaves others open leaves room for one more, without keys. So the
 //!     entry that says that none is open can always be written.
 //! J6. An entry that frees none leaves at most [`COUNTING_MAX`] that count. One that frees some
@@ -90,8 +94,10 @@ pub(super) struct Journal {
     geometry: Geometry,
     magic: SetMagic,
     buckets: Range<u64>,
-    /// What the newest durable entry says.
+    /// What the newest entry says.
     newest: Header,
+    /// The number of the newest entry that is durable.
+    durable: u64,
     /// Of each bucket of the ring the highest number of an entry that may count; 0 if none does.
     highest: Vec<u64>,
     /// The newest entry has keys.
@@ -121,7 +127,8 @@ impl Journal {
         let Located { header, index, bytes } = *newest;
         let has_keys = bytes.end - bytes.start > ENTRY_HEADER_BYTES;
         let place = Place { index, at: geometry.padded(bytes.end), is_new_session: true };
-        Journal { geometry, magic, buckets, newest: header, highest, has_keys, place }
+        let durable = header.seq;
+        Journal { geometry, magic, buckets, newest: header, durable, highest, has_keys, place }
     }
 
     /// True if an entry that frees none may go into the bucket so far ahead.
@@ -178,9 +185,17 @@ impl Journal {
         self.newest.seq
     }
 
-    /// True if the newest entry says that the entries before `open` do not count, or none with keys
-    /// if none is open.
+    /// The newest entry is durable. The caller has the turn of the journal.
+    pub fn newest_is_durable(&mut self) {
+        self.durable = self.newest.seq;
+    }
+
+    /// True if the newest entry says, durably, that the entries before `open` do not count, or none
+    /// with keys if none is open.
     pub fn says(&self, open: Option<u64>) -> bool {
+        if self.durable < self.newest.seq {
+            return false;
+        }
         match open {
             Some(open) => self.newest.last_seq >= open,
             None => self.newest.last_seq == self.newest.seq && !self.has_keys,

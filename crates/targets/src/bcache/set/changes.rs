@@ -2,7 +2,11 @@
 //!
 //! # Invariants
 //! N1. A key enters the tree and [`Changes::pending`] in one step, in the order in which the data
-//!     of the writes completed. A group commit takes all pending keys at once.
+//!     of the writes completed. It gets the next number then. A group commit takes all pending keys
+//!     at once: they are *committing* until their entries are written, and have *entered* until
+//!     these are durable. So all keys up to some number are durable, and none behind it. A flush of
+//!     a client waits for the last key that was acknowledged before it was durable; the key of a
+//!     FUA write that is not answered yet concerns no flush.
 //! N2. An entry with keys of clients is open until a checkpoint has ended that began after the
 //!     entry was planned: the tree had its keys then, so the leaves have them, or newer ones.
 //! N3. The data of an extent is copied to the backing device only after its dirty key is in a
@@ -39,6 +43,16 @@ pub(in super::super) struct Changes {
     pending: Vec<Key>,
     /// Keys that a group commit is writing.
     committing: Vec<Key>,
+    /// Keys of the group whose entry is written and not durable.
+    entered: Vec<Key>,
+    /// The number of the last key that is in the tree, in a closed group, in an entry that is
+    /// written, and in a durable one.
+    inserted: u64,
+    closed: u64,
+    written: u64,
+    durable: u64,
+    /// The number of the last key that a client relies on although it was not durable.
+    acknowledged: u64,
     /// When pending keys enter the journal without a request for it.
     commit_at: Option<Time>,
     pub commits: GroupCommit,
@@ -69,9 +83,14 @@ impl Changes {
         self.open_before.or(self.open_since)
     }
 
-    /// True if a key is in no durable entry of the journal.
-    pub fn are_volatile(&self) -> bool {
-        !self.pending.is_empty() || !self.committing.is_empty()
+    /// The write of the key that was inserted last is answered, although the key is not durable.
+    pub fn acknowledge(&mut self) {
+        self.acknowledged = self.inserted;
+    }
+
+    /// True if a client relies on a key that is in no durable entry of the journal.
+    pub fn owe_a_commit(&self) -> bool {
+        self.acknowledged > self.durable
     }
 
     /// How many keys the leaves are behind.
@@ -111,18 +130,21 @@ impl Changes {
     pub fn begin_commit(&mut self) -> Vec<Waiter> {
         assert!(self.committing.is_empty(), "one commit runs at a time");
         std::mem::swap(&mut self.pending, &mut self.committing);
+        self.closed = self.inserted;
         self.commit_at = None;
         self.commits.take()
+    }
+
+    /// A bug: keys join a group whose flush has begun. True if there are some.
+    pub fn close_again(&mut self) -> bool {
+        self.committing.append(&mut self.pending);
+        self.closed = self.inserted;
+        !self.committing.is_empty()
     }
 
     /// How many keys a group commit writes.
     pub fn committing(&self) -> usize {
         self.committing.len()
-    }
-
-    /// The keys of a group commit are durable.
-    pub fn end_commit(&mut self) {
-        self.committing.clear();
     }
 }
 
@@ -133,11 +155,31 @@ impl Set {
         self.open_buckets.place(&mut self.buckets, start, want, stream)
     }
 
+    /// The entries of a group commit are written; they are durable if `is_durable`, and otherwise
+    /// behind the next flush. The caller has the turn of the journal.
+    pub fn group_has_entered(&mut self, is_durable: bool) {
+        let changes = &mut self.changes;
+        assert!(changes.entered.is_empty(), "O2: one group has entered");
+        std::mem::swap(&mut changes.committing, &mut changes.entered);
+        changes.written = changes.closed;
+        if is_durable {
+            self.group_is_durable();
+        }
+    }
+
+    /// The group that has entered is durable. The caller has the turn of the journal.
+    pub fn group_is_durable(&mut self) {
+        self.changes.entered.clear();
+        self.changes.durable = self.changes.written;
+        self.journal.newest_is_durable();
+    }
+
     /// A client wrote this extent: its data has completed. `at` is when the key is to enter the
     /// journal at the latest. True if the keeper does not know of a time yet.
     pub fn insert(&mut self, key: &Key, at: Time) -> (Change, bool) {
         let change = self.tree.lay(key, &mut self.buckets);
         self.changes.pending.push(*key);
+        self.changes.inserted += 1;
         self.changes.behind.push(*key);
         let is_first = self.changes.commit_at.is_none();
         self.changes.commit_at.get_or_insert(at);
@@ -245,8 +287,11 @@ impl Set {
             let hole = Key::new(key.inode(), key.end(), key.sectors());
             self.tree.replace(&key, &hole, &mut self.buckets);
         }
-        changes.lost.append(&mut changes.committing);
-        changes.lost.append(&mut changes.pending);
+        for keys in [&mut changes.entered, &mut changes.committing, &mut changes.pending] {
+            changes.lost.append(keys);
+        }
+        // Their clients are told by the counts of failures.
+        changes.durable = changes.inserted;
         changes.commit_at = None;
         let lost = changes.lost.iter().map(Key::inode).collect();
         (changes.take_waiting(), lost)

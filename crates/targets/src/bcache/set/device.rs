@@ -169,9 +169,18 @@ impl CacheDevice {
     /// The flush or the write failed.
     pub async fn commit(&self, env: &Env, sector: u64, bytes: &[u8]) -> IoResult {
         mutants::step("bcache: flush before an entry", (), self.flush(env)).await?;
+        self.write_entry(env, sector, bytes, Flags::FUA).await
+    }
+
+    /// Writes what may lead to all that was written before: the caller has flushed the device. It
+    /// is durable at the end if it has FUA, otherwise after the next flush.
+    ///
+    /// # Errors
+    /// The write failed.
+    pub async fn write_entry(&self, env: &Env, sector: u64, bytes: &[u8], fua: Flags) -> IoResult {
         let number = self.uncovered.lock().begin(sector, bytes);
-        let write = write_io(env, sector, bytes).with(mutants::fua("bcache: FUA of an entry"));
-        env.io(&self.device.disk, write).await?;
+        let fua = fua & mutants::fua("bcache: FUA of an entry");
+        env.io(&self.device.disk, write_io(env, sector, bytes).with(fua)).await?;
         self.uncovered.lock().end(number..number + 1);
         self.judge()
     }

@@ -1,0 +1,106 @@
+//! What a durable write costs: entries of the journal, and flushes of both devices, for the shapes
+//! in which clients ask for it (R1, R14).
+
+use cairn_block::{Disk, Env, Flags};
+
+use super::*;
+use crate::fixture::write_io;
+
+/// How a client makes its writes durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    /// FUA and a flush: a block device that is opened with `O_DSYNC`.
+    FuaAndFlush,
+    /// `fsync` after each write.
+    WriteAndFlush,
+    /// FUA alone.
+    Fua,
+}
+
+const SHAPES: [Shape; 3] = [Shape::FuaAndFlush, Shape::WriteAndFlush, Shape::Fua];
+
+/// Durable writes of a client.
+const WRITES: u64 = 60;
+/// Sectors of each.
+const COUNT: u64 = 64;
+
+/// What a durable write took on average.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    /// Entries of the journal.
+    entries: f64,
+    /// Flushes of the cache device, and writes with FUA to it.
+    flushes: f64,
+    /// Flushes of the backing device, and writes with FUA to it.
+    backing: f64,
+}
+
+/// A served set without data.
+fn fresh() -> Fixture {
+    let [cache, backing] = large(&[]);
+    let drives = [(DriveOptions::named("c"), cache), (DriveOptions::named("b"), backing)];
+    let test = Fixture::with_options(1, drives);
+    test.load("v", &format!("0 {LARGE} bcache b c 0"));
+    test.message("v", &["set", "writeback_running", "0"]).expect("in its range");
+    test.write("v", LARGE - COUNT, COUNT, 1).expect("the drives are well");
+    test.flush("v").expect("the drives are well");
+    test
+}
+
+/// Writes durably, one after the other.
+async fn write_durably(env: Env, disk: Arc<dyn Disk>, shape: Shape, start: u64) {
+    for at in 0..WRITES {
+        let write = write_io(&env, start + at * COUNT, COUNT, 7);
+        let flags = if shape == Shape::WriteAndFlush { Flags::empty() } else { Flags::FUA };
+        env.io(&disk, write.with(flags)).await.expect("the drives are well");
+        if shape != Shape::Fua {
+            env.io(&disk, Io::flush()).await.expect("the drives are well");
+        }
+    }
+}
+
+/// Runs so many clients, each with sectors of its own.
+fn cost(test: &Fixture, shape: Shape, clients: u64) -> Cost {
+    test.forget();
+    let ended = Rc::new(RefCell::new(0));
+    for client in 0..clients {
+        let env = test.sim.env((client % 3) as u16).clone();
+        let disk: Arc<dyn Disk> = test.volume("v");
+        let (ended, start) = (ended.clone(), client * 2 * WRITES * COUNT);
+        env.clone().spawn(async move {
+            write_durably(env, disk, shape, start).await;
+            *ended.borrow_mut() += 1;
+        });
+    }
+    test.sim.run_until(|| *ended.borrow() == clients);
+    let ring = test.with_target("v", |volume: &Bcache| {
+        volume.look(|set| set.superblock.journal_buckets()).expect("it is open")
+    });
+    let ring = ring.start * 128..ring.end * 128;
+    let (cache, backing) = (test.seen("c"), test.seen("b"));
+    let each = |count: usize| count as f64 / (clients * WRITES) as f64;
+    let is_durable = |seen: &&crate::fixture::Seen| seen.op == Op::Flush || seen.fua;
+    let is_entry =
+        |seen: &&crate::fixture::Seen| seen.op == Op::Write && ring.contains(&seen.start);
+    Cost {
+        entries: each(cache.iter().filter(is_entry).count()),
+        flushes: each(cache.iter().filter(is_durable).count()),
+        backing: each(backing.iter().filter(is_durable).count()),
+    }
+}
+
+#[test]
+fn durable_writes_share_entries_and_flushes_and_need_none_of_the_backing_device() {
+    for shape in SHAPES {
+        for clients in [1, 4] {
+            let cost = cost(&fresh(), shape, clients);
+            let entries = if clients == 1 { 1.05 } else { 0.5 };
+            eprintln!("{shape:?}, {clients} clients: {cost:?}");
+            assert!(cost.entries <= entries, "{shape:?}, {clients} clients: {cost:?}");
+            // One flush for the data, and one for the entry: shared by all clients but one alone.
+            let flushes = if clients == 1 { 2.05 } else { 1.3 };
+            assert!(cost.flushes <= flushes, "{shape:?}, {clients} clients: {cost:?}");
+            assert_eq!(cost.backing, 0.0, "{shape:?}, {clients} clients");
+        }
+    }
+}

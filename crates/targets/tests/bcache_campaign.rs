@@ -192,6 +192,21 @@ mod canaries {
     }
 
     #[test]
+    fn durable_writes_in_place_over_a_key_that_is_not_durable_are_caught() {
+        is_caught_in(Bug::OverwriteVolatile, &[ROOMY], WRITEBACK);
+    }
+
+    #[test]
+    fn extents_that_become_clean_while_they_are_written_in_place_are_caught() {
+        is_caught_in(Bug::CopyDuringOverwrite, &[TIGHT], WRITEBACK);
+    }
+
+    #[test]
+    fn flushes_that_forget_writes_in_place_are_caught() {
+        is_caught_in(Bug::OverwriteUncounted, &[ROOMY], WRITEBACK);
+    }
+
+    #[test]
     fn buckets_that_are_reused_before_a_checkpoint_are_caught() {
         is_caught(Bug::ReuseBeforeCheckpoint);
     }

@@ -23,6 +23,12 @@ pub enum Bug {
     /// An entry is written although the one before it is not durable (O2): what that frees in the
     /// ring is overwritten.
     EntryBehindVolatile,
+    /// A write with FUA goes in place where the key may not be durable (W1).
+    OverwriteVolatile,
+    /// A batch copies an extent while a write in place is in flight, and makes it clean (W3).
+    CopyDuringOverwrite,
+    /// A write in place is not counted, so no flush of a client covers it (W4).
+    OverwriteUncounted,
     /// Data enters the cache as clean that the backing device may lose (H3).
     FillBeforeFlush,
     /// Data enters the cache that a write from above has replaced since.

@@ -4,6 +4,7 @@
 mod cutoffs;
 mod dsync;
 mod fill;
+mod overwrite;
 mod policy;
 mod rate;
 mod removal;

@@ -5,6 +5,7 @@
 //! bits       63..60  59..56  55..43   42..0
 //! hit        class   epoch   waited   number
 //! insert     class   epoch   waited   number: a sector of the cache device, which has 43 bits
+//! overwrite  class   epoch   waited   number: the same
 //! around     class   epoch   number: the fill, 24 bits; failures of the backing device, 32 bits
 //! miss       class   epoch   number: the fill
 //! ```
@@ -26,6 +27,8 @@ pub(super) enum Class {
     Around,
     /// A read from the backing device whose data enters the cache.
     Miss,
+    /// A write in place to the cache device; it entered the epoch of overwriters.
+    Overwrite,
 }
 
 /// See the module's description.
@@ -35,7 +38,7 @@ pub(super) struct Word {
     pub epoch: Epoch,
     /// From its start until it was mapped; zero if the class keeps no such time.
     pub waited: Waited,
-    /// Of an insertion: the sector of the cache device where the data goes. Of a write around the
+    /// Of an insertion or overwrite: the sector of the cache device where the data goes. Of a write around the
     /// cache: the low bits of the failures of the backing device that were known, and above them
     /// the number of its fill. Of a miss: that of its fill.
     pub number: u64,
@@ -77,7 +80,7 @@ impl Class {
     /// Where the number of this class ends, and the time begins that it waited, if that is kept.
     fn number_bits(self) -> u32 {
         match self {
-            Class::Hit | Class::Insert => WAITED_SHIFT,
+            Class::Hit | Class::Insert | Class::Overwrite => WAITED_SHIFT,
             Class::Around | Class::Miss => EPOCH_SHIFT,
         }
     }
@@ -100,7 +103,8 @@ impl Word {
             0 => Class::Hit,
             1 => Class::Insert,
             2 => Class::Around,
-            _ => Class::Miss,
+            3 => Class::Miss,
+            _ => Class::Overwrite,
         };
         let epoch = Epoch::of_word(word >> EPOCH_SHIFT & 0xf);
         let bits = class.number_bits();

@@ -8,6 +8,10 @@
 //! 4. The key enters the tree, and the keys that wait for the journal (N1). Reads see it from then
 //!    on. A FUA write waits for the group commit with its key; other writes complete.
 //!
+//! # Order of a write in place (`set::overwrites`)
+//! Over dirty data whose key is durable: the data goes to the place of that, with FUA if the write
+//! has it. There are no further steps.
+//!
 //! # Order of a write around the cache
 //! 1. As above, without the state.
 //! 2. Where the cache has clean data, or the device may have keys to such data (N5), a hole enters
@@ -28,9 +32,10 @@ use futures_util::future::join;
 
 use super::btree::Span;
 use super::bypass::{Bypass, Direction};
+use super::canary::{Bug, planted};
 use super::config::Devices;
 use super::route::{Inputs, Route, route};
-use super::set::COMMIT_DELAY;
+use super::set::{COMMIT_DELAY, Core, Set};
 use super::status::Count;
 use super::volume::Bcache;
 use super::word::{Class, Waited, Word};
@@ -41,6 +46,8 @@ use crate::group_commit::Waiter;
 enum Plan {
     /// To the cache, at this sector.
     Cache { sector: u64, count: u64 },
+    /// To the cache, in place. It entered the epoch.
+    InPlace { sector: u64, count: u64, epoch: Epoch },
     /// To the backing device; the failures of that which were known, and the number of a fill.
     Around { known: u32, fill: u64 },
     /// Nowhere yet: a hole was laid for it, or holes for others.
@@ -118,18 +125,35 @@ impl Bcache {
             }
             Route::Wait => Plan::Ordered(None),
             Route::Cache if !self.is_ready(Ready::Dirty) => self.park(request, Ready::Dirty),
-            Route::Cache => match set.place(span, request.stream()) {
-                Some((pointer, count)) => {
-                    set.buckets.requested(count);
-                    set.changes.fills.touch(&span);
-                    Plan::Cache { sector: pointer.sector(), count }
-                }
-                None if self.is_handing_back.load(Ordering::Relaxed) => Plan::HandBack,
-                None => {
-                    set.changes.waiting.push((self.inode(), request.id()));
-                    Plan::Wait
-                }
-            },
+            Route::Cache => self.plan_cached(env, core, set, request, span),
+        }
+    }
+
+    /// The plan of a write that becomes dirty data.
+    fn plan_cached(
+        &self,
+        env: &Env,
+        core: &Core,
+        set: &mut Set,
+        request: &Request,
+        span: Span,
+    ) -> Plan {
+        set.changes.fills.touch(&span);
+        if let Some((pointer, count, epoch)) = core.begin_overwrite(env, set, &span) {
+            set.buckets.requested(count);
+            return Plan::InPlace { sector: pointer.sector(), count, epoch };
+        }
+        match set.place(span, request.stream()) {
+            Some((pointer, count)) => {
+                set.buckets.requested(count);
+                set.changes.arrivals.begin();
+                Plan::Cache { sector: pointer.sector(), count }
+            }
+            None if self.is_handing_back.load(Ordering::Relaxed) => Plan::HandBack,
+            None => {
+                set.changes.waiting.push((self.inode(), request.id()));
+                Plan::Wait
+            }
         }
     }
 
@@ -144,7 +168,15 @@ impl Bcache {
         }
         let span = self.span_of(request);
         match self.plan_write(env, request, span) {
-            Plan::Cache { sector, count } => self.to_cache(env, request, sector, count),
+            Plan::Cache { sector, count } => {
+                // Only a commit makes the write durable; its flush covers the data.
+                request.flags.remove(Flags::FUA);
+                let (class, epoch) = (Class::Insert, self.writers.enter(env.reactor(), 0));
+                self.to_cache(env, request, (class, epoch), sector, count)
+            }
+            Plan::InPlace { sector, count, epoch } => {
+                self.to_cache(env, request, (Class::Overwrite, epoch), sector, count)
+            }
             Plan::Around { known, fill } => {
                 let (class, epoch, waited) = (Class::Around, Epoch::default(), Waited::default());
                 let number = fill << 32 | u64::from(known);
@@ -184,16 +216,15 @@ impl Bcache {
         &'a self,
         env: &Env,
         request: &mut Request,
+        (class, epoch): (Class, Epoch),
         sector: u64,
         count: u64,
     ) -> Verdict<'a> {
-        let epoch = self.writers.enter(env.reactor(), 0);
         self.counters.add(env, Count::Writes as usize, 1);
         request.accept(SectorCount(count));
-        let (class, waited) = (Class::Insert, Waited::until_now(env, request));
+        let waited = Waited::until_now(env, request);
         request.watch(Word { class, epoch, waited, number: sector }.to_word());
-        // Only a commit makes the write durable; its flush covers the data.
-        request.flags.remove(Flags::FUA | Flags::FAST_ZERO);
+        request.flags.remove(Flags::FAST_ZERO);
         let cache = &self.core.as_ref().expect("it has a cache").cache;
         Verdict::Remapped { disk: cache.disk().as_ref(), sector: Sector(sector) }
     }
@@ -226,6 +257,27 @@ impl Bcache {
         EndIo::Done(result)
     }
 
+    /// The end of a write in place.
+    pub(super) fn end_overwrite(
+        &self,
+        env: &Env,
+        request: &mut Request,
+        word: Word,
+        result: IoResult,
+    ) -> EndIo {
+        self.measure(env, request, Direction::Write, word.waited);
+        let core = self.core.as_ref().expect("it has a cache");
+        let ended = core.with(|set| {
+            let ended = result.and(if core.is_broken() { Err(IoError::IO) } else { Ok(()) });
+            let is_volatile = ended.is_ok() && !request.is_fua();
+            let is_counted = is_volatile && !planted(Bug::OverwriteUncounted);
+            core.end_overwrite(set, self.inode(), word.number, is_counted);
+            ended
+        });
+        core.overwriters.leave(env.reactor(), word.epoch);
+        EndIo::Done(ended)
+    }
+
     /// Step 4 of a write into the cache.
     pub(super) fn end_insert(
         &self,
@@ -243,6 +295,7 @@ impl Bcache {
             let set = guard.as_mut().expect("the set is open while a request is in flight");
             set.changes.fills.touch(&span);
             let pointer = set.buckets.end_write(word.number);
+            set.changes.arrivals.end();
             let ended = result.and(if core.is_broken() { Err(IoError::IO) } else { Ok(()) });
             match ended {
                 Err(error) => (EndIo::Done(Err(error)), false, false),
@@ -265,6 +318,7 @@ impl Bcache {
             }
         };
         self.writers.leave(env.reactor(), word.epoch);
+        core.arrived.notify(usize::MAX);
         if has_news {
             core.changed.notify(usize::MAX);
         }
@@ -312,8 +366,8 @@ impl Bcache {
         Ok(())
     }
 
-    /// A client's flush: all keys that clients rely on are in durable entries of the journal, and the
-    /// backing device is flushed if a client wrote to it since.
+    /// A client's flush: all keys that clients rely on are in durable entries of the journal, and each
+    /// device is flushed if a client relies on a write there that is not durable (R1).
     pub(super) fn map_flush<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         let Some(core) = &self.core else { return Verdict::Completed };
         if !self.is_traffic_durable() {
@@ -326,7 +380,7 @@ impl Bcache {
         let starts = {
             let mut guard = core.lock();
             let Some(set) = guard.as_mut() else { return Verdict::Completed };
-            if !set.changes.owe_a_commit() {
+            if !core.owes(set) {
                 return Verdict::Completed;
             }
             set.changes.commits.join(Waiter::Request(request.id()));
@@ -343,7 +397,7 @@ impl Bcache {
         let flush = self.flush_traffic(env);
         let flush = mutants::step("bcache: flush of the backing device for clients", (), flush);
         let commit = async {
-            match core.with(|set| set.changes.owe_a_commit()) {
+            match core.with(|set| core.owes(set)) {
                 true => core.commit(env).await,
                 false => Ok(()),
             }

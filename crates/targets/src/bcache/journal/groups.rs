@@ -1,14 +1,18 @@
 //! Group commits: the keys of clients enter the journal.
 //!
 //! # Order of a commit
+//! 0. If few writes of data are in flight, the commit waits until these have ended, for [`PATIENCE`]
+//!    at most: a write takes less time than the flush that it would miss otherwise.
 //! 1. With the turn of the journal, under the lock: the group is closed. It has all pending keys,
 //!    and all waiters (G2).
-//! 2. Directly after that the cache device is flushed. The data of the keys is durable then, as it
+//! 2. Directly after that the cache device is flushed, if there are keys, a group has entered (O2),
+//!    or a client relies on a write in place (W4). The data of the keys is durable then, as it
 //!    had completed when they became pending. Keys whose data completes later join the next group.
 //! 3. The entries with the keys are written, one at a time (J1). Each but the last has FUA. The
-//!    last one has FUA if no waiter of the next group has come until then. Otherwise it is only
-//!    written: the flush of the next group, which begins after that, makes it durable (R14). So
-//!    under load a group costs one write and one flush.
+//!    last one has FUA on an idle ring: no waiter of the next group has come, and the flush of 2 has
+//!    answered none, which would come back soon. Otherwise it is only written: the flush of the next
+//!    group, which begins when that write ends, makes it durable (R14). So under load a group costs
+//!    one write and one flush.
 //! 4. Once the last entry is durable, flushes and FUA writes that waited complete.
 //!
 //! If the journal has no room, a checkpoint frees it first.
@@ -32,6 +36,7 @@
 //!   count as lost, as those of the closed one and of the pending ones.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cairn_block::{Env, Flags, IoError, IoResult, mutants, until};
 
@@ -44,6 +49,10 @@ use crate::group_commit::{Ticket, Waiter, tell};
 /// For how many checkpoints a commit waits that finds no room: one may run already, and does not
 /// free the entries that were written since it began.
 const WAITS: u32 = 2;
+/// So many writes of data in flight are few.
+const FEW: u64 = 8;
+/// See step 0.
+const PATIENCE: Duration = Duration::from_millis(2);
 
 impl Core {
     /// Writes the next entry of the journal, durably, after all that was written before.
@@ -100,9 +109,11 @@ impl Core {
     /// Makes the group durable that has entered, and commits the next one. Answers the waiters of
     /// that, if only the next flush makes it durable.
     async fn commit_once(&self, env: &Env, entered: Option<Vec<Waiter>>) -> Option<Vec<Waiter>> {
+        self.wait_for_arrivals(env).await;
         let turn = self.journal_turn.lock().await;
-        let (mut waiters, mut has_keys) = self.close_group();
-        if entered.is_some() || has_keys {
+        let (mut waiters, mut has_keys) = self.close_group(entered.is_some());
+        let is_idle = entered.as_ref().is_none_or(Vec::is_empty);
+        if entered.is_some() || has_keys || self.cache.owes_a_flush() {
             let flushed = self.make_group_durable(env, entered.is_some()).await;
             tell(env, entered.unwrap_or_default(), flushed);
             if planted(Bug::GroupClosedLate) {
@@ -111,7 +122,7 @@ impl Core {
         }
         let mut committed = if self.is_broken() { Err(IoError::IO) } else { Ok(true) };
         if has_keys && committed.is_ok() {
-            committed = self.write_group(env, turn).await.map_err(|error| {
+            committed = self.write_group(env, turn, is_idle).await.map_err(|error| {
                 self.break_down(env, &error);
                 IoError::IO
             });
@@ -129,9 +140,23 @@ impl Core {
         None
     }
 
-    /// Step 1. Answers the waiters, and whether the group has keys.
-    fn close_group(&self) -> (Vec<Waiter>, bool) {
-        self.with(|set| (set.changes.begin_commit(), set.changes.committing() > 0))
+    /// Step 0.
+    async fn wait_for_arrivals(&self, env: &Env) {
+        let (begun, in_flight) = self.with(|set| set.changes.arrivals.in_flight());
+        if in_flight == 0 || in_flight > FEW {
+            return;
+        }
+        let have_ended = || self.with(|set| set.changes.arrivals.have_ended(begun));
+        env.until_or_time(&self.arrived, Some(env.now() + PATIENCE), have_ended).await;
+    }
+
+    /// Step 1. Answers the waiters, and whether the group has keys. Behind a group that has entered
+    /// keys without a waiter have time: the keeper begins their commit.
+    fn close_group(&self, has_entered: bool) -> (Vec<Waiter>, bool) {
+        self.with(|set| match has_entered && !set.changes.commits.has_waiters() {
+            true => (Vec::new(), false),
+            false => (set.changes.begin_commit(), set.changes.committing() > 0),
+        })
     }
 
     /// Step 2: the end of the group that has entered.
@@ -165,7 +190,12 @@ impl Core {
 
     /// Step 3. The caller has flushed the device, and has the turn of the journal. Answers whether
     /// the group is durable.
-    async fn write_group(&self, env: &Env, turn: Held<'_, ()>) -> Result<bool, WriteError> {
+    async fn write_group(
+        &self,
+        env: &Env,
+        turn: Held<'_, ()>,
+        is_idle: bool,
+    ) -> Result<bool, WriteError> {
         let (mut written, count) = (0, self.with(|set| set.changes.committing()));
         let (mut turn, mut waits) = (Some(turn), 0);
         loop {
@@ -174,8 +204,8 @@ impl Core {
                 Ok((entry, keys)) => {
                     (written, waits) = (written + keys, 0);
                     let is_last = written == count;
-                    let waits_for_next =
-                        is_last && self.with(|set| set.changes.commits.has_waiters());
+                    let has_come = self.with(|set| set.changes.commits.has_waiters());
+                    let waits_for_next = is_last && (has_come || !is_idle);
                     let fua = if waits_for_next { Flags::empty() } else { Flags::FUA };
                     let entry = self.cache.write_entry(env, entry.sector, &entry.bytes, fua);
                     entry.await.map_err(WriteError::Cache)?;

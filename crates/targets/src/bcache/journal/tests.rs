@@ -58,6 +58,7 @@ impl Device {
         let open = (!frees).then_some(self.journal.newest.last_seq);
         let Ok(entry) = self.journal.entry(&keys, open, SPARE) else { return false };
         self.put(entry.sector, &entry.bytes);
+        self.journal.newest_is_durable();
         true
     }
 

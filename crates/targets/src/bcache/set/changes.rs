@@ -26,6 +26,8 @@ use cairn_format::bcache::{Key, Pointer};
 
 use super::Set;
 use super::ghosts::Ghosts;
+use super::overwrites::Taken;
+use super::recent::Recent;
 use crate::bcache::btree::{Change, Span, Unwritten};
 use crate::bcache::canary::{Bug, planted};
 use crate::bcache::fill::Fills;
@@ -53,9 +55,17 @@ pub(in super::super) struct Changes {
     durable: u64,
     /// The number of the last key that a client relies on although it was not durable.
     acknowledged: u64,
+    /// Where keys lie that are not durable.
+    recent: Recent,
+    /// Extents that are not written in place now, and the number of the last that were.
+    pub(super) taken: Vec<Taken>,
+    pub(super) last_taken: u64,
+    /// The volumes that rely on writes in place, each with the number of its last one.
+    pub(super) overwrote: Vec<(u32, u64)>,
     /// When pending keys enter the journal without a request for it.
     commit_at: Option<Time>,
     pub commits: GroupCommit,
+    pub arrivals: Arrivals,
     /// Keys that came since the last checkpoint began.
     behind: Vec<Key>,
     /// Of these, keys of fills, and those that the checkpoint under way takes: the cache device may
@@ -77,6 +87,35 @@ pub(in super::super) struct Changes {
     lost: Vec<Key>,
 }
 
+/// Writes of clients whose data is on its way into the cache.
+#[derive(Default)]
+pub(in super::super) struct Arrivals {
+    begun: u64,
+    ended: u64,
+}
+
+impl Arrivals {
+    /// One begins.
+    pub fn begin(&mut self) {
+        self.begun += 1;
+    }
+
+    /// One has ended.
+    pub fn end(&mut self) {
+        self.ended += 1;
+    }
+
+    /// How many have begun, and how many of them are in flight.
+    pub fn in_flight(&self) -> (u64, u64) {
+        (self.begun, self.begun - self.ended)
+    }
+
+    /// True if as many have ended as had begun.
+    pub fn have_ended(&self, begun: u64) -> bool {
+        self.ended >= begun
+    }
+}
+
 impl Changes {
     /// The oldest open entry that has keys of clients.
     pub fn open(&self) -> Option<u64> {
@@ -86,6 +125,11 @@ impl Changes {
     /// The write of the key that was inserted last is answered, although the key is not durable.
     pub fn acknowledge(&mut self) {
         self.acknowledged = self.inserted;
+    }
+
+    /// True if no key of these sectors is volatile. May be false for others.
+    pub(super) fn are_durable(&self, span: &Span) -> bool {
+        self.recent.are_durable(span, self.durable)
     }
 
     /// True if a client relies on a key that is in no durable entry of the journal.
@@ -180,6 +224,7 @@ impl Set {
         let change = self.tree.lay(key, &mut self.buckets);
         self.changes.pending.push(*key);
         self.changes.inserted += 1;
+        self.changes.recent.add(&Span::of(key), self.changes.inserted);
         self.changes.behind.push(*key);
         let is_first = self.changes.commit_at.is_none();
         self.changes.commit_at.get_or_insert(at);
@@ -280,8 +325,9 @@ impl Set {
     }
 
     /// The set is broken: the requests that wait for a bucket, and the volumes with lost keys.
-    /// Fills whose data may be lost leave the tree: the backing device has it.
-    pub fn give_up(&mut self) -> (Vec<RequestId>, Vec<u32>) {
+    /// Fills whose data may be lost leave the tree: the backing device has it. A flush has covered
+    /// the first `overwrites` of the writes in place (W5).
+    pub fn give_up(&mut self, overwrites: u64) -> (Vec<RequestId>, Vec<u32>) {
         let changes = &mut self.changes;
         for key in changes.filled_before.drain(..).chain(changes.filled.drain(..)) {
             let hole = Key::new(key.inode(), key.end(), key.sectors());
@@ -293,7 +339,9 @@ impl Set {
         // Their clients are told by the counts of failures.
         changes.durable = changes.inserted;
         changes.commit_at = None;
-        let lost = changes.lost.iter().map(Key::inode).collect();
+        let overwrote = changes.overwrote.drain(..).filter(|(_, number)| *number > overwrites);
+        let overwrote: Vec<u32> = overwrote.map(|(inode, _)| inode).collect();
+        let lost = changes.lost.iter().map(Key::inode).chain(overwrote).collect();
         (changes.take_waiting(), lost)
     }
 }

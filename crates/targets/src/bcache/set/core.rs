@@ -39,6 +39,8 @@ pub(in super::super) struct Core {
     set: Mutex<Option<Set>>,
     /// Requests that read from the cache device.
     pub readers: Arc<Epochs<1>>,
+    /// Requests that write in place on the cache device (W3).
+    pub overwriters: Arc<Epochs<1>>,
     turn: Fair<()>,
     pub(in super::super) journal_turn: Fair<()>,
     /// The set could not be written: nothing more is, until it is opened again.
@@ -50,6 +52,8 @@ pub(in super::super) struct Core {
     pub tasks: Arc<TaskGroup>,
     /// Notified at every change that a task may wait for.
     pub changed: Event,
+    /// Notified when the data of a write has arrived.
+    pub arrived: Event,
     /// The volumes that serve the set, and the lock of U4.
     users: Mutex<Users>,
     handover: AsyncMutex<()>,
@@ -67,6 +71,7 @@ impl Core {
             cache: CacheDevice::new(device),
             set: Mutex::new(None),
             readers: Epochs::new(reactors),
+            overwriters: Epochs::new(reactors),
             turn: Fair::new(()),
             journal_turn: Fair::new(()),
             broken: AtomicBool::new(true),
@@ -74,6 +79,7 @@ impl Core {
             stopping: AtomicBool::new(false),
             tasks: Arc::default(),
             changed: Event::new(),
+            arrived: Event::new(),
             users: Mutex::default(),
             handover: AsyncMutex::default(),
             is_flushed: AtomicBool::new(false),
@@ -136,7 +142,8 @@ impl Core {
             if self.broken.swap(true, Ordering::Relaxed) {
                 return;
             }
-            guard.as_mut().map_or_else(Default::default, Set::give_up)
+            let covered = self.cache.overwrites_covered();
+            guard.as_mut().map_or_else(Default::default, |set| set.give_up(covered))
         };
         let volumes = {
             let users = self.users.lock();
@@ -164,8 +171,13 @@ impl Core {
 
     /// Starts a task that a suspend waits for.
     pub fn spawn(&self, env: &Env, task: impl AsyncFnOnce(&Core, &Env) + 'static) {
-        let core = self.me.upgrade().expect("a core that is used is alive");
+        let core = self.me();
         self.tasks.spawn(env, async move |env| task(&core, env).await);
+    }
+
+    /// This core, to keep it.
+    pub(super) fn me(&self) -> Arc<Core> {
+        self.me.upgrade().expect("a core that is used is alive")
     }
 
     /// True once the tasks are to end.

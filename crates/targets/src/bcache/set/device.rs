@@ -31,6 +31,10 @@ pub(in super::super) struct CacheDevice {
     /// The failure count at opening.
     known: AtomicU64,
     uncovered: Mutex<Uncovered>,
+    /// How many writes in place without FUA have ended (W4), and how many of them a flush has
+    /// covered: the counts of R1.
+    overwrites: AtomicU64,
+    covered: AtomicU64,
 }
 
 /// The writes of metadata that no flush has covered, in order (D2).
@@ -76,7 +80,8 @@ impl Uncovered {
 
 impl CacheDevice {
     pub fn new(device: Device) -> CacheDevice {
-        CacheDevice { device, known: AtomicU64::new(0), uncovered: Mutex::default() }
+        let [known, overwrites, covered] = std::array::from_fn(|_| AtomicU64::new(0));
+        CacheDevice { device, known, uncovered: Mutex::default(), overwrites, covered }
     }
 
     /// The device.
@@ -97,6 +102,22 @@ impl CacheDevice {
     /// The set is opened: what failed before concerns what was before.
     pub fn open(&self) {
         self.known.store(self.device.disk.failures(), Ordering::Relaxed);
+        self.covered.store(self.overwrites.load(Ordering::Acquire), Ordering::Release);
+    }
+
+    /// A write in place without FUA has ended, and is not answered yet. Answers its number.
+    pub fn add_overwrite(&self) -> u64 {
+        self.overwrites.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// How many of these writes a flush has covered.
+    pub fn overwrites_covered(&self) -> u64 {
+        self.covered.load(Ordering::Acquire)
+    }
+
+    /// True if a flush of a client has to wait for a flush of the device, for writes in place.
+    pub fn owes_a_flush(&self) -> bool {
+        self.overwrites_covered() < self.overwrites.load(Ordering::Acquire)
     }
 
     /// Writes again what a failure may have dropped (D2), before a flush.
@@ -157,8 +178,10 @@ impl CacheDevice {
     /// A flush failed, of this user or another.
     pub async fn flush(&self, env: &Env) -> IoResult {
         let ended = self.uncovered.lock().ended;
+        let overwrites = self.overwrites.load(Ordering::Acquire);
         env.make_durable(&self.device.disk).await?;
         self.judge()?;
+        self.covered.fetch_max(overwrites, Ordering::AcqRel);
         self.uncovered.lock().cover(ended);
         Ok(())
     }

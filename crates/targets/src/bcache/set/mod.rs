@@ -5,7 +5,8 @@
 //! that were found at opening; `changes` has the keys of clients that the device does not have yet;
 //! `checkpoint` brings the device up to date with them, `eviction` empties buckets with clean data,
 //! and `keeper` decides when; `priorities` writes the generations and priorities of the buckets;
-//! `uuids` rewrites the array of volumes; `users` has the volumes that serve the set.
+//! `uuids` rewrites the array of volumes; `overwrites` is what clients write in place, and `recent`
+//! says where keys are not durable yet; `users` has the volumes that serve the set.
 
 mod changes;
 mod checkpoint;
@@ -15,7 +16,9 @@ mod eviction;
 mod ghosts;
 mod keeper;
 mod open;
+mod overwrites;
 mod priorities;
+mod recent;
 mod replay;
 mod session;
 mod users;
@@ -34,6 +37,7 @@ pub(super) use core::Core;
 pub(super) use device::{CacheDevice, DiskSource, write_io};
 pub(super) use keeper::COMMIT_DELAY;
 pub(super) use open::open;
+pub(super) use overwrites::TakenOut;
 pub(super) use session::{Session, WriteError};
 pub(super) use users::Serving;
 

@@ -157,9 +157,11 @@ fn data_is_written_back_without_a_free_bucket_although_writeback_is_off() {
     set(&test, "writeback_running", "0");
     let rng = &mut fastrand::Rng::with_seed(3);
     (0..40).for_each(|at| test.write("v", at * 2048, 2048, 7).expect("the drives are well"));
-    // Overwrites take new buckets, and leave dirty data in the old ones.
+    // Writes of what was discarded take new buckets, and leave dirty data in the old ones.
     for _ in 0..15_000 {
-        test.write("v", rng.u64(..40 * 256) * 8, 8, 8).expect("a bucket is freed for it");
+        let start = rng.u64(..40 * 256) * 8;
+        test.discard("v", start, 8).expect("the drives are well");
+        test.write("v", start, 8, 8).expect("a bucket is freed for it");
     }
     assert!(written_back(&test).0 > 0);
 }

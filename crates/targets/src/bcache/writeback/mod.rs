@@ -2,7 +2,8 @@
 //!
 //! # Order of a drain
 //! 1. A session begins (`set`), so that the journal has nothing that leaves lack.
-//! 2. A batch: dirty extents in the order of the backing device. Their keys enter the journal,
+//! 2. A batch: dirty extents in the order of the backing device. They are taken out of use in place
+//!    until 4 has ended (W3: a compare does not see a write in place). Their keys enter the journal,
 //!    durably. Then their data is copied there; what touches is one write (`batch`).
 //! 3. The backing device is flushed.
 //! 4. The keys of the batch enter the leaves as clean ones, durably. Then 2, until each dirty
@@ -66,7 +67,7 @@ use cairn_format::bcache::{BackingState, Key};
 use super::btree::Span;
 use super::canary::{Bug, planted};
 use super::config::Devices;
-use super::set::{Session, WriteError};
+use super::set::{Session, TakenOut, WriteError};
 use super::volume::Bcache;
 use crate::fair::{Fair, Held};
 
@@ -104,6 +105,8 @@ struct Batch {
     next: u64,
     /// How many extents failed after the last one that was copied.
     failed_in_a_row: usize,
+    /// No client writes the extents in place until they are clean (W3).
+    _taken: TakenOut,
 }
 
 /// Why a drain ended before nothing was dirty.
@@ -269,6 +272,7 @@ impl Bcache {
         how: How<'_>,
     ) -> Result<Batch, Undrained> {
         let core = self.core.as_ref().expect("a cache is drained");
+        let taken = core.take_out(&keys).await;
         if !planted(Bug::CopyBeforeCommit) {
             core.commit(env).await.map_err(WriteError::Cache)?;
         }
@@ -294,7 +298,8 @@ impl Bcache {
                     failed.retain(|one: &Uncopied| one.key.start() < next);
                     let failed_in_a_row = copied.failed_in_a_row;
                     let written = keys;
-                    return Ok(Batch { written, failed, untried, next, failed_in_a_row });
+                    let _taken = taken;
+                    return Ok(Batch { written, failed, untried, next, failed_in_a_row, _taken });
                 }
                 Err(error) if !has_failed || attempt == ATTEMPTS => {
                     keys.iter().for_each(|key| self.traffic.distrust(&Span::of(key)));

@@ -18,6 +18,8 @@ pub enum Bug {
     GhostsForgotten,
     /// Keys whose data completed after a flush began count as covered by it (O1).
     GroupClosedLate,
+    /// An entry of a group names what a session has written since the group's flush began (J4).
+    GroupNamesEarly,
     /// A waiter is answered when its entry is written, before the flush that covers it (O3).
     AnsweredBeforeFlush,
     /// An entry is written although the one before it is not durable (O2): what that frees in the
@@ -29,6 +31,8 @@ pub enum Bug {
     CopyDuringOverwrite,
     /// A write in place is not counted, so no flush of a client covers it (W4).
     OverwriteUncounted,
+    /// A held write is answered although no flush has covered it (A5).
+    HeldBeforeFlush,
     /// Data enters the cache as clean that the backing device may lose (H3).
     FillBeforeFlush,
     /// Data enters the cache that a write from above has replaced since.

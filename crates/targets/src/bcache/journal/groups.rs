@@ -1,18 +1,18 @@
 //! Group commits: the keys of clients enter the journal.
 //!
 //! # Order of a commit
-//! 0. If few writes of data are in flight, the commit waits until these have ended, for [`PATIENCE`]
-//!    at most: a write takes less time than the flush that it would miss otherwise.
+//! 0. If few writes of data are in flight, the commit waits until none is, or some more have ended,
+//!    for [`PATIENCE`] at most: a write takes less time than the flush that it would miss.
 //! 1. With the turn of the journal, under the lock: the group is closed. It has all pending keys,
 //!    and all waiters (G2).
 //! 2. Directly after that the cache device is flushed, if there are keys, a group has entered (O2),
 //!    or a client relies on a write in place (W4). The data of the keys is durable then, as it
 //!    had completed when they became pending. Keys whose data completes later join the next group.
 //! 3. The entries with the keys are written, one at a time (J1). Each but the last has FUA. The
-//!    last one has FUA on an idle ring: no waiter of the next group has come, and the flush of 2 has
-//!    answered none, which would come back soon. Otherwise it is only written: the flush of the next
-//!    group, which begins when that write ends, makes it durable (R14). So under load a group costs
-//!    one write and one flush.
+//!    last one has FUA on an idle ring: no waiter of the next group has come, and the flush of 2
+//!    has answered none, which would come back soon. Otherwise it is only written: the flush of
+//!    the next group, which begins when that write ends, makes it durable (R14). So under load a
+//!    group costs one write and one flush.
 //! 4. Once the last entry is durable, flushes and FUA writes that waited complete.
 //!
 //! If the journal has no room, a checkpoint frees it first.
@@ -49,7 +49,7 @@ use crate::group_commit::{Ticket, Waiter, tell};
 /// For how many checkpoints a commit waits that finds no room: one may run already, and does not
 /// free the entries that were written since it began.
 const WAITS: u32 = 2;
-/// So many writes of data in flight are few.
+/// So many writes of data in flight are few; after so many more the commit waits no longer.
 const FEW: u64 = 8;
 /// See step 0.
 const PATIENCE: Duration = Duration::from_millis(2);
@@ -67,7 +67,9 @@ impl Core {
         let _turn = self.journal_turn.lock().await;
         let entry = self.with(build)?;
         let written = self.cache.commit(env, entry.sector, &entry.bytes).await;
-        written.map_err(WriteError::Cache)?;
+        // With the turn: no entry is written behind one that may be damaged.
+        let written = written.map_err(WriteError::Cache);
+        written.inspect_err(|error| self.break_down(env, error))?;
         self.with(|set| set.journal.newest_is_durable());
         Ok(())
     }
@@ -146,7 +148,7 @@ impl Core {
         if in_flight == 0 || in_flight > FEW {
             return;
         }
-        let have_ended = || self.with(|set| set.changes.arrivals.have_ended(begun));
+        let have_ended = || self.with(|set| set.changes.arrivals.have_ended(begun, FEW));
         env.until_or_time(&self.arrived, Some(env.now() + PATIENCE), have_ended).await;
     }
 
@@ -207,8 +209,9 @@ impl Core {
                     let has_come = self.with(|set| set.changes.commits.has_waiters());
                     let waits_for_next = is_last && (has_come || !is_idle);
                     let fua = if waits_for_next { Flags::empty() } else { Flags::FUA };
-                    let entry = self.cache.write_entry(env, entry.sector, &entry.bytes, fua);
-                    entry.await.map_err(WriteError::Cache)?;
+                    let written = self.cache.write_entry(env, entry.sector, &entry.bytes, fua);
+                    let written = written.await.map_err(WriteError::Cache);
+                    written.inspect_err(|error| self.break_down(env, error))?;
                     if is_last {
                         let entered = |set: &mut Set| set.group_has_entered(!waits_for_next);
                         return self.unless_broken(entered).map(|()| !waits_for_next);

@@ -16,6 +16,9 @@
 //!     that. A writer that needs it durable, since it overwrites what the entry frees or answers
 //!     for what it has, waits for that: the holder of a session writes entries with FUA, a group
 //!     commit answers behind the flush (`groups`), and [`Journal::says`] counts durable entries.
+//!     A session names a root, priorities or an array once it has written them, and its own entry is
+//!     the first that names them: it is built before the flush, which makes them durable. An entry
+//!     of a group is built behind its flush, so it names what the newest entry names.
 //! J5. An entry that is open or leaves others open leaves room for one more, without keys. So the
 //!     entry that says that none is open can always be written.
 //! J6. An entry that frees none leaves at most [`COUNTING_MAX`] that count. One that frees some
@@ -58,6 +61,8 @@ use cairn_format::bcache::journal::{
 };
 use cairn_format::bcache::{Geometry, Key, SECTOR_BYTES, SetMagic};
 
+use super::canary::{Bug, planted};
+
 /// The most entries that count behind one that frees none. A kernel that replays them keeps one of
 /// its [`ENTRIES_MAX`] pins for its own next entry, and does not pin the oldest beyond that.
 const COUNTING_MAX: u64 = ENTRIES_MAX - 1;
@@ -96,6 +101,8 @@ pub(super) struct Journal {
     buckets: Range<u64>,
     /// What the newest entry says.
     newest: Header,
+    /// What the next entry of a session names.
+    next: Header,
     /// The number of the newest entry that is durable.
     durable: u64,
     /// Of each bucket of the ring the highest number of an entry that may count; 0 if none does.
@@ -128,7 +135,8 @@ impl Journal {
         let has_keys = bytes.end - bytes.start > ENTRY_HEADER_BYTES;
         let place = Place { index, at: geometry.padded(bytes.end), is_new_session: true };
         let durable = header.seq;
-        Journal { geometry, magic, buckets, newest: header, durable, highest, has_keys, place }
+        let (newest, next) = (header, header);
+        Journal { geometry, magic, buckets, newest, next, durable, highest, has_keys, place }
     }
 
     /// True if an entry that frees none may go into the bucket so far ahead.
@@ -193,7 +201,8 @@ impl Journal {
     /// True if the newest entry says, durably, that the entries before `open` do not count, or none
     /// with keys if none is open.
     pub fn says(&self, open: Option<u64>) -> bool {
-        if self.durable < self.newest.seq {
+        let Header { seq, last_seq, .. } = self.newest;
+        if self.durable < seq || (Header { seq, last_seq, ..self.next }) != self.newest {
             return false;
         }
         match open {
@@ -215,35 +224,59 @@ impl Journal {
         ((ring * SECTOR_BYTES as u64 / block / 4) as usize).clamp(SPARE + 2, CLIENTS_SPARE)
     }
 
-    /// The entries from now on name this root.
+    /// The next entry of the session names this root (J4).
     pub fn name_root(&mut self, (root, level): (Key, u16)) {
-        (self.newest.root, self.newest.root_level) = (root, level);
+        (self.next.root, self.next.root_level) = (root, level);
     }
 
-    /// The entries from now on name these priorities.
+    /// The next entry of the session names these priorities (J4).
     pub fn name_priorities(&mut self, first_bucket: u64) {
-        self.newest.priorities = first_bucket;
+        self.next.priorities = first_bucket;
     }
 
     /// True if the array of uuids has the 128-byte layout.
     pub fn has_long_uuids(&self) -> bool {
-        self.newest.has_long_uuids
+        self.next.has_long_uuids
     }
 
-    /// The entries from now on name this array of uuids, in the 128-byte layout. Answers the old
-    /// one.
+    /// The next entry of the session names this array of uuids, in the 128-byte layout (J4). Answers
+    /// the old one.
     pub fn name_uuids(&mut self, uuids: Key) -> Key {
-        self.newest.has_long_uuids = true;
-        std::mem::replace(&mut self.newest.uuids, uuids)
+        self.next.has_long_uuids = true;
+        std::mem::replace(&mut self.next.uuids, uuids)
     }
 
-    /// The next entry, with these keys. `open` is the oldest open entry, if one is. If this one is
+    /// The next entry, of a session, with these keys. `open` is the oldest open entry, if one is. If this one is
     /// open, or leaves others open, it leaves room for `spare` entries without keys.
     ///
     /// # Errors
     /// There is no room, or none is left (J5), or too many entries count (J6).
     pub fn entry(
         &mut self,
+        keys: &[Key],
+        open: Option<u64>,
+        spare: usize,
+    ) -> Result<EntryWrite, NoEntry> {
+        self.entry_naming(self.next, keys, open, spare)
+    }
+
+    /// The same of a group: it names what the newest entry names (J4).
+    ///
+    /// # Errors
+    /// As above.
+    pub fn entry_of_group(
+        &mut self,
+        keys: &[Key],
+        open: Option<u64>,
+        spare: usize,
+    ) -> Result<EntryWrite, NoEntry> {
+        let names = if planted(Bug::GroupNamesEarly) { self.next } else { self.newest };
+        self.entry_naming(names, keys, open, spare)
+    }
+
+    fn entry_naming(
+        &mut self,
+        names: Header,
         keys: &[Key],
         open: Option<u64>,
         spare: usize,
@@ -255,7 +288,7 @@ impl Journal {
         if !frees && seq - last_seq >= COUNTING_MAX {
             return Err(NoEntry::Full);
         }
-        let header = Header { seq, last_seq, ..self.newest };
+        let header = Header { seq, last_seq, ..names };
         let bytes = encode(&header, keys, self.magic, block);
         let place = self.behind(self.place, bytes.len(), self.newest.last_seq)?;
         if open.is_some() || !keys.is_empty() {

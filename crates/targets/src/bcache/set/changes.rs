@@ -110,9 +110,9 @@ impl Arrivals {
         (self.begun, self.begun - self.ended)
     }
 
-    /// True if as many have ended as had begun.
-    pub fn have_ended(&self, begun: u64) -> bool {
-        self.ended >= begun
+    /// True if none is in flight, or `more` have ended than had begun.
+    pub fn have_ended(&self, begun: u64, more: u64) -> bool {
+        self.ended == self.begun || self.ended >= begun + more
     }
 }
 
@@ -286,7 +286,7 @@ impl Set {
         let (open, spare) = (self.open(), self.journal.clients_spare());
         let keys = &self.changes.committing[first..];
         let count = keys.len().min(self.journal.keys_max());
-        let entry = self.journal.entry(&keys[..count], open, spare)?;
+        let entry = self.journal.entry_of_group(&keys[..count], open, spare)?;
         let seq = self.journal.newest();
         self.changes.open_since.get_or_insert(seq);
         Ok((entry, count))

@@ -5,9 +5,10 @@
 //!     device is final for the set until it is opened again.
 //! D2. A failed flush may have dropped writes that the device still shows when it is read (a page
 //!     cache does so), and no later flush makes them durable. So copies of metadata are kept
-//!     until a flush covers them. When the set is opened again they are written again, before
-//!     anything is read. Their order does not matter: what each of them relies on was durable
-//!     before it was first written.
+//!     until a flush covers them, or until they have ended well with FUA. (A copy that is kept for
+//!     longer would be a risk: writing it again may fail half-way.) When the set is opened again
+//!     they are written again, before anything is read. Their order does not matter: what each of
+//!     them relies on was durable before it was first written.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -70,6 +71,11 @@ impl Uncovered {
             kept.ended = Some(self.ended);
             self.ended += 1;
         }
+    }
+
+    /// This write has ended well, with FUA.
+    fn end_durable(&mut self, number: u64) {
+        self.writes.retain(|kept| kept.number != number);
     }
 
     /// A flush has succeeded that began when so many had ended.
@@ -204,7 +210,10 @@ impl CacheDevice {
         let number = self.uncovered.lock().begin(sector, bytes);
         let fua = fua & mutants::fua("bcache: FUA of an entry");
         env.io(&self.device.disk, write_io(env, sector, bytes).with(fua)).await?;
-        self.uncovered.lock().end(number..number + 1);
+        match fua.contains(Flags::FUA) {
+            true => self.uncovered.lock().end_durable(number),
+            false => self.uncovered.lock().end(number..number + 1),
+        }
         self.judge()
     }
 }

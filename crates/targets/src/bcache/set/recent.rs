@@ -84,7 +84,8 @@ mod tests {
             let volatile = || keys.iter().zip(1..).filter(|(_, number)| *number > durable);
             for (inode, start, count) in asked {
                 let asked = span(inode, start, count);
-                let overlaps = volatile().any(|(key, _)| span(key.0, key.1, key.2).overlaps(&asked));
+                let shares = |key: &(u32, u64, u64)| span(key.0, key.1, key.2).overlaps(&asked);
+                let overlaps = volatile().any(|(key, _)| shares(key));
                 prop_assert!(!overlaps || !recent.are_durable(&asked, durable));
             }
             if volatile().next().is_none() {

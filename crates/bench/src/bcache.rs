@@ -26,6 +26,7 @@ use cairn_outcome::failure::Outcome;
 
 use super::Settings;
 use super::bcachedrain;
+use super::bcachedsync;
 use super::bcachehits;
 use super::clock::Moment;
 use super::recovery::Memory;
@@ -69,6 +70,7 @@ pub fn run(settings: &Settings) -> Outcome<Report> {
     // The drains measure memory, which what runs before them may have given back.
     bcachedrain::run(NAME, settings, &mut report)?;
     bcachehits::run(NAME, settings, &mut report)?;
+    bcachedsync::run(NAME, settings, &mut report)?;
     Ok(report)
 }
 

@@ -17,6 +17,7 @@
 mod arena;
 mod bcache;
 mod bcachedrain;
+mod bcachedsync;
 mod bcachefixture;
 mod bcachehits;
 mod cachefixture;

@@ -182,6 +182,11 @@ mod canaries {
     }
 
     #[test]
+    fn groups_that_name_what_is_not_durable_are_caught() {
+        is_caught_in(Bug::GroupNamesEarly, &[ROOMY, TIGHT], WRITEBACK);
+    }
+
+    #[test]
     fn answers_before_the_flush_of_an_entry_are_caught() {
         is_caught_in(Bug::AnsweredBeforeFlush, &[ROOMY], WRITEBACK);
     }
@@ -204,6 +209,11 @@ mod canaries {
     #[test]
     fn flushes_that_forget_writes_in_place_are_caught() {
         is_caught_in(Bug::OverwriteUncounted, &[ROOMY], WRITEBACK);
+    }
+
+    #[test]
+    fn held_writes_that_are_answered_before_a_flush_are_caught() {
+        is_caught_in(Bug::HeldBeforeFlush, &[ROOMY], WRITEBACK);
     }
 
     #[test]

@@ -11,15 +11,19 @@
 //!     writes that had completed, and no failure of the device came between (R1, R2).
 //! A4. Acknowledged writes that a failure may have lost raise the failure count of the mapped
 //!     device once. What writeback copied is dirty until its own flush, so it is copied again.
+//! A5. A *held* write (R16) is answered when it is durable, so no flush of a client waits for it.
+//!     It fails if the device has failed since it began: its data may be gone.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
-use cairn_block::{Env, FailureCount, IoError, IoResult, mutants};
+use cairn_block::{Env, FailureCount, IoError, IoResult, RequestId, mutants};
 use event_listener::Event;
 
 use super::btree::Span;
+use super::bypass::SHARED;
+use super::canary::{Bug, planted};
 use super::volume::Bcache;
 use crate::args::Device;
 use crate::flushes::Flushes;
@@ -28,6 +32,10 @@ struct State {
     /// Writes of clients in flight (A1).
     writes: Vec<Span>,
     flushes: Flushes,
+    /// Held writes that have ended, and the low bits of the failures that were known when each
+    /// began (A5). A task releases them.
+    held: Vec<(RequestId, u32)>,
+    is_releasing: bool,
     /// How often acknowledged writes may have been lost since the last resume.
     losses: u64,
     /// Where data is that no flush has covered: written since the last flush began, and before. And
@@ -87,6 +95,8 @@ pub(super) struct Traffic {
     failures: Arc<FailureCount>,
     /// Notified when a flush has covered something.
     flushed: Event,
+    /// Notified when a held write has ended.
+    held: Event,
 }
 
 impl Traffic {
@@ -95,12 +105,15 @@ impl Traffic {
         let state = State {
             writes: Vec::new(),
             flushes: Flushes::new(0),
+            held: Vec::new(),
+            is_releasing: false,
             losses: 0,
             written: Zones::default(),
             flushing: Vec::new(),
             suspect: Zones::default(),
         };
-        Traffic { state: Mutex::new(state), failures, flushed: Event::new() }
+        let [flushed, held] = [Event::new(), Event::new()];
+        Traffic { state: Mutex::new(state), failures, flushed, held }
     }
 
     /// The device was flushed, and its failure count is `known`: everything on it is durable.
@@ -149,6 +162,30 @@ impl Traffic {
             state.suspect.add(span);
             self.lose(&mut state);
         }
+    }
+
+    /// It has ended well, and is held (A5). True if the caller starts the task that releases it.
+    pub fn hold(&self, span: &Span, began: u32, id: RequestId) -> bool {
+        let mut state = self.state.lock();
+        state.end(span);
+        state.written.add(span);
+        state.flushes.add_own();
+        state.held.push((id, began));
+        self.held.notify(usize::MAX);
+        !std::mem::replace(&mut state.is_releasing, true)
+    }
+
+    /// How many writes of clients are in flight or held.
+    pub fn depth(&self) -> usize {
+        let state = self.state.lock();
+        state.writes.len() + state.held.len()
+    }
+
+    /// Takes the held writes that have ended. None if there are none: the task ends.
+    fn take_held(&self) -> Option<Vec<(RequestId, u32)>> {
+        let mut state = self.state.lock();
+        state.is_releasing = !state.held.is_empty();
+        state.is_releasing.then(|| std::mem::take(&mut state.held))
     }
 
     /// It has ended, and its client relies on no content: it failed, or was a discard.
@@ -201,9 +238,19 @@ impl Traffic {
     /// # Errors
     /// The flush failed, or acknowledged writes may be lost.
     pub async fn flush(&self, env: &Env, device: &Device) -> IoResult {
+        self.flush_up_to(env, device, Flushes::wanted).await
+    }
+
+    /// The same of so many writes.
+    async fn flush_up_to(
+        &self,
+        env: &Env,
+        device: &Device,
+        wanted: fn(&Flushes) -> u64,
+    ) -> IoResult {
         let (wanted, losses) = {
             let state = self.state.lock();
-            (state.flushes.wanted(), state.losses)
+            (wanted(&state.flushes), state.losses)
         };
         loop {
             self.look_at(device);
@@ -243,6 +290,29 @@ impl Bcache {
         match self.config.devices.backing() {
             Some(backing) => self.traffic.flush(env, backing).await,
             None => Ok(()),
+        }
+    }
+
+    /// Answers held writes, until there are none.
+    pub(super) async fn release_held(&self, env: &Env) {
+        let (traffic, backing) = (&self.traffic, self.config.devices.backing());
+        let backing = backing.expect("writes go around the cache");
+        loop {
+            let at = env.now() + SHARED;
+            let are_all_held = || traffic.state.lock().writes.is_empty();
+            env.until_or_time(&traffic.held, Some(at), are_all_held).await;
+            let Some(held) = traffic.take_held() else { return };
+            let flush = traffic.flush_up_to(env, backing, Flushes::done);
+            let flushed = match planted(Bug::HeldBeforeFlush) {
+                true => Ok(()),
+                false => mutants::step("bcache: flush of held writes", (), flush).await,
+            };
+            let known = u64::from(traffic.state.lock().flushes.known() as u32);
+            for (id, began) in held {
+                let name = "bcache: failure count of a held write";
+                let is_well = mutants::same(name, u64::from(began), known);
+                env.complete(id, flushed.and(if is_well { Ok(()) } else { Err(IoError::IO) }));
+            }
         }
     }
 

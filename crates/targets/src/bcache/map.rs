@@ -159,6 +159,7 @@ impl Bcache {
             Class::Insert => self.end_insert(env, request, word, result),
             Class::Overwrite => self.end_overwrite(env, request, word, result),
             Class::Around => self.end_around(env, request, word, result),
+            Class::Held => self.end_held(env, request, word, result),
             Class::Miss => {
                 self.go_on_filling(env, request, word.number, result, true);
                 EndIo::Done(result)

@@ -1,6 +1,7 @@
 //! Tests of the target as a whole, over sets that a kernel made. Its crash campaign is
 //! `tests/bcache_drain.rs`.
 
+mod beside;
 mod cutoffs;
 mod dsync;
 mod fill;

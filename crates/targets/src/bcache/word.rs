@@ -7,6 +7,7 @@
 //! insert     class   epoch   waited   number: a sector of the cache device, which has 43 bits
 //! overwrite  class   epoch   waited   number: the same
 //! around     class   epoch   number: the fill, 24 bits; failures of the backing device, 32 bits
+//! held       class   epoch   number: the same
 //! miss       class   epoch   number: the fill
 //! ```
 
@@ -29,6 +30,8 @@ pub(super) enum Class {
     Miss,
     /// A write in place to the cache device; it entered the epoch of overwriters.
     Overwrite,
+    /// A write to the backing device that is answered when it is durable.
+    Held,
 }
 
 /// See the module's description.
@@ -38,9 +41,9 @@ pub(super) struct Word {
     pub epoch: Epoch,
     /// From its start until it was mapped; zero if the class keeps no such time.
     pub waited: Waited,
-    /// Of an insertion or overwrite: the sector of the cache device where the data goes. Of a write around the
-    /// cache: the low bits of the failures of the backing device that were known, and above them
-    /// the number of its fill. Of a miss: that of its fill.
+    /// Of an insertion or overwrite: the sector of the cache device where the data goes. Of a write
+    /// around the cache: the low bits of the failures of the backing device that were known, and
+    /// above them the number of its fill. Of a miss: that of its fill.
     pub number: u64,
 }
 
@@ -81,7 +84,7 @@ impl Class {
     fn number_bits(self) -> u32 {
         match self {
             Class::Hit | Class::Insert | Class::Overwrite => WAITED_SHIFT,
-            Class::Around | Class::Miss => EPOCH_SHIFT,
+            Class::Around | Class::Held | Class::Miss => EPOCH_SHIFT,
         }
     }
 }
@@ -104,7 +107,8 @@ impl Word {
             1 => Class::Insert,
             2 => Class::Around,
             3 => Class::Miss,
-            _ => Class::Overwrite,
+            4 => Class::Overwrite,
+            _ => Class::Held,
         };
         let epoch = Epoch::of_word(word >> EPOCH_SHIFT & 0xf);
         let bits = class.number_bits();

@@ -19,6 +19,9 @@
 //!    old data of the cache in front of the new data of the backing device.
 //! 3. The data goes to the backing device, with FUA if the write has it.
 //!
+//! While clients flush often, the write is held after step 3 until a flush has made it durable, or
+//! takes the way into the cache (`bypass::restraint`).
+//!
 //! So a read finds data only after it was written, and a key is never durable before its data: a
 //! flush begins after step 4 has added the key (R3, R14).
 
@@ -27,11 +30,11 @@ use cairn_block::{
     EndIo, Env, Flags, IoError, IoResult, Op, Request, RequestId, Sector, SectorCount, Verdict,
     mutants,
 };
-use cairn_format::bcache::{BackingState, Key};
+use cairn_format::bcache::{BackingState, CacheMode, Key};
 use futures_util::future::join;
 
 use super::btree::Span;
-use super::bypass::{Bypass, Direction};
+use super::bypass::{Bypass, DEEP, Direction};
 use super::canary::{Bug, planted};
 use super::config::Devices;
 use super::route::{Inputs, Route, route};
@@ -49,7 +52,7 @@ enum Plan {
     /// To the cache, in place. It entered the epoch.
     InPlace { sector: u64, count: u64, epoch: Epoch },
     /// To the backing device; the failures of that which were known, and the number of a fill.
-    Around { known: u32, fill: u64 },
+    Around { class: Class, known: u32, fill: u64 },
     /// Nowhere yet: a hole was laid for it, or holes for others.
     Ordered(Option<Span>),
     /// It is a discard.
@@ -104,10 +107,13 @@ impl Bcache {
         let (mode, in_use) = (self.mode(), set.buckets.in_use_percent());
         let is_flash = self.config.devices.backing().is_none();
         let cutoffs = self.bypass.as_ref().map(Bypass::cutoffs).unwrap_or_default();
+        if let Some(bypass) = self.bypass.as_ref().filter(|_| request.is_fua()) {
+            bypass.restraint.flushed(env.now());
+        }
         let is_sync = request.flags.intersects(Flags::FUA | Flags::META);
         let inputs = Inputs { mode, overlap, in_use, cutoffs, is_sync, skips, is_flash };
-        match route(&inputs) {
-            Route::Around => {
+        match self.restrained(env, set, &inputs, request) {
+            (Route::Around, class) => {
                 set.changes.fills.touch(&span);
                 let fill = match inputs.bypasses() {
                     true => {
@@ -117,15 +123,42 @@ impl Bcache {
                     }
                     false => self.begin_through(set, request.op, span),
                 };
-                Plan::Around { known: self.traffic.begin(span), fill }
+                Plan::Around { class, known: self.traffic.begin(span), fill }
             }
-            Route::Ordered => {
+            (Route::Ordered, _) => {
                 set.lay_hole(span, env.now() + COMMIT_DELAY);
                 Plan::Ordered(Some(span))
             }
-            Route::Wait => Plan::Ordered(None),
-            Route::Cache if !self.is_ready(Ready::Dirty) => self.park(request, Ready::Dirty),
-            Route::Cache => self.plan_cached(env, core, set, request, span),
+            (Route::Wait, _) => Plan::Ordered(None),
+            (Route::Cache, _) if !self.is_ready(Ready::Dirty) => self.park(request, Ready::Dirty),
+            (Route::Cache, _) => self.plan_cached(env, core, set, request, span),
+        }
+    }
+
+    /// Where a write goes, and its class if it goes around the cache (R16).
+    fn restrained(
+        &self,
+        env: &Env,
+        set: &Set,
+        inputs: &Inputs,
+        request: &Request,
+    ) -> (Route, Class) {
+        let (route, now) = (route(inputs), env.now());
+        let goes_around = matches!(route, Route::Around | Route::Ordered);
+        let is_volatile = inputs.mode == CacheMode::Writeback && !request.is_fua();
+        let bypass = self.bypass.as_ref().filter(|_| goes_around && is_volatile);
+        let Some(bypass) = bypass.filter(|bypass| bypass.restraint.is_on(now)) else {
+            return (route, Class::Around);
+        };
+        let takes = || {
+            let geometry = set.superblock.geometry();
+            let cache_sectors = geometry.buckets() * geometry.bucket_sectors();
+            bypass.restraint.takes(now, request.range.count.0, cache_sectors)
+        };
+        let is_below = inputs.in_use <= inputs.cutoffs.plain;
+        match self.traffic.depth() < DEEP && is_below && takes() {
+            true => (Route::Cache, Class::Around),
+            false => (route, Class::Held),
         }
     }
 
@@ -177,8 +210,8 @@ impl Bcache {
             Plan::InPlace { sector, count, epoch } => {
                 self.to_cache(env, request, (Class::Overwrite, epoch), sector, count)
             }
-            Plan::Around { known, fill } => {
-                let (class, epoch, waited) = (Class::Around, Epoch::default(), Waited::default());
+            Plan::Around { class, known, fill } => {
+                let (epoch, waited) = (Epoch::default(), Waited::default());
                 let number = fill << 32 | u64::from(known);
                 request.watch(Word { class, epoch, waited, number }.to_word());
                 let backing = self.config.devices.backing().expect("flash has no way around");
@@ -255,6 +288,25 @@ impl Bcache {
         self.traffic.end(&span, word.number as u32, is_fua, result);
         self.go_on_filling(env, request, word.number >> 32, result, is_fua);
         EndIo::Done(result)
+    }
+
+    /// The end of a write around the cache that is answered when it is durable.
+    pub(super) fn end_held(
+        &self,
+        env: &Env,
+        request: &mut Request,
+        word: Word,
+        result: IoResult,
+    ) -> EndIo {
+        if result.is_err() {
+            return self.end_around(env, request, word, result);
+        }
+        let starts = self.traffic.hold(&self.span_of(request), word.number as u32, request.id());
+        self.go_on_filling(env, request, word.number >> 32, result, false);
+        if starts {
+            self.spawn(env, async |volume, env| volume.release_held(env).await);
+        }
+        EndIo::Held
     }
 
     /// The end of a write in place.
@@ -366,10 +418,13 @@ impl Bcache {
         Ok(())
     }
 
-    /// A client's flush: all keys that clients rely on are in durable entries of the journal, and each
-    /// device is flushed if a client relies on a write there that is not durable (R1).
+    /// A client's flush: all keys that clients rely on are in durable entries of the journal, and
+    /// each device is flushed if a client relies on a write there that is not durable (R1).
     pub(super) fn map_flush<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         let Some(core) = &self.core else { return Verdict::Completed };
+        if let Some(bypass) = &self.bypass {
+            bypass.restraint.flushed(env.now());
+        }
         if !self.is_traffic_durable() {
             let id = request.id();
             self.spawn(env, async move |volume, env| {

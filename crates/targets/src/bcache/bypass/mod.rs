@@ -1,9 +1,12 @@
 //! Bypass: which requests do not enter the cache, since they are part of a long sequential stream,
 //! or since the cache device is congested.
 //!
+//! `restraint` says what becomes of them while clients flush often.
+//!
 //! The other reasons to bypass the cache (its mode, how full it is) are in `route`.
 
 mod congestion;
+mod restraint;
 mod sequential;
 
 use std::time::Duration;
@@ -15,6 +18,7 @@ use super::route::Cutoffs;
 use sequential::Sequential;
 
 pub(super) use congestion::{Congestion, Direction};
+pub(super) use restraint::{DEEP, Restraint, SHARED};
 
 /// The default of the attribute `sequential_cutoff`, in bytes.
 const SEQUENTIAL_CUTOFF: u64 = 4 << 20;
@@ -28,6 +32,7 @@ pub(super) struct Bypass {
     pub cutoff_writeback_sync: AtomicU64,
     /// Of the cache device.
     pub congestion: Congestion,
+    pub restraint: Restraint,
     sequential: Sequential,
 }
 
@@ -40,6 +45,7 @@ impl Bypass {
             cutoff_writeback: AtomicU64::new(plain),
             cutoff_writeback_sync: AtomicU64::new(sync),
             congestion: Congestion::default(),
+            restraint: Restraint::default(),
             sequential: Sequential::new(reactors),
         }
     }

@@ -4,7 +4,7 @@ use cairn_block::sync::atomic::Ordering;
 use cairn_block::{Attribute, Target, Value};
 use cairn_format::bcache::BackingSuperblock;
 
-use super::set::Set;
+use super::set::{Core, Set};
 use super::tunables::Tunable;
 use super::volume::Bcache;
 
@@ -54,13 +54,45 @@ const ROWS: &[Row] = &[
             false => Value::Absent,
         },
     },
-    // 1 after a failure: nothing is written to the set until it is opened again.
+    // 1 after a failure: all requests fail until the table is loaded again.
     Row {
         name: "io_disable",
         value: |volume| match &volume.core {
-            Some(core) => Value::Gauge(u64::from(core.is_broken())),
+            Some(_) => Value::Gauge(u64::from(volume.is_disabled())),
             None => Value::Absent,
         },
+    },
+    // What the backing device writes best at once, in sectors; 0 if it does not say so.
+    Row {
+        name: "stripe_size",
+        value: |volume| volume.stripes.as_ref().map_or(Value::Absent, |it| Value::Gauge(it.size())),
+    },
+    // Which requests without a client that waits enter the cache.
+    Row {
+        name: "readahead_cache_policy",
+        value: |volume| {
+            volume.bypass.as_ref().map_or(Value::Absent, |it| Value::State(it.readahead_word()))
+        },
+    },
+    // Whether the volume is stopped with its set.
+    Row {
+        name: "stop_when_cache_set_failed",
+        value: |volume| match volume.drains() {
+            true => Value::State(volume.stop_word()),
+            false => Value::Absent,
+        },
+    },
+    // What happens to a set in error: the kernel's word; cairn knows no other.
+    Row { name: "errors", value: |volume| of_core(volume, |_| Value::State("unregister")) },
+    // Errors of the backing device that count.
+    Row {
+        name: "io_errors",
+        value: |volume| of_backing(volume, |_| Value::Gauge(volume.traffic.errors.read())),
+    },
+    // The same of the cache device.
+    Row {
+        name: "cache/io_errors",
+        value: |volume| of_core(volume, |core| Value::Gauge(core.errors.read())),
     },
     // Buckets with neither dirty data nor metadata, in percent.
     Row { name: "cache_available_percent", value: Bcache::available },
@@ -68,6 +100,10 @@ const ROWS: &[Row] = &[
 
 fn of_set(volume: &Bcache, look: impl FnOnce(&Set) -> u64) -> Value {
     volume.look(look).map_or(Value::Absent, Value::Gauge)
+}
+
+fn of_core(volume: &Bcache, look: impl FnOnce(&Core) -> Value) -> Value {
+    volume.core.as_deref().map_or(Value::Absent, look)
 }
 
 fn of_backing(volume: &Bcache, look: impl FnOnce(&BackingSuperblock) -> Value) -> Value {

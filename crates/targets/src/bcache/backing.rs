@@ -20,6 +20,7 @@ use cairn_block::{Env, FailureCount, IoError, IoResult, mutants};
 use event_listener::Event;
 
 use super::btree::Span;
+use super::set::Errors;
 use super::volume::Bcache;
 use crate::args::Device;
 use crate::flushes::Flushes;
@@ -45,6 +46,8 @@ struct Zones {
     all: bool,
 }
 
+/// The default of `io_error_limit`: after so many errors the volume is stopped.
+const ERROR_LIMIT: u64 = 64;
 /// Sectors of a zone.
 const ZONE_SECTORS: u64 = 2048;
 /// How many zones a set has at most.
@@ -87,6 +90,8 @@ pub(super) struct Traffic {
     failures: Arc<FailureCount>,
     /// Notified when a flush has covered something.
     flushed: Event,
+    /// Of requests of clients; writeback names what it cannot copy itself.
+    pub errors: Errors,
 }
 
 impl Traffic {
@@ -100,7 +105,8 @@ impl Traffic {
             flushing: Vec::new(),
             suspect: Zones::default(),
         };
-        Traffic { state: Mutex::new(state), failures, flushed: Event::new() }
+        let errors = Errors::new(ERROR_LIMIT);
+        Traffic { state: Mutex::new(state), failures, flushed: Event::new(), errors }
     }
 
     /// The device was flushed, and its failure count is `known`: everything on it is durable.

@@ -2,12 +2,14 @@
 //! `tests/bcache_drain.rs`.
 
 mod cutoffs;
+mod degraded;
 mod fill;
 mod policy;
 mod rate;
 mod removal;
 mod several;
 mod statistics;
+mod stripes;
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -16,8 +16,10 @@ use cairn_format::bcache::{BackingSuperblock, CacheMode};
 use super::backing::Traffic;
 use super::bypass::Bypass;
 use super::config::{Config, Devices, SPEC};
+use super::degraded::Degraded;
 use super::set::{Core, Set};
 use super::statistics::Statistics;
+use super::stripes::Stripes;
 use super::superblocks::read_superblocks;
 use super::writeback::{COPY_BYTES, Throttle};
 use super::writes::Ready;
@@ -56,6 +58,10 @@ pub struct Bcache {
     /// [`super::writes::Ready`], and for what they are to be.
     pub(super) ready: AtomicU8,
     pub(super) wanted: AtomicU8,
+    /// How it is served after failures.
+    pub(super) degraded: Degraded,
+    /// Those of the backing device, if there is one with its cache.
+    pub(super) stripes: Option<Stripes>,
     /// What clients write to the backing device.
     pub(super) traffic: Traffic,
     /// Which requests bypass the cache; none if they have nowhere else to go, or there is no cache.
@@ -135,6 +141,11 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         writers: Epochs::new(reactors),
         ready: AtomicU8::new(Ready::Read as u8),
         wanted: AtomicU8::new(Ready::Read as u8),
+        degraded: Degraded::default(),
+        stripes: match &config.devices {
+            Devices::Cached { backing, .. } => Some(Stripes::of(&backing.disk)),
+            _ => None,
+        },
         traffic: Traffic::new(ctor.failures.clone()),
         bypass: is_cached.then(|| Bypass::new(reactors)),
         beginning: AtomicBool::new(false),

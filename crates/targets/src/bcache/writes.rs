@@ -23,7 +23,7 @@ use cairn_block::{
     EndIo, Env, Flags, IoError, IoResult, Op, Request, RequestId, Sector, SectorCount, Verdict,
     mutants,
 };
-use cairn_format::bcache::{BackingState, Key};
+use cairn_format::bcache::{BackingState, CacheMode, Key};
 use futures_util::future::join;
 
 use super::btree::Span;
@@ -45,16 +45,18 @@ enum Plan {
     Around { known: u32, fill: u64 },
     /// Nowhere yet: a hole was laid for it, or holes for others.
     Ordered(Option<Span>),
-    /// It is a discard.
+    /// It is a discard, or leaves a hole that reads as zeros.
     Remove,
+    /// It is a large write-zeroes over dirty data.
+    Zero,
     /// Nowhere yet: the volume is not ready for it.
     Begin,
     /// Nowhere yet: no bucket is free.
     Wait,
     /// To the mapped device, until the next table.
     HandBack,
-    /// The set cannot be written.
-    Fail,
+    /// The set is in error.
+    Degraded,
 }
 
 /// For what a volume is ready.
@@ -86,19 +88,35 @@ impl Bcache {
         let skips = request.op != Op::Discard && self.skips(env, request);
         let core = self.core.as_ref().expect("a volume with a cache is written");
         let mut guard = core.lock();
-        let Some(set) = guard.as_mut().filter(|_| !core.is_broken()) else { return Plan::Fail };
+        let Some(set) = guard.as_mut().filter(|_| !core.is_broken()) else {
+            return Plan::Degraded;
+        };
         if !self.is_ready(Ready::Change) {
             return self.park(request, Ready::Change);
         }
-        if request.op == Op::Discard {
+        let is_flash = self.config.devices.backing().is_none();
+        let is_large_zeroes = self.is_large_zeroes(request);
+        let leaves_hole = is_large_zeroes && is_flash && !request.flags.contains(Flags::NO_UNMAP);
+        if request.op == Op::Discard || leaves_hole {
             return Plan::Remove;
         }
         let overlap = set.overlap(&span);
         let (mode, in_use) = (self.mode(), set.buckets.in_use_percent());
-        let is_flash = self.config.devices.backing().is_none();
         let cutoffs = self.bypass.as_ref().map(Bypass::cutoffs).unwrap_or_default();
         let is_sync = request.flags.intersects(Flags::FUA | Flags::META);
-        let inputs = Inputs { mode, overlap, in_use, cutoffs, is_sync, skips, is_flash };
+        let joins_stripe = mode == CacheMode::Writeback
+            && self.stripes.as_ref().is_some_and(|it| it.are_joined(set, &span));
+        let inputs = Inputs {
+            mode,
+            overlap,
+            in_use,
+            cutoffs,
+            is_sync,
+            skips,
+            joins_stripe,
+            is_large_zeroes,
+            is_flash,
+        };
         match route(&inputs) {
             Route::Around => {
                 set.changes.fills.touch(&span);
@@ -117,6 +135,7 @@ impl Bcache {
                 Plan::Ordered(Some(span))
             }
             Route::Wait => Plan::Ordered(None),
+            Route::Zero => Plan::Zero,
             Route::Cache if !self.is_ready(Ready::Dirty) => self.park(request, Ready::Dirty),
             Route::Cache => match set.place(span, request.stream()) {
                 Some((pointer, count)) => {
@@ -162,6 +181,13 @@ impl Bcache {
                 self.spawn(env, async move |volume, env| volume.discard(env, span, id).await);
                 Verdict::Queued
             }
+            Plan::Zero => {
+                let id = request.id();
+                self.spawn(env, async move |volume, env| {
+                    volume.write_zeroes(env, span, id).await;
+                });
+                Verdict::Queued
+            }
             Plan::Begin => {
                 if !self.beginning.swap(true, Ordering::Relaxed) {
                     self.spawn(env, async |volume, env| volume.begin_writing(env).await);
@@ -176,7 +202,7 @@ impl Bcache {
                 env.hand_back(request.id());
                 Verdict::Queued
             }
-            Plan::Fail => Verdict::Failed(IoError::IO),
+            Plan::Degraded => self.map_degraded(env, request),
         }
     }
 
@@ -206,8 +232,9 @@ impl Bcache {
             core.with(|set| set.changes.ghosts.end_hole(&hole));
         }
         match result {
-            Ok(()) => env.remap(id),
-            Err(error) => env.complete(id, Err(error)),
+            Err(error) if !core.is_broken() => env.complete(id, Err(error)),
+            // To the backing device, or to what the volume does without its set.
+            _ => env.remap(id),
         }
     }
 
@@ -221,7 +248,11 @@ impl Bcache {
     ) -> EndIo {
         let span = self.span_of(request);
         let is_fua = request.is_fua();
-        self.traffic.end(&span, word.number as u32, is_fua, result);
+        match request.op {
+            Op::Discard => self.traffic.end_undefined(&span),
+            _ => self.traffic.end(&span, word.number as u32, is_fua, result),
+        }
+        self.count_backing(env, result);
         self.go_on_filling(env, request, word.number >> 32, result, is_fua);
         EndIo::Done(result)
     }
@@ -243,6 +274,9 @@ impl Bcache {
             let set = guard.as_mut().expect("the set is open while a request is in flight");
             set.changes.fills.touch(&span);
             let pointer = set.buckets.end_write(word.number);
+            if result.is_err() {
+                set.write_failed(word.number);
+            }
             let ended = result.and(if core.is_broken() { Err(IoError::IO) } else { Ok(()) });
             match ended {
                 Err(error) => (EndIo::Done(Err(error)), false, false),
@@ -262,6 +296,7 @@ impl Bcache {
             }
         };
         self.writers.leave(env.reactor(), word.epoch);
+        self.count_cache(env, result);
         if has_news {
             core.changed.notify(usize::MAX);
         }
@@ -286,6 +321,7 @@ impl Bcache {
         });
         match result {
             Ok(()) => core.remap_all(env, parked),
+            Err(_) if core.is_broken() => core.remap_all(env, parked),
             Err(error) => parked.into_iter().for_each(|id| env.complete(id, Err(error))),
         }
     }
@@ -315,8 +351,9 @@ impl Bcache {
         let Some(core) = &self.core else { return Verdict::Completed };
         if !self.is_traffic_durable() {
             let id = request.id();
-            self.spawn(env, async move |volume, env| {
-                env.complete(id, volume.flush_both(env).await);
+            self.spawn(env, async move |volume, env| match volume.flush_both(env).await {
+                Err(_) if volume.is_broken() => env.remap(id),
+                result => env.complete(id, result),
             });
             return Verdict::Queued;
         }

@@ -89,7 +89,20 @@ impl Core {
                 }
             },
         };
-        tell(env, waiters, result);
+        match result {
+            Ok(()) => tell(env, waiters, result),
+            Err(error) => self.give_up(env, waiters, error),
+        }
+    }
+
+    /// The set is broken: requests are mapped again, to what their volumes do then (`degraded`).
+    fn give_up(&self, env: &Env, waiters: Vec<Waiter>, error: IoError) {
+        for waiter in waiters {
+            match waiter {
+                Waiter::Request(id) => env.remap(id),
+                other => tell(env, vec![other], Err(error)),
+            }
+        }
     }
 
     /// Steps 2 and 3.

@@ -3,6 +3,7 @@
 //! `core` is what the volumes of a set share; `device` is the cache device; `open` reads the set,
 //! and writes nothing; `session` changes it on the device; `replay` has the entries of the journal
 //! that were found at opening; `changes` has the keys of clients that the device does not have yet;
+//! `errors` counts the errors of a device;
 //! `checkpoint` brings the device up to date with them, `eviction` empties buckets with clean data,
 //! and `keeper` decides when; `priorities` writes the generations and priorities of the buckets;
 //! `uuids` rewrites the array of volumes; `users` has the volumes that serve the set.
@@ -11,6 +12,7 @@ mod changes;
 mod checkpoint;
 mod core;
 mod device;
+mod errors;
 mod eviction;
 mod ghosts;
 mod keeper;
@@ -32,6 +34,7 @@ use replay::Replay;
 
 pub(super) use core::Core;
 pub(super) use device::{CacheDevice, DiskSource, write_io};
+pub(super) use errors::Errors;
 pub(super) use keeper::COMMIT_DELAY;
 pub(super) use open::open;
 pub(super) use session::{Session, WriteError};

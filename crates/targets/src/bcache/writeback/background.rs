@@ -60,7 +60,7 @@ impl Bcache {
             failed_until: Time(0),
         };
         loop {
-            if self.is_resting() || core.is_broken() {
+            if self.is_resting() || self.is_degraded() {
                 return;
             }
             let update_at = self.update_rate(env);
@@ -99,8 +99,7 @@ impl Bcache {
 
     /// True if the task has to look again.
     fn has_news(&self, env: &Env, found: Work, pass: &mut Pass) -> bool {
-        let core = self.core.as_ref().expect("it has a cache");
-        self.is_resting() || core.is_broken() || self.work(env, pass) != found
+        self.is_resting() || self.is_degraded() || self.work(env, pass) != found
     }
 
     /// How long what is at most the target waits.

@@ -66,6 +66,7 @@ use cairn_format::bcache::{BackingState, Key};
 use super::btree::Span;
 use super::canary::{Bug, planted};
 use super::config::Devices;
+use super::degraded::Service;
 use super::set::{Session, WriteError};
 use super::volume::Bcache;
 use crate::fair::{Fair, Held};
@@ -132,6 +133,14 @@ impl Bcache {
             return Err(MessageError::Failed("flush: the device is open read-only".to_owned()));
         }
         let _turn = self.turn_to_drain().await;
+        match self.service() {
+            Service::Cached => {}
+            Service::Uncached => return Ok(()),
+            Service::Stopped => {
+                let text = format!("flush: {backing}: the volume is stopped after failures");
+                return Err(MessageError::Failed(text));
+            }
+        }
         // After its turn: the drain before it may have broken the set.
         if self.is_broken() {
             let text = format!(
@@ -162,6 +171,9 @@ impl Bcache {
     /// Writes all back in a suspend, when no request is left. What cannot be copied stays dirty.
     pub(super) async fn drain_at_rest(&self, env: &Env) -> Result<(), Undrained> {
         let Devices::Cached { backing, cache } = &self.config.devices else { return Ok(()) };
+        if self.service() == Service::Uncached {
+            return Ok(());
+        }
         let _turn = self.draining.lock().await;
         let mut uncopied = AllUncopied::default();
         let drained = self.drain_all(env, &mut uncopied, &|| false).await;
@@ -255,8 +267,10 @@ impl Bcache {
     /// Step 4, where the tree still has the extents that were copied.
     async fn make_clean(&self, env: &Env, keys: &[Key]) -> Result<(), Undrained> {
         let core = self.core.as_ref().expect("a cache is drained");
-        let sectors = core.change(env, async |session| session.clean(keys).await).await?;
-        self.add_dirty(-(sectors as i64));
+        let cleaned = |sectors: u64| {
+            self.add_dirty(-(sectors as i64));
+        };
+        core.change(env, async |session| session.clean(keys, cleaned).await).await?;
         Ok(())
     }
 

@@ -12,14 +12,18 @@ use cairn_block::sync::atomic::Ordering;
 use cairn_block::{Env, Time};
 use cairn_format::bcache::Key;
 
+use super::batch::BATCH_TIME;
 use super::policy::Policy;
+use super::sweep::Sweep;
 use super::{How, Undrained};
 use crate::bcache::set::Set;
 use crate::bcache::volume::Bcache;
-use crate::planner::Planner;
 
 /// How long writeback waits after a pass in which nothing could be copied, or that failed.
 const PAUSE: Duration = Duration::from_secs(5);
+
+/// When buckets are short, a batch is sealed after this time: its flush makes some free.
+const URGENT_TIME: Duration = Duration::from_millis(250);
 
 /// What there is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,10 +42,9 @@ enum Work {
 struct Pass {
     /// Something was copied in this pass.
     has_begun: bool,
-    /// The next batch begins here, unless there is a planner.
+    /// The next batch begins here, unless there is a sweep.
     from: u64,
-    /// Of a sweep.
-    planner: Option<Planner>,
+    sweep: Option<Sweep>,
     /// What is at most the target waits until then; none if nothing was dirty.
     calm_until: Option<Time>,
     /// After a failure all waits until then.
@@ -55,7 +58,7 @@ impl Bcache {
         let mut pass = Pass {
             has_begun: false,
             from: 0,
-            planner: None,
+            sweep: None,
             calm_until: None,
             failed_until: Time(0),
         };
@@ -93,7 +96,7 @@ impl Bcache {
                     pass.failed_until = env.now() + PAUSE;
                 }
             }
-            (pass.has_begun, pass.from, pass.planner) = (false, 0, None);
+            (pass.has_begun, pass.from, pass.sweep) = (false, 0, None);
         }
     }
 
@@ -129,15 +132,15 @@ impl Bcache {
     /// The keys of the next batch of a pass.
     async fn next_keys(&self, pass: &mut Pass, policy: Policy, most: u64) -> Vec<Key> {
         if policy != Policy::Sweep {
-            pass.planner = None;
+            pass.sweep = None;
             return self.next_dirty(pass.from, most);
         }
-        let mut planner = match pass.planner.take() {
-            Some(planner) => planner,
+        let mut sweep = match pass.sweep.take() {
+            Some(sweep) => sweep,
             None => self.plan_pass().await,
         };
-        let keys = self.next_swept(&mut planner, most).await;
-        pass.planner = Some(planner);
+        let keys = self.next_swept(&mut sweep, most).await;
+        pass.sweep = Some(sweep);
         keys
     }
 
@@ -165,11 +168,12 @@ impl Bcache {
             is_wanted || has_ended || is_short()
         };
         let ends = || self.is_resting() || is_paced && gives_way();
-        let how = How { ends: &ends, is_paced, shape: policy.shape() };
+        let time = if is_paced { BATCH_TIME } else { URGENT_TIME };
+        let how = How { ends: &ends, is_paced, time, shape: policy.shape() };
         let mut batch = self.write_batch(env, keys, how).await?;
         pass.from = batch.next;
-        if let Some(planner) = &mut pass.planner {
-            Bcache::sweep_again(planner, &batch.untried);
+        if let Some(sweep) = &mut pass.sweep {
+            sweep.add_again(&batch.untried);
         }
         if batch.written.is_empty() {
             // Without a failure, it gave way before its first write.

@@ -58,6 +58,7 @@ mod throttle;
 mod uncopied;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cairn_block::sync::atomic::{AtomicUsize, Ordering};
 use cairn_block::{Env, IoError, IoResult, MessageError, mutants};
@@ -71,7 +72,7 @@ use super::set::{Session, WriteError};
 use super::volume::Bcache;
 use crate::fair::{Fair, Held};
 
-use batch::FAILED_IN_A_ROW;
+use batch::{BATCH_TIME, FAILED_IN_A_ROW};
 use policy::Shape;
 use uncopied::{AllUncopied, Uncopied};
 
@@ -89,8 +90,17 @@ struct How<'e> {
     ends: &'e dyn Fn() -> bool,
     /// Its writes begin at the pace of the throttle, not as soon as possible.
     is_paced: bool,
+    /// It is sealed after this time, without the waits for its pace.
+    time: Duration,
     /// How they are issued.
     shape: Shape,
+}
+
+impl<'e> How<'e> {
+    /// A batch of a drain.
+    fn of_drain(ends: &'e dyn Fn() -> bool) -> How<'e> {
+        How { ends, is_paced: false, time: BATCH_TIME, shape: Shape::MERGED }
+    }
 }
 
 /// How a batch ended.
@@ -239,9 +249,7 @@ impl Bcache {
                 core.change(env, end).await?;
                 return Err(Undrained::Suspending);
             }
-            let batch = self
-                .write_batch(env, keys, How { ends, is_paced: false, shape: Shape::MERGED })
-                .await?;
+            let batch = self.write_batch(env, keys, How::of_drain(ends)).await?;
             from = batch.next;
             failed_in_a_row = match batch.written.is_empty() {
                 true => failed_in_a_row + batch.failed_in_a_row,

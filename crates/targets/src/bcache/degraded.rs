@@ -281,6 +281,9 @@ impl Bcache {
         tracing::error!("{volume}: stopped: {backing}: too many errors: all requests fail");
         self.serve(env, Service::Stopped);
         if let Some(core) = &self.core {
+            // No writeback makes a bucket free for these.
+            let waiting = core.lock().as_mut().map(|set| set.changes.take_waiting_of(self.inode()));
+            core.remap_all(env, waiting.unwrap_or_default());
             core.changed.notify(usize::MAX);
         }
     }

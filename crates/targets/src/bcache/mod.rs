@@ -42,7 +42,7 @@
 //! I7. A flush ends well only if the keys of all writes that had completed are durable, and the
 //!     backing device was flushed after those that went there (R1).
 //! I8. No data is sent to the backing device where a key of the cache may hide it after a power cut
-//!     (R9, N5).
+//!     (R9, N5), but for zeros of a request that has not ended (`zeroes`).
 //! I9. Clean data that enters the cache is durable on the backing device, and no write from above
 //!     has come between (L1, L2).
 //!

@@ -32,8 +32,9 @@ impl Bcache {
         self.ready.store(Ready::Read as u8, Ordering::Relaxed);
         self.has_written_state.store(false, Ordering::Relaxed);
         self.wanted.store(Ready::Read as u8, Ordering::Relaxed);
+        let is_uncached = self.resume_degraded(env).await?;
         match &self.core {
-            Some(_) if self.resume_degraded(env).await? => {}
+            Some(_) if is_uncached => {}
             Some(core) => {
                 let _handover = core.handover().await;
                 let is_first = core.users().are_none();

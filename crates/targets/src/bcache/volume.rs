@@ -246,9 +246,8 @@ impl Bcache {
         let mut guard = core.lock();
         self.is_handing_back.store(true, Ordering::Relaxed);
         let Some(set) = guard.as_mut() else { return };
-        let inode = self.inode();
-        let own = set.changes.waiting.extract_if(.., |(of, _)| *of == inode);
-        own.for_each(|(_, id)| env.hand_back(id));
+        let own = set.changes.take_waiting_of(self.inode());
+        own.into_iter().for_each(|id| env.hand_back(id));
     }
 
     /// Starts a task that a suspend waits for.

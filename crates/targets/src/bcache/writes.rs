@@ -182,9 +182,9 @@ impl Bcache {
                 Verdict::Queued
             }
             Plan::Zero => {
-                let id = request.id();
+                let (id, flags) = (request.id(), request.flags);
                 self.spawn(env, async move |volume, env| {
-                    volume.write_zeroes(env, span, id).await;
+                    volume.write_zeroes(env, span, flags, id).await;
                 });
                 Verdict::Queued
             }

@@ -27,7 +27,7 @@
 
 use cairn_block::sync::atomic::Ordering;
 use cairn_block::{
-    Env, Io, IoResult, Op, Request, RequestId, Sector, SectorCount, SectorRange, mutants,
+    Env, Flags, Io, IoResult, Op, Request, RequestId, Sector, SectorCount, SectorRange, mutants,
 };
 
 use super::btree::Span;
@@ -50,34 +50,35 @@ impl Bcache {
     }
 
     /// See the module's description.
-    pub(super) async fn write_zeroes(&self, env: &Env, span: Span, id: RequestId) {
-        match self.zero(env, span).await {
+    /// `flags` are those of the request.
+    pub(super) async fn write_zeroes(&self, env: &Env, span: Span, flags: Flags, id: RequestId) {
+        match self.zero(env, span, flags & Flags::NO_UNMAP).await {
             Err(_) if self.is_broken() => env.remap(id),
             result => env.complete(id, result),
         }
     }
 
-    async fn zero(&self, env: &Env, span: Span) -> IoResult {
+    async fn zero(&self, env: &Env, span: Span, flags: Flags) -> IoResult {
         let _turn = self.turn_to_remove().await;
         let core = self.core.as_ref().expect("it has a cache");
         core.with(|set| {
             set.changes.fills.touch(&span);
             self.traffic.begin(span)
         });
-        let result = self.zero_in_turn(env, span).await;
+        let result = self.zero_in_turn(env, span, flags).await;
         self.traffic.end_undefined(&span);
         result
     }
 
     /// Steps 2 to 4.
-    async fn zero_in_turn(&self, env: &Env, span: Span) -> IoResult {
+    async fn zero_in_turn(&self, env: &Env, span: Span, flags: Flags) -> IoResult {
         let first = if planted(Bug::HoleBeforeZeros) { Dropped::All } else { Dropped::Clean };
         self.drop_extents(env, span, first).await?;
         let backing = self.config.devices.backing().expect("a large one has a backing device");
         let known = backing.disk.failures();
         let range = SectorRange::new(Sector(span.start), SectorCount(span.end - span.start));
         let fua = mutants::fua("bcache: FUA of large write-zeroes");
-        let zeroed = env.io(&backing.disk, Io::on(Op::WriteZeroes, range).with(fua)).await;
+        let zeroed = env.io(&backing.disk, Io::on(Op::WriteZeroes, range).with(flags | fua)).await;
         self.count_backing(env, zeroed);
         zeroed?;
         intact(backing, known)?;

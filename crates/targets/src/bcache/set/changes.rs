@@ -90,6 +90,11 @@ impl Changes {
         self.lost.iter().any(|key| key.inode() == inode)
     }
 
+    /// The requests of a volume that wait for a bucket.
+    pub fn take_waiting_of(&mut self, inode: u32) -> Vec<RequestId> {
+        self.waiting.extract_if(.., |(of, _)| *of == inode).map(|(_, id)| id).collect()
+    }
+
     /// The requests that wait for a bucket, all of them.
     fn take_waiting(&mut self) -> Vec<RequestId> {
         self.waiting.drain(..).map(|(_, id)| id).collect()

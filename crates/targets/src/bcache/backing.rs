@@ -17,6 +17,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
+use cairn_block::sync::atomic::{AtomicU64, Ordering};
 use cairn_block::{Env, FailureCount, IoError, IoResult, mutants};
 use event_listener::Event;
 
@@ -93,6 +94,8 @@ pub(super) struct Traffic {
     flushed: Event,
     /// Of requests of clients; writeback names what it cannot copy itself.
     pub errors: Errors,
+    /// How often the device was flushed.
+    pub flushes: AtomicU64,
 }
 
 impl Traffic {
@@ -107,7 +110,13 @@ impl Traffic {
             suspect: Zones::default(),
         };
         let errors = Errors::new(ERROR_LIMIT);
-        Traffic { state: Mutex::new(state), failures, flushed: Event::new(), errors }
+        Traffic {
+            state: Mutex::new(state),
+            failures,
+            flushed: Event::new(),
+            errors,
+            flushes: AtomicU64::new(0),
+        }
     }
 
     /// The device was flushed, and its failure count is `known`: everything on it is durable.
@@ -227,6 +236,7 @@ impl Traffic {
                 state.flushing.push((done, written));
                 (known, done)
             };
+            self.flushes.fetch_add(1, Ordering::Relaxed);
             let flushed = env.make_durable(&device.disk).await;
             self.look_at(device);
             flushed?;

@@ -179,6 +179,7 @@ impl Bcache {
     ) -> bool {
         let core = self.core.as_ref().expect("it has a cache");
         let count = span.end - span.start;
+        self.counters.add(env, Count::CachedSectors as usize, count);
         let range = SectorRange::new(Sector(pointer.sector()), SectorCount(count));
         let write = Io::write(range, segs).with(Flags::BACKGROUND);
         let written = env.io(core.cache.disk(), write).await;

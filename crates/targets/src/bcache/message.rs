@@ -37,6 +37,14 @@ impl Bcache {
             ["set", "readahead_cache_policy", word] => self.set_readahead(word),
             ["set", name, word] => match Tunable::of_name(name) {
                 Some(tunable) => tunable.set(self, word).map(|()| String::new()),
+                None if self
+                    .all_attributes()
+                    .iter()
+                    .any(|it| it.name.eq_ignore_ascii_case(name)) =>
+                {
+                    let text = format!("{name}: found 'set', expected 'get': it is only read");
+                    Err(MessageError::Invalid(text))
+                }
                 None => {
                     let names: Vec<_> = WORDS.iter().copied().chain(Tunable::names()).collect();
                     wrong(format!("set {name}"), &format!("set and one of {}", names.join(", ")))

@@ -20,7 +20,7 @@ use cairn_block::{
 
 use super::btree::Span;
 use super::route::Overlap;
-use super::set::{COMMIT_DELAY, Set};
+use super::set::Set;
 use super::volume::Bcache;
 
 /// How many sectors are looked at while the set is locked.
@@ -107,7 +107,7 @@ impl Bcache {
                     if set.overlap(&part) == Overlap::None {
                         continue;
                     }
-                    let dirty = set.lay_hole(part, env.now() + COMMIT_DELAY);
+                    let dirty = set.lay_hole(part, core.commit_at(env));
                     self.add_dirty(dirty);
                     holes.push(part);
                 }

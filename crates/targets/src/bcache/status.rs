@@ -43,9 +43,11 @@ pub(super) enum Count {
     BypassedSectors,
     /// Reads of clean data that failed on the cache device.
     ReadAgain,
+    /// Sectors of data that were written into the cache.
+    CachedSectors,
 }
 
-pub(super) const COUNTERS: usize = 11;
+pub(super) const COUNTERS: usize = 12;
 
 impl Bcache {
     /// The attachment state of the volume, in the words of sysfs.

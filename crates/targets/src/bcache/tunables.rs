@@ -71,6 +71,14 @@ const TUNABLES: &[Tunable] = &[
         most: U32,
         cell: |volume| Some(&volume.bypass.as_ref()?.congestion.write_threshold_us),
     },
+    // How long a key waits for the journal without a flush.
+    Tunable {
+        name: "journal_delay_ms",
+        unit: "milliseconds",
+        least: 0,
+        most: u16::MAX as u64,
+        cell: |volume| Some(&volume.core.as_ref()?.journal_delay_ms),
+    },
     // Whether writes join dirty data of their stripe in the cache.
     Tunable {
         name: "partial_stripes_expensive",

@@ -85,6 +85,9 @@ pub struct Bcache {
     /// One batch of writeback at a time, or discards.
     pub(super) batching: Fair<()>,
     pub(super) drains_waiting: AtomicUsize,
+    /// Extents that were written back, and that could not be.
+    pub(super) keys_done: AtomicU64,
+    pub(super) keys_failed: AtomicU64,
     /// How fast data is written back in the background.
     pub(super) throttle: Throttle,
     /// The state in the superblock of the backing device was written since the last resume.
@@ -160,6 +163,8 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         draining: Fair::new(()),
         batching: Fair::new(()),
         drains_waiting: AtomicUsize::new(0),
+        keys_done: AtomicU64::new(0),
+        keys_failed: AtomicU64::new(0),
         throttle: Throttle::default(),
         has_written_state: AtomicBool::new(false),
         states: Fair::new(()),

@@ -30,7 +30,6 @@ use super::btree::Span;
 use super::bypass::{Bypass, Direction};
 use super::config::Devices;
 use super::route::{Inputs, Route, route};
-use super::set::COMMIT_DELAY;
 use super::status::Count;
 use super::volume::Bcache;
 use super::word::{Class, Waited, Word};
@@ -131,7 +130,7 @@ impl Bcache {
                 Plan::Around { known: self.traffic.begin(span), fill }
             }
             Route::Ordered => {
-                set.lay_hole(span, env.now() + COMMIT_DELAY);
+                set.lay_hole(span, core.commit_at(env));
                 Plan::Ordered(Some(span))
             }
             Route::Wait => Plan::Ordered(None),
@@ -215,6 +214,7 @@ impl Bcache {
     ) -> Verdict<'a> {
         let epoch = self.writers.enter(env.reactor(), 0);
         self.counters.add(env, Count::Writes as usize, 1);
+        self.counters.add(env, Count::CachedSectors as usize, count);
         request.accept(SectorCount(count));
         let (class, waited) = (Class::Insert, Waited::until_now(env, request));
         request.watch(Word { class, epoch, waited, number: sector }.to_word());
@@ -283,7 +283,7 @@ impl Bcache {
                 Ok(()) => {
                     let sectors = span.end - span.start;
                     let key = Key::new(span.inode, span.end, sectors).with_dirty(true);
-                    let (change, is_first) = set.insert(&key.at(pointer), env.now() + COMMIT_DELAY);
+                    let (change, is_first) = set.insert(&key.at(pointer), core.commit_at(env));
                     let was_clean = self.add_dirty(change.dirty) == 0;
                     match waits {
                         false => (EndIo::Done(Ok(())), is_first || was_clean, false),

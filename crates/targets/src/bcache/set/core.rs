@@ -32,6 +32,8 @@ use crate::bcache::superblocks::intact;
 use crate::epochs::Epochs;
 use crate::fair::Fair;
 
+/// The default of `journal_delay_ms`.
+const JOURNAL_DELAY_MS: u64 = 100;
 /// The default of `io_error_limit`: after so many errors of the cache device the set is in error.
 const ERROR_LIMIT: u64 = 8;
 
@@ -45,6 +47,8 @@ pub(in super::super) struct Core {
     pub readers: Arc<Epochs<1>>,
     turn: Fair<()>,
     pub(in super::super) journal_turn: Fair<()>,
+    /// The attribute of this name: how long a key waits for the journal at most.
+    pub journal_delay_ms: AtomicU64,
     /// Of its requests, but for those of metadata.
     pub errors: Errors,
     /// The set could not be written: nothing more is, until it is opened again.
@@ -75,6 +79,7 @@ impl Core {
             readers: Epochs::new(reactors),
             turn: Fair::new(()),
             journal_turn: Fair::new(()),
+            journal_delay_ms: AtomicU64::new(JOURNAL_DELAY_MS),
             errors: Errors::new(ERROR_LIMIT),
             broken: AtomicBool::new(true),
             is_kept: AtomicBool::new(false),

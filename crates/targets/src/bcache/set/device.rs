@@ -31,6 +31,16 @@ pub(in super::super) struct CacheDevice {
     /// The failure count at opening.
     known: AtomicU64,
     uncovered: Mutex<Uncovered>,
+    pub work: Work,
+}
+
+/// What was done on the device for metadata since it was opened.
+#[derive(Default)]
+pub(in super::super) struct Work {
+    /// Sectors of metadata, and of these those of nodes.
+    pub metadata: AtomicU64,
+    pub nodes: AtomicU64,
+    pub flushes: AtomicU64,
 }
 
 /// The writes of metadata that no flush has covered, in order (D2).
@@ -76,7 +86,8 @@ impl Uncovered {
 
 impl CacheDevice {
     pub fn new(device: Device) -> CacheDevice {
-        CacheDevice { device, known: AtomicU64::new(0), uncovered: Mutex::default() }
+        let (known, uncovered) = (AtomicU64::new(0), Mutex::default());
+        CacheDevice { device, known, uncovered, work: Work::default() }
     }
 
     /// The device.
@@ -137,6 +148,8 @@ impl CacheDevice {
             }
             first..uncovered.begun
         };
+        let bytes = pieces.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        count_written(&self.work.metadata, bytes);
         for some in pieces.chunks(WRITES_IN_FLIGHT) {
             let write = |(sector, bytes): &(u64, &[u8])| {
                 env.io(&self.device.disk, write_io(env, *sector, bytes))
@@ -157,6 +170,7 @@ impl CacheDevice {
     /// A flush failed, of this user or another.
     pub async fn flush(&self, env: &Env) -> IoResult {
         let ended = self.uncovered.lock().ended;
+        self.work.flushes.fetch_add(1, Ordering::Relaxed);
         env.make_durable(&self.device.disk).await?;
         self.judge()?;
         self.uncovered.lock().cover(ended);
@@ -170,11 +184,17 @@ impl CacheDevice {
     pub async fn commit(&self, env: &Env, sector: u64, bytes: &[u8]) -> IoResult {
         mutants::step("bcache: flush before an entry", (), self.flush(env)).await?;
         let number = self.uncovered.lock().begin(sector, bytes);
+        count_written(&self.work.metadata, bytes.len() as u64);
         let write = write_io(env, sector, bytes).with(mutants::fua("bcache: FUA of an entry"));
         env.io(&self.device.disk, write).await?;
         self.uncovered.lock().end(number..number + 1);
         self.judge()
     }
+}
+
+/// So many bytes, of whole sectors, are written.
+pub(in super::super) fn count_written(sectors: &AtomicU64, bytes: u64) {
+    sectors.fetch_add(SectorCount::of_bytes(bytes).0, Ordering::Relaxed);
 }
 
 /// A write of metadata.

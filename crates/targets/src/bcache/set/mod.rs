@@ -33,9 +33,8 @@ use changes::Changes;
 use replay::Replay;
 
 pub(super) use core::Core;
-pub(super) use device::{CacheDevice, DiskSource, write_io};
+pub(super) use device::{CacheDevice, DiskSource, count_written, write_io};
 pub(super) use errors::Errors;
-pub(super) use keeper::COMMIT_DELAY;
 pub(super) use open::open;
 pub(super) use session::{Session, WriteError};
 pub(super) use users::Serving;

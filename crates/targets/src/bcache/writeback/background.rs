@@ -9,12 +9,13 @@
 use std::time::Duration;
 
 use cairn_block::sync::atomic::Ordering;
-use cairn_block::{Env, Time};
+use cairn_block::{CopyError, Env, Time};
 use cairn_format::bcache::Key;
 
 use super::batch::BATCH_TIME;
 use super::policy::Policy;
 use super::sweep::Sweep;
+use super::uncopied::Uncopied;
 use super::{How, Undrained};
 use crate::bcache::set::Set;
 use crate::bcache::volume::Bcache;
@@ -144,6 +145,21 @@ impl Bcache {
         keys
     }
 
+    /// Nothing of a batch could be copied. If requests wait for a bucket, its errors count, so that
+    /// these do not wait for a dead device for ever.
+    fn count_uncopied(&self, env: &Env, failed: &[Uncopied]) {
+        let is_wanted = self.look(|set| !set.changes.waiting.is_empty());
+        if !is_wanted.unwrap_or_default() {
+            return;
+        }
+        for one in failed {
+            match one.error {
+                CopyError::Read(error) => self.count_cache(env, Err(error)),
+                CopyError::Write(error) => self.count_backing(env, Err(error)),
+            }
+        }
+    }
+
     /// Writes back one batch. Answers false if nothing of the pass is left, or nothing could be
     /// copied.
     async fn write_back_some(
@@ -176,6 +192,7 @@ impl Bcache {
             sweep.add_again(&batch.untried);
         }
         if batch.written.is_empty() {
+            self.count_uncopied(env, &batch.failed);
             // Without a failure, it gave way before its first write.
             return Ok(batch.failed.is_empty());
         }

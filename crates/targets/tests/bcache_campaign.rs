@@ -14,15 +14,22 @@ use std::sync::Arc;
 use bcache_lab::judge::Devices;
 use bcache_lab::several::{MODES, SETTINGS, SHAPES, Shape, VOLUMES};
 use cairn_block::{LocalFuture, TargetType};
-use cairn_format::bcache::CacheMode;
+use cairn_format::bcache::{CacheMode, SECTOR_BYTES, SUPERBLOCK_SECTOR, Superblock};
 use cairn_sim::campaign::{Campaign, Generation, Images, Opened, Scenario, Server, plant_failures};
-use cairn_sim::{DriveOptions, Image, Workload};
+use cairn_sim::{DriveOptions, Fault, Image, OpSet, Workload};
+
+/// What a refusal says of a backing device that went on without its failed cache.
+const LEFT: &str = "set_uuid: found none";
 
 /// Which drives fail now and then, and how.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Failing {
     Nothing,
     Everything,
+    /// The cache device, from some time on, with operations of a kind.
+    Cache,
+    /// The first backing device, in the same way.
+    Backing,
 }
 
 struct Bcache {
@@ -48,7 +55,15 @@ impl Scenario for Bcache {
         Box::pin(async move {
             let mut opened = Vec::new();
             for (index, (name, _)) in VOLUMES.iter().enumerate().take(shape.volumes) {
-                opened.push(server.create(name, &shape.table(index)).await?);
+                let volume = match server.create(name, &shape.table(index)).await {
+                    Err(refused) if refused.to_string().contains(LEFT) => {
+                        let linear = format!("0 {} linear {} 16", shape.sectors, VOLUMES[index].1);
+                        server.load(name, &linear).await?;
+                        server.volume(name)
+                    }
+                    opened => opened?,
+                };
+                opened.push(volume);
             }
             Ok(opened)
         })
@@ -58,6 +73,8 @@ impl Scenario for Bcache {
         let cache = images["cache"].to_vec();
         let backings: Vec<Vec<u8>> =
             shape.cached().map(|index| images[VOLUMES[index].1].to_vec()).collect();
+        // The cache does not count for those that went on without it.
+        let backings: Vec<_> = backings.into_iter().filter(|it| is_attached(it)).collect();
         Devices { cache: &cache, backings: &backings }.judge().map(drop)
     }
 
@@ -86,11 +103,28 @@ impl Scenario for Bcache {
         if self.failing == Failing::Everything {
             plant_failures(&drives, [5, 50][rng.usize(..2)], None, rng);
         }
+        let broken = match self.failing {
+            Failing::Nothing | Failing::Everything => None,
+            Failing::Cache => Some(world.drive("cache")),
+            Failing::Backing => Some(world.drive(VOLUMES[0].1)),
+        };
+        if let Some(drive) = broken {
+            let kinds = [OpSet::READS, OpSet::WRITES, OpSet::ALL];
+            let fault = Fault::error(kinds[rng.usize(..kinds.len())]);
+            let fault = fault.per_mille([300, 1000][rng.usize(..2)]);
+            generation.start(1, async move |server| {
+                server.pause(30_000).await;
+                drive.faults().add(fault);
+            });
+        }
         let (modes, volume) = (self.modes, VOLUMES[rng.usize(..shape.cached().count())].0);
         if rng.bool() {
             generation.start(2, async move |server| {
                 for _ in 0..4 {
                     server.pause(6000).await;
+                    if !server.target(volume).is_some_and(|it| it.drains()) {
+                        continue;
+                    }
                     let mode = modes[server.env.random_below(modes.len() as u64) as usize];
                     server.message(volume, &["set", "cache_mode", mode.word()]).await;
                     for _ in 0..2 {
@@ -114,6 +148,15 @@ impl Scenario for Bcache {
     }
 }
 
+/// True if a set counts for this backing device.
+fn is_attached(bytes: &[u8]) -> bool {
+    let at = SUPERBLOCK_SECTOR as usize * SECTOR_BYTES;
+    match Superblock::decode(&bytes[at..]) {
+        Ok(Superblock::Backing(superblock)) => !superblock.set_uuid().is_zero(),
+        other => panic!("{other:?}"),
+    }
+}
+
 fn campaign(failing: Failing) -> Campaign<Bcache> {
     Campaign::new(Bcache { failing, shapes: SHAPES, modes: MODES })
 }
@@ -126,6 +169,16 @@ fn nothing_acknowledged_is_lost_by_a_power_cut() {
 #[test]
 fn losses_of_any_drive_are_told_to_each_client() {
     campaign(Failing::Everything).run();
+}
+
+#[test]
+fn a_cache_that_fails_and_comes_back_hides_nothing_that_was_written_since() {
+    campaign(Failing::Cache).run();
+}
+
+#[test]
+fn a_backing_device_that_fails_loses_nothing_that_was_acknowledged() {
+    campaign(Failing::Backing).run();
 }
 
 #[cfg(feature = "canary")]
@@ -143,8 +196,17 @@ mod canaries {
     }
 
     fn is_caught_in(bug: Bug, shapes: &'static [Shape], modes: &'static [CacheMode]) {
+        is_caught_with(bug, Failing::Nothing, shapes, modes);
+    }
+
+    fn is_caught_with(
+        bug: Bug,
+        failing: Failing,
+        shapes: &'static [Shape],
+        modes: &'static [CacheMode],
+    ) {
         plant(Some(bug));
-        let scenario = Bcache { failing: Failing::Nothing, shapes, modes };
+        let scenario = Bcache { failing, shapes, modes };
         Campaign::new(scenario).cuts(CUTS).expect_caught(&format!("{bug:?}"));
         plant(None);
     }
@@ -214,6 +276,22 @@ mod canaries {
     #[test]
     fn held_writes_that_are_answered_before_a_flush_are_caught() {
         is_caught_in(Bug::HeldBeforeFlush, &[ROOMY], WRITEBACK);
+    }
+
+    #[test]
+    fn dirty_data_that_leaves_before_the_zeros_in_its_place_are_durable_is_caught() {
+        is_caught_in(Bug::HoleBeforeZeros, &[ROOMY], &[CacheMode::Writeback]);
+    }
+
+    #[test]
+    fn volumes_that_go_on_before_their_superblock_says_so_are_caught() {
+        let (bug, modes) = (Bug::UncachedBeforeDetach, &[CacheMode::Writethrough]);
+        is_caught_with(bug, Failing::Cache, &[ROOMY], modes);
+    }
+
+    #[test]
+    fn dirty_data_that_is_read_from_the_backing_device_is_caught() {
+        is_caught_with(Bug::RetryOfDirty, Failing::Cache, &[ROOMY], &[CacheMode::Writeback]);
     }
 
     #[test]

@@ -130,7 +130,7 @@ fn attributes_of_a_set_are_shown_and_set() {
     );
     assert_eq!(ran.out, expected, "{ran:?}");
     for line in [
-        "cairn: set: attribute: found 'frob', expected one of block_size, ",
+        "cairn: set: attribute: found 'frob', expected one of active_journal_entries, ",
         "cairn: set: message: found 'set frob', expected set and one of cache_mode, ",
         "cairn: set: cache set: found 'cache_mode', expected NAME=VALUE\n",
         "cairn: set: sequential_cutoff: found 'x', expected a number of bytes from 0 to ",

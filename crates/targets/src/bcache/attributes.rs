@@ -1,10 +1,11 @@
 //! The table of attributes: names of the kernel's sysfs, where it has them; sizes are in sectors.
 
-use cairn_block::sync::atomic::Ordering;
+use cairn_block::sync::atomic::{AtomicU64, Ordering};
 use cairn_block::{Attribute, Target, Value};
 use cairn_format::bcache::BackingSuperblock;
 
-use super::set::Set;
+use super::set::{Core, Set};
+use super::status::Count;
 use super::tunables::Tunable;
 use super::volume::Bcache;
 
@@ -54,13 +55,85 @@ const ROWS: &[Row] = &[
             false => Value::Absent,
         },
     },
-    // 1 after a failure: nothing is written to the set until it is opened again.
+    // 1 after a failure: all requests fail until the table is loaded again.
     Row {
         name: "io_disable",
         value: |volume| match &volume.core {
-            Some(core) => Value::Gauge(u64::from(core.is_broken())),
+            Some(_) => Value::Gauge(u64::from(volume.is_disabled())),
             None => Value::Absent,
         },
+    },
+    // Buckets of the cache device.
+    Row {
+        name: "nbuckets",
+        value: |volume| of_set(volume, |set| set.superblock.geometry().buckets()),
+    },
+    // Which clean data leaves first, as the superblock says; cairn takes what was used longest ago.
+    Row {
+        name: "cache_replacement_policy",
+        value: |volume| {
+            let word = volume.look(|set| set.superblock.replacement().word());
+            word.map_or(Value::Absent, Value::State)
+        },
+    },
+    // Entries of the journal that count.
+    Row {
+        name: "active_journal_entries",
+        value: |volume| of_set(volume, |set| set.journal.counting()),
+    },
+    // Sectors written to the cache device since the set was opened: data of its volumes that are
+    // served, nodes, and all metadata with these.
+    Row { name: "written", value: |volume| done(volume, |core| core.users().written()) },
+    Row { name: "btree_written", value: |volume| done(volume, |it| of(&it.cache.work.nodes)) },
+    Row {
+        name: "metadata_written",
+        value: |volume| done(volume, |it| of(&it.cache.work.metadata)),
+    },
+    // How often the cache device was flushed, and the backing device for this volume.
+    Row { name: "cache_flushes", value: |volume| done(volume, |it| of(&it.cache.work.flushes)) },
+    Row {
+        name: "backing_flushes",
+        value: |volume| of_backing(volume, |_| Value::Counter(of(&volume.traffic.flushes))),
+    },
+    // Extents that were written back, and that could not be.
+    Row { name: "writeback_keys_done", value: |volume| Value::Counter(of(&volume.keys_done)) },
+    Row { name: "writeback_keys_failed", value: |volume| Value::Counter(of(&volume.keys_failed)) },
+    // Reads of clean data that failed on the cache device, and were sent to the backing device.
+    Row {
+        name: "cache_reads_retried",
+        value: |volume| Value::Counter(volume.counters.read()[Count::ReadAgain as usize]),
+    },
+    // What the backing device writes best at once, in sectors; 0 if it does not say so.
+    Row {
+        name: "stripe_size",
+        value: |volume| volume.stripes.as_ref().map_or(Value::Absent, |it| Value::Gauge(it.size())),
+    },
+    // Which requests without a client that waits enter the cache.
+    Row {
+        name: "readahead_cache_policy",
+        value: |volume| {
+            volume.bypass.as_ref().map_or(Value::Absent, |it| Value::State(it.readahead_word()))
+        },
+    },
+    // Whether the volume is stopped with its set.
+    Row {
+        name: "stop_when_cache_set_failed",
+        value: |volume| match volume.drains() {
+            true => Value::State(volume.stop_word()),
+            false => Value::Absent,
+        },
+    },
+    // What happens to a set in error: the kernel's word; cairn knows no other.
+    Row { name: "errors", value: |volume| of_core(volume, |_| Value::State("unregister")) },
+    // Errors of the backing device that count.
+    Row {
+        name: "io_errors",
+        value: |volume| of_backing(volume, |_| Value::Gauge(volume.traffic.errors.read())),
+    },
+    // The same of the cache device.
+    Row {
+        name: "cache/io_errors",
+        value: |volume| of_core(volume, |core| Value::Gauge(core.errors.read())),
     },
     // Buckets with neither dirty data nor metadata, in percent.
     Row { name: "cache_available_percent", value: Bcache::available },
@@ -68,6 +141,18 @@ const ROWS: &[Row] = &[
 
 fn of_set(volume: &Bcache, look: impl FnOnce(&Set) -> u64) -> Value {
     volume.look(look).map_or(Value::Absent, Value::Gauge)
+}
+
+fn of(number: &AtomicU64) -> u64 {
+    number.load(Ordering::Relaxed)
+}
+
+fn done(volume: &Bcache, count: impl FnOnce(&Core) -> u64) -> Value {
+    of_core(volume, |core| Value::Counter(count(core)))
+}
+
+fn of_core(volume: &Bcache, look: impl FnOnce(&Core) -> Value) -> Value {
+    volume.core.as_deref().map_or(Value::Absent, look)
 }
 
 fn of_backing(volume: &Bcache, look: impl FnOnce(&BackingSuperblock) -> Value) -> Value {

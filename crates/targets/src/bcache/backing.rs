@@ -4,7 +4,8 @@
 //!
 //! # Invariants
 //! A1. A write from above is sent to the backing device only where the cache has nothing, durably,
-//!     and nothing dirty in memory. It is listed from its verdict to its end.
+//!     and nothing dirty in memory (but for large write-zeroes, see `zeroes`). It is listed from its
+//!     verdict to its end.
 //! A2. Writeback copies no extent that overlaps a write in the list (R7). A write that comes while
 //!     an extent is copied finds it dirty, and goes into the cache (R9).
 //! A3. A flush of a client ends well only if a flush of the backing device covers the client's
@@ -18,12 +19,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
+use cairn_block::sync::atomic::{AtomicU64, Ordering};
 use cairn_block::{Env, FailureCount, IoError, IoResult, RequestId, mutants};
 use event_listener::Event;
 
 use super::btree::Span;
 use super::bypass::SHARED;
 use super::canary::{Bug, planted};
+use super::set::Errors;
 use super::volume::Bcache;
 use crate::args::Device;
 use crate::flushes::Flushes;
@@ -53,6 +56,8 @@ struct Zones {
     all: bool,
 }
 
+/// The default of `io_error_limit`: after so many errors the volume is stopped.
+const ERROR_LIMIT: u64 = 64;
 /// Sectors of a zone.
 const ZONE_SECTORS: u64 = 2048;
 /// How many zones a set has at most.
@@ -97,6 +102,10 @@ pub(super) struct Traffic {
     flushed: Event,
     /// Notified when a held write has ended.
     held: Event,
+    /// Of requests of clients; writeback names what it cannot copy itself.
+    pub errors: Errors,
+    /// How often the device was flushed.
+    pub flushes: AtomicU64,
 }
 
 impl Traffic {
@@ -113,7 +122,8 @@ impl Traffic {
             suspect: Zones::default(),
         };
         let [flushed, held] = [Event::new(), Event::new()];
-        Traffic { state: Mutex::new(state), failures, flushed, held }
+        let (errors, flushes) = (Errors::new(ERROR_LIMIT), AtomicU64::new(0));
+        Traffic { state: Mutex::new(state), failures, flushed, held, errors, flushes }
     }
 
     /// The device was flushed, and its failure count is `known`: everything on it is durable.
@@ -267,6 +277,7 @@ impl Traffic {
                 state.flushing.push((done, written));
                 (known, done)
             };
+            self.flushes.fetch_add(1, Ordering::Relaxed);
             let flushed = env.make_durable(&device.disk).await;
             self.look_at(device);
             flushed?;

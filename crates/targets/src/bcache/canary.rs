@@ -53,6 +53,12 @@ pub enum Bug {
     CleanStateFirst,
     /// The ring is freed of a part of what a session found before the part is in leaves.
     PartBeforeLeaves,
+    /// Dirty data leaves the cache before the zeros that take its place are durable (R9).
+    HoleBeforeZeros,
+    /// A volume goes on without its failed cache before its superblock says so (R11).
+    UncachedBeforeDetach,
+    /// What the cache device could not read is read from the backing device, also if it is dirty.
+    RetryOfDirty,
     /// A detach takes the volume out of the array before the superblock names no set.
     ArrayBeforeSuperblock,
 }

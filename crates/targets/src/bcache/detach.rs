@@ -33,6 +33,7 @@ use cairn_format::bcache::{BackingState, BackingSuperblock, Superblock, Uuid};
 
 use super::canary::{Bug, planted};
 use super::config::Devices;
+use super::degraded::Service;
 use super::set::Session;
 use super::superblocks::{find_superblock, write_backing};
 use super::volume::Bcache;
@@ -162,6 +163,9 @@ impl Bcache {
             return failed("a volume without a backing device has none to detach".to_owned());
         };
         let name = &backing.argument;
+        if self.service() == Service::Uncached && !self.read_only {
+            return Ok(format!("{name}: detached: it belongs to no set"));
+        }
         if self.read_only {
             return failed(format!("{name}: the device is open read-only"));
         }

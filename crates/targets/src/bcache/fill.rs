@@ -92,8 +92,8 @@ impl Fills {
 
 impl Bcache {
     /// True if clean data may enter the cache. A volume that no session serves yet begins one.
-    fn takes_fills(&self, env: &Env, flags: Flags) -> bool {
-        if self.read_only || flags.contains(Flags::BACKGROUND) {
+    fn takes_fills(&self, env: &Env) -> bool {
+        if self.read_only {
             return false;
         }
         let is_ready = self.is_ready(Ready::Change);
@@ -106,9 +106,9 @@ impl Bcache {
     }
 
     /// Step 1 of a read that missed these sectors. The number of the fill; 0 if there is none.
-    pub(super) fn begin_fill(&self, env: &Env, set: &mut Set, flags: Flags, span: Span) -> u64 {
+    pub(super) fn begin_fill(&self, env: &Env, set: &mut Set, span: Span) -> u64 {
         // Before a session begins no bucket is free.
-        if !self.takes_fills(env, flags) || set.is_short() || !self.traffic.is_settled(&span) {
+        if !self.takes_fills(env) || set.is_short() || !self.traffic.is_settled(&span) {
             return 0;
         }
         set.changes.fills.begin(span)
@@ -179,20 +179,26 @@ impl Bcache {
     ) -> bool {
         let core = self.core.as_ref().expect("it has a cache");
         let count = span.end - span.start;
+        self.counters.add(env, Count::CachedSectors as usize, count);
         let range = SectorRange::new(Sector(pointer.sector()), SectorCount(count));
         let write = Io::write(range, segs).with(Flags::BACKGROUND);
-        let mut result = env.io(core.cache.disk(), write).await;
+        let written = env.io(core.cache.disk(), write).await;
+        let mut result = written;
         if !is_durable && result.is_ok() && !planted(Bug::FillBeforeFlush) {
             result = self.wait_for_flush(env, &span, number).await;
         }
         let collides = core.with(|set| {
             let pointer = set.buckets.end_write(pointer.sector());
+            if written.is_err() {
+                set.write_failed(pointer.sector());
+            }
             let is_valid = set.changes.fills.end(number);
             if result.is_ok() && is_valid && !core.is_broken() {
                 set.fill(&Key::new(span.inode, span.end, count).at(pointer));
             }
             !is_valid
         });
+        self.count_cache(env, written);
         core.changed.notify(usize::MAX);
         collides
     }

@@ -2,7 +2,9 @@
 //! place: an extent of the cache, or a hole between extents.
 
 use cairn_block::sync::atomic::Ordering;
-use cairn_block::{EndIo, Env, IoError, IoResult, Op, Request, Sector, SectorCount, Verdict};
+use cairn_block::{
+    EndIo, Env, Flags, IoError, IoResult, Op, Request, Sector, SectorCount, Verdict,
+};
 
 use super::btree::{Found, Span};
 use super::bypass::Direction;
@@ -23,6 +25,8 @@ enum Plan {
     Backing { count: u64, fill: u64 },
     /// Nowhere: nothing was written there.
     Zeros { count: u64 },
+    /// The set is in error.
+    Degraded,
     /// The cache may have newer data, or the volume is not open.
     Fail,
 }
@@ -30,6 +34,9 @@ enum Plan {
 impl Bcache {
     pub(super) fn map_request<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         self.counters.add(env, Count::Requests as usize, 1);
+        if self.is_degraded() {
+            return self.map_degraded(env, request);
+        }
         match request.op {
             Op::Read => self.map_read(env, request),
             Op::Flush => self.map_flush(env, request),
@@ -63,8 +70,8 @@ impl Bcache {
         }
         let mut guard = core.lock();
         let Some(set) = guard.as_mut() else { return (Plan::Fail, false) };
-        if set.changes.are_lost(self.inode(), from, from + want) {
-            return (Plan::Fail, false);
+        if core.is_broken() {
+            return (Plan::Degraded, false);
         }
         let is_bypass = bypasses(self.mode(), set.buckets.in_use_percent(), skips);
         let plan = match set.tree.find(self.inode(), from) {
@@ -83,7 +90,7 @@ impl Bcache {
                         let span = Span { inode: self.inode(), start: from, end: from + count };
                         let fill = match is_bypass {
                             true => 0,
-                            false => self.begin_fill(env, set, request.flags, span),
+                            false => self.begin_fill(env, set, span),
                         };
                         Plan::Backing { count, fill }
                     }
@@ -103,7 +110,8 @@ impl Bcache {
                 self.count_read(env, request, count, true, is_bypass);
                 request.accept(SectorCount(count));
                 let waited = Waited::until_now(env, request);
-                request.watch(Word { class: Class::Hit, epoch, waited, number: 0 }.to_word());
+                let number = sector;
+                request.watch(Word { class: Class::Hit, epoch, waited, number }.to_word());
                 let cache = self.config.devices.cache().expect("it has extents");
                 Verdict::Remapped { disk: cache.disk.as_ref(), sector: Sector(sector) }
             }
@@ -111,10 +119,8 @@ impl Bcache {
                 self.counters.add(env, Count::Misses as usize, 1);
                 self.count_read(env, request, count, false, is_bypass);
                 request.accept(SectorCount(count));
-                if fill > 0 {
-                    let (class, epoch, waited) = (Class::Miss, Epoch::default(), Waited::default());
-                    request.watch(Word { class, epoch, waited, number: fill }.to_word());
-                }
+                let (class, epoch, waited) = (Class::Miss, Epoch::default(), Waited::default());
+                request.watch(Word { class, epoch, waited, number: fill }.to_word());
                 let backing = self.config.devices.backing().expect("not a flash-only volume");
                 Verdict::Remapped { disk: backing.disk.as_ref(), sector: Sector(from) }
             }
@@ -124,6 +130,7 @@ impl Bcache {
                 request.segs.zero(0, count.to_bytes() as usize);
                 Verdict::Completed
             }
+            Plan::Degraded => self.map_degraded(env, request),
             Plan::Fail => Verdict::Failed(IoError::IO),
         }
     }
@@ -150,20 +157,38 @@ impl Bcache {
     pub(super) fn end_request(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {
         let word = Word::of_word(request.word());
         match word.class {
-            Class::Hit => {
-                let core = self.core.as_ref().expect("it was read");
-                core.readers.leave(env.reactor(), word.epoch);
-                self.measure(env, request, Direction::Read, word.waited);
-                EndIo::Done(result)
-            }
+            Class::Hit => self.end_hit(env, request, word, result),
             Class::Insert => self.end_insert(env, request, word, result),
             Class::Overwrite => self.end_overwrite(env, request, word, result),
             Class::Around => self.end_around(env, request, word, result),
             Class::Held => self.end_held(env, request, word, result),
             Class::Miss => {
                 self.go_on_filling(env, request, word.number, result, true);
+                // The kernel does not count errors of read-ahead.
+                if !request.flags.contains(Flags::BACKGROUND) {
+                    self.count_backing(env, result);
+                }
                 EndIo::Done(result)
             }
         }
+    }
+
+    /// The end of a read of the cache device. Clean data that it could not read is read from the
+    /// backing device: its extent leaves the tree, and the request is mapped again. What is there
+    /// by then is as new as what was there before, or newer.
+    fn end_hit(&self, env: &Env, request: &Request, word: Word, result: IoResult) -> EndIo {
+        let core = self.core.as_ref().expect("it was read");
+        let is_again = result.is_err() && self.config.devices.backing().is_some() && {
+            let span = self.span_of(request);
+            core.with(|set| set.drop_unreadable(&span, word.number))
+        };
+        core.readers.leave(env.reactor(), word.epoch);
+        self.measure(env, request, Direction::Read, word.waited);
+        self.count_cache(env, result);
+        if is_again {
+            self.counters.add(env, Count::ReadAgain as usize, 1);
+            return EndIo::Requeue;
+        }
+        EndIo::Done(result)
     }
 }

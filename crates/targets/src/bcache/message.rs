@@ -13,6 +13,10 @@ use super::writeback::Policy;
 /// The first words of all messages.
 pub(super) const MESSAGES: &[&str] = &["set", "get"];
 
+/// The attributes that are set to a word.
+const WORDS: &[&str] =
+    &["cache_mode", "writeback_policy", "readahead_cache_policy", "stop_when_cache_set_failed"];
+
 impl Bcache {
     /// Acts on a message.
     ///
@@ -29,13 +33,20 @@ impl Bcache {
         match words {
             ["set", "cache_mode", word] => self.set_mode(env, word).await,
             ["set", "writeback_policy", word] => self.set_policy(word),
+            ["set", "stop_when_cache_set_failed", word] => self.set_stop_word(word),
+            ["set", "readahead_cache_policy", word] => self.set_readahead(word),
             ["set", name, word] => match Tunable::of_name(name) {
                 Some(tunable) => tunable.set(self, word).map(|()| String::new()),
+                None if self
+                    .all_attributes()
+                    .iter()
+                    .any(|it| it.name.eq_ignore_ascii_case(name)) =>
+                {
+                    let text = format!("{name}: found 'set', expected 'get': it is only read");
+                    Err(MessageError::Invalid(text))
+                }
                 None => {
-                    let names: Vec<_> = ["cache_mode", "writeback_policy"]
-                        .into_iter()
-                        .chain(Tunable::names())
-                        .collect();
+                    let names: Vec<_> = WORDS.iter().copied().chain(Tunable::names()).collect();
                     wrong(format!("set {name}"), &format!("set and one of {}", names.join(", ")))
                 }
             },
@@ -94,6 +105,19 @@ impl Bcache {
         }
         self.throttle.settings.set_policy(policy);
         Ok(String::new())
+    }
+
+    fn set_readahead(&self, word: &str) -> Result<String, MessageError> {
+        let name = "readahead_cache_policy";
+        match &self.bypass {
+            None => Err(MessageError::Failed(format!(
+                "{name}: found a volume without it, expected a backing device with its cache"
+            ))),
+            Some(bypass) if bypass.set_readahead(word) => Ok(String::new()),
+            Some(_) => Err(MessageError::Invalid(format!(
+                "{name}: found '{word}', expected all or meta-only"
+            ))),
+        }
     }
 
     /// The superblock of the backing device gets another mode, durably; writes that are mapped from

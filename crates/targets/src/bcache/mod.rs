@@ -19,11 +19,12 @@
 //! (`dirty` and `clean`), `measure` (the length of a line), `map` (verdicts of reads), `writes`
 //! (those of writes), `route` (where a write goes), `bypass` (sequential streams, congestion),
 //! `word` (what a watched request says), `fill` (clean data enters the cache), `removal`
-//! (discards), `statistics` (the windows of sysfs), `human` (amounts as text), `backing` (what
+//! (discards), `zeroes` (large write-zeroes), `stripes` (of a backing device with parity),
+//! `statistics` (the windows of sysfs), `human` (amounts as text), `backing` (what
 //! clients write there, and its flushes), `set` (what is in memory of the cache, opening, changing
 //! it), `journal` (the ring, and group commits), `btree` (nodes, lookup, changes, splits, writing),
 //! `buckets` (what each holds, allocation), `writeback` (batches, in the background and in a drain,
-//! and their rate), `detach` (the backing device leaves its set), `canary` (planted ordering bugs).
+//! and their rate), `degraded` (a volume whose set or backing device has failed), `detach` (the backing device leaves its set), `canary` (planted ordering bugs).
 //!
 //! # Invariants
 //! I1. Without a write of a client, a read that misses, a drain, a detach or a message no byte is
@@ -41,7 +42,7 @@
 //! I7. A flush ends well only if the keys of all writes that had completed are durable, and the
 //!     backing device was flushed after those that went there (R1).
 //! I8. No data is sent to the backing device where a key of the cache may hide it after a power cut
-//!     (R9, N5).
+//!     (R9, N5), but for zeros of a request that has not ended (`zeroes`).
 //! I9. Clean data that enters the cache is durable on the backing device, and no write from above
 //!     has come between (L1, L2).
 //!
@@ -58,6 +59,7 @@ pub mod canary;
 #[cfg(not(feature = "canary"))]
 mod canary;
 mod config;
+mod degraded;
 mod detach;
 mod fill;
 mod human;
@@ -73,6 +75,7 @@ mod states;
 mod statistics;
 mod status;
 mod stop;
+mod stripes;
 mod superblocks;
 #[cfg(test)]
 mod tests;
@@ -81,6 +84,7 @@ mod volume;
 mod word;
 mod writeback;
 mod writes;
+mod zeroes;
 
 pub use config::without_cache;
 pub use detach::Attached;

@@ -20,24 +20,53 @@ use cairn_block::{
 
 use super::btree::Span;
 use super::route::Overlap;
-use super::set::COMMIT_DELAY;
+use super::set::Set;
 use super::volume::Bcache;
 
 /// How many sectors are looked at while the set is locked.
 const PIECE: u64 = 32_768;
 
+/// What leaves the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dropped {
+    All,
+    /// What is not dirty, and what the device alone may have.
+    Clean,
+}
+
+impl Set {
+    /// The parts of these sectors without dirty data.
+    fn not_dirty(&self, span: &Span) -> Vec<Span> {
+        let (mut start, mut parts) = (span.start, Vec::new());
+        let extents = self.tree.extents_from(span.inode, span.start);
+        let dirty = extents.take_while(|key| key.start() < span.end).filter(|key| key.is_dirty());
+        for key in dirty {
+            if start < key.start() {
+                parts.push(Span { start, end: key.start(), ..*span });
+            }
+            start = key.end();
+        }
+        if start < span.end {
+            parts.push(Span { start, ..*span });
+        }
+        parts
+    }
+}
+
 impl Bcache {
     /// See the module's description.
     pub(super) async fn discard(&self, env: &Env, span: Span, id: RequestId) {
-        let result = self.remove(env, span).await;
-        env.complete(id, result);
+        match self.remove(env, span).await {
+            Err(_) if self.is_broken() => env.remap(id),
+            result => env.complete(id, result),
+        }
     }
 
     async fn remove(&self, env: &Env, span: Span) -> IoResult {
         let _turn = self.turn_to_remove().await;
         let core = self.core.as_ref().expect("it has a cache");
         core.with(|_| self.traffic.begin(span));
-        let dropped = self.drop_extents(env, span).await;
+        let dropped = self.drop_extents(env, span, Dropped::All).await;
         let result = match dropped {
             Ok(()) => self.discard_backing(env, span).await,
             Err(error) => Err(error),
@@ -58,8 +87,8 @@ impl Bcache {
         }
     }
 
-    /// Step 2.
-    async fn drop_extents(&self, env: &Env, span: Span) -> IoResult {
+    /// Step 2: holes, durably; of keys that were pending, too.
+    pub(super) async fn drop_extents(&self, env: &Env, span: Span, what: Dropped) -> IoResult {
         let core = self.core.as_ref().expect("it has a cache");
         let (mut start, mut holes) = (span.start, Vec::new());
         while start < span.end {
@@ -67,10 +96,20 @@ impl Bcache {
             core.with(|set| {
                 set.changes.fills.touch(&piece);
                 // A broken set takes no keys; the commit fails.
-                if !core.is_broken() && set.overlap(&piece) != Overlap::None {
-                    let dirty = set.lay_hole(piece, env.now() + COMMIT_DELAY);
+                if core.is_broken() {
+                    return;
+                }
+                let parts = match what {
+                    Dropped::All => vec![piece],
+                    Dropped::Clean => set.not_dirty(&piece),
+                };
+                for part in parts {
+                    if set.overlap(&part) == Overlap::None {
+                        continue;
+                    }
+                    let dirty = set.lay_hole(part, core.commit_at(env));
                     self.add_dirty(dirty);
-                    holes.push(piece);
+                    holes.push(part);
                 }
             });
             start = piece.end;

@@ -49,6 +49,10 @@ pub(super) struct Inputs {
     pub is_sync: bool,
     /// It is part of a long stream, or the cache device is congested.
     pub skips: bool,
+    /// A stripe that it touches has dirty data, and parts of stripes are expensive.
+    pub joins_stripe: bool,
+    /// It is a large write-zeroes.
+    pub is_large_zeroes: bool,
     /// The volume is all in the cache.
     pub is_flash: bool,
 }
@@ -56,14 +60,18 @@ pub(super) struct Inputs {
 impl Inputs {
     /// True if the write bypasses the cache where it may.
     pub fn bypasses(&self) -> bool {
-        self.mode == CacheMode::Writearound || bypasses(self.mode, self.in_use, self.skips)
+        let is_around = self.mode == CacheMode::Writearound || self.is_large_zeroes;
+        is_around || bypasses(self.mode, self.in_use, self.skips)
     }
 
     /// True if the write becomes dirty data where the cache has none.
     fn writes_back(&self) -> bool {
         let Cutoffs { plain, sync } = self.cutoffs;
-        let is_below = self.in_use <= sync && (self.is_sync || self.in_use <= plain);
-        self.mode == CacheMode::Writeback && is_below && !self.bypasses()
+        if self.mode != CacheMode::Writeback || self.in_use > sync || self.is_large_zeroes {
+            return false;
+        }
+        let is_below = self.is_sync || self.in_use <= plain;
+        self.joins_stripe || is_below && !self.bypasses()
     }
 }
 
@@ -82,6 +90,8 @@ pub(super) enum Route {
     Around,
     /// To the backing device, once holes are durable where the cache has clean data.
     Ordered,
+    /// Nowhere yet: a task zeroes the backing device, and makes holes over dirty data after that.
+    Zero,
     /// Nowhere yet: holes of other writes are on their way.
     Wait,
 }
@@ -90,6 +100,7 @@ pub(super) enum Route {
 pub(super) fn route(inputs: &Inputs) -> Route {
     match inputs.overlap {
         _ if inputs.is_flash => Route::Cache,
+        Overlap::Dirty if inputs.is_large_zeroes => Route::Zero,
         Overlap::Dirty => Route::Cache,
         _ if inputs.writes_back() => Route::Cache,
         Overlap::Clean => Route::Ordered,
@@ -110,6 +121,8 @@ mod tests {
         cutoffs: Cutoffs { plain: 40, sync: 70 },
         is_sync: false,
         skips: false,
+        joins_stripe: false,
+        is_large_zeroes: false,
         is_flash: false,
     };
 
@@ -174,6 +187,37 @@ mod tests {
         ] {
             let inputs = Inputs { mode, overlap, skips: true, ..PLAIN };
             assert_eq!(route(&inputs), expected, "{inputs:?}");
+        }
+    }
+
+    #[test]
+    fn writes_to_a_stripe_with_dirty_data_join_it_below_the_cutoff_of_all_writes() {
+        use CacheMode::{Writeback, Writethrough};
+        for (mode, in_use, expected) in [
+            (Writeback, 70, Route::Cache),
+            (Writeback, 71, Route::Around),
+            (Writethrough, 0, Route::Around),
+        ] {
+            let inputs = Inputs { mode, in_use, skips: true, joins_stripe: true, ..PLAIN };
+            assert_eq!(route(&inputs), expected, "{inputs:?}");
+        }
+    }
+
+    #[test]
+    fn large_write_zeroes_enter_the_cache_in_no_mode() {
+        use CacheMode::{Writeback, Writethrough};
+        for (overlap, expected) in [
+            (Overlap::None, Route::Around),
+            (Overlap::Clean, Route::Ordered),
+            (Overlap::Leaving, Route::Wait),
+            (Overlap::Dirty, Route::Zero),
+        ] {
+            for mode in [Writeback, Writethrough] {
+                let (is_large_zeroes, joins_stripe, is_sync) = (true, true, true);
+                let inputs =
+                    Inputs { mode, overlap, is_large_zeroes, joins_stripe, is_sync, ..PLAIN };
+                assert_eq!(route(&inputs), expected, "{inputs:?}");
+            }
         }
     }
 

@@ -20,6 +20,7 @@ use super::set::{Core, Serving, open};
 use super::superblocks::{Superblocks, intact, read_superblocks};
 use super::volume::Bcache;
 use super::writes::Ready;
+use crate::args::Device;
 use crate::blank::unreadable;
 
 impl Bcache {
@@ -31,7 +32,9 @@ impl Bcache {
         self.ready.store(Ready::Read as u8, Ordering::Relaxed);
         self.has_written_state.store(false, Ordering::Relaxed);
         self.wanted.store(Ready::Read as u8, Ordering::Relaxed);
+        let is_uncached = self.resume_degraded(env).await?;
         match &self.core {
+            Some(_) if is_uncached => {}
             Some(core) => {
                 let _handover = core.handover().await;
                 let is_first = core.users().are_none();
@@ -60,23 +63,39 @@ impl Bcache {
     /// Makes durable what the backing device has (R12), and reads the superblocks.
     async fn read_devices(&self, env: &Env) -> Result<Superblocks, ConfigError> {
         if let Some(backing) = self.config.devices.backing() {
-            if !self.read_only {
-                let known = backing.disk.failures();
-                let flush = env.make_durable(&backing.disk);
-                let flushed = mutants::step("bcache: flush at opening", (), flush).await;
-                let flushed = flushed.and(intact(backing, known));
-                flushed.map_err(|error| unreadable(backing, "flush", error))?;
-            }
-            self.traffic.open(backing.disk.failures());
+            self.flush_at_opening(env, backing).await?;
         }
         let superblocks = read_superblocks(env, &self.config, self.read_only).await?;
         let first = superblocks.backing.as_ref().map_or(0, BackingSuperblock::data_offset);
-        if let Some(device) = self.config.devices.backing().filter(|_| first != self.first) {
-            let expected = format!("{}, as when the table was loaded", self.first);
-            return Err(ConfigError::argument(&device.argument, "data_offset", first, &expected));
-        }
+        self.check_first(first)?;
         self.set_backing(superblocks.backing.clone());
         Ok(superblocks)
+    }
+
+    /// What the backing device has is durable on return (R12).
+    pub(super) async fn flush_at_opening(
+        &self,
+        env: &Env,
+        backing: &Device,
+    ) -> Result<(), ConfigError> {
+        if !self.read_only {
+            let known = backing.disk.failures();
+            let flush = env.make_durable(&backing.disk);
+            let flushed = mutants::step("bcache: flush at opening", (), flush).await;
+            let flushed = flushed.and(intact(backing, known));
+            flushed.map_err(|error| unreadable(backing, "flush", error))?;
+        }
+        self.traffic.open(backing.disk.failures());
+        Ok(())
+    }
+
+    /// The data still begins at this sector of the backing device.
+    pub(super) fn check_first(&self, first: u64) -> Result<(), ConfigError> {
+        let Some(device) = self.config.devices.backing().filter(|_| first != self.first) else {
+            return Ok(());
+        };
+        let expected = format!("{}, as when the table was loaded", self.first);
+        Err(ConfigError::argument(&device.argument, "data_offset", first, &expected))
     }
 
     async fn start_cached(

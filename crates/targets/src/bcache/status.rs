@@ -9,6 +9,7 @@ use cairn_format::bcache::{BackingState, BackingSuperblock};
 
 use super::btree::Found;
 use super::config::Devices;
+use super::degraded::Service;
 use super::volume::Bcache;
 
 /// The fields of the status line, in order.
@@ -40,9 +41,13 @@ pub(super) enum Count {
     MissCollisions,
     /// Sectors of reads and writes that bypass the cache.
     BypassedSectors,
+    /// Reads of clean data that failed on the cache device.
+    ReadAgain,
+    /// Sectors of data that were written into the cache.
+    CachedSectors,
 }
 
-pub(super) const COUNTERS: usize = 10;
+pub(super) const COUNTERS: usize = 12;
 
 impl Bcache {
     /// The attachment state of the volume, in the words of sysfs.
@@ -81,7 +86,11 @@ impl Bcache {
     ) -> Result<Vec<Extent>, IoError> {
         let from = self.first + range.start.0;
         let want = range.count.0;
-        let found = self.look(|set| set.tree.find(self.inode(), from));
+        let found = match self.service() {
+            Service::Cached => self.look(|set| set.tree.find(self.inode(), from)),
+            Service::Uncached => Some(Found::Hole { end: from + want }),
+            Service::Stopped => return Err(IoError::IO),
+        };
         let (kind, count) = match found {
             Some(Found::Extent(key)) => (ExtentKind::Data, want.min(key.sectors())),
             Some(Found::Hole { end }) => (ExtentKind::Hole, want.min(end - from)),

@@ -4,6 +4,7 @@
 use cairn_block::sync::atomic::Ordering;
 use cairn_block::{ConfigError, ConfigKind, Env, IoError};
 
+use super::degraded::Service;
 use super::set::{Core, WriteError};
 use super::volume::Bcache;
 use super::writeback::Undrained;
@@ -21,13 +22,18 @@ impl Bcache {
         core.changed.notify(usize::MAX);
         self.traffic.flushed().notify(usize::MAX);
         let drains = self.flush_on_suspend.swap(false, Ordering::Relaxed) && !self.read_only;
-        let rested = match self.is_ready(Ready::Change) || drains {
+        let is_uncached = self.service() == Service::Uncached;
+        let rested = match self.is_ready(Ready::Change) || drains || is_uncached {
             true => self.bring_to_rest(env, core, drains).await,
             false => Ok(()),
         };
         self.tasks.idle().await;
-        let lost = self.look(|set| set.changes.have_lost(self.inode())).unwrap_or_default();
-        let left = core.leave(env, self.inode()).await;
+        let lost = self.look(|set| set.changes.have_lost_data(self.inode())).unwrap_or_default();
+        let is_served = core.users().serves(self.inode()).is_some();
+        let left = match is_served {
+            true => core.leave(env, self.inode()).await,
+            false => Ok(()),
+        };
         let rested = rested.and(left.map_err(Undrained::Set));
         let rested = rested.inspect_err(|error| tracing::error!("{volume}: suspend: {error}"));
         self.is_writing_back.store(false, Ordering::Relaxed);
@@ -41,6 +47,9 @@ impl Bcache {
 
     async fn bring_to_rest(&self, env: &Env, core: &Core, drains: bool) -> Result<(), Undrained> {
         let flushed = self.flush_traffic(env).await;
+        if self.service() == Service::Uncached {
+            return flushed.map_err(Undrained::Flush);
+        }
         if drains {
             self.drain_at_rest(env).await?;
         }

@@ -157,11 +157,11 @@ fn check_set(config: &Config, superblocks: &Superblocks) -> Result<(), ConfigErr
     };
     let found = backing.set_uuid();
     if let Some(wanted) = expected.or(config.set).filter(|wanted| *wanted != found) {
-        let found = match found.is_zero() {
-            true => "none".to_owned(),
-            false => found.to_string(),
+        let (found, hint) = match found.is_zero() {
+            true => ("none".to_owned(), ": it was detached, or went on when its cache failed"),
+            false => (found.to_string(), ""),
         };
-        let expected = format!("{wanted}, the set of the cache");
+        let expected = format!("{wanted}, the set of the cache{hint}");
         return Err(ConfigError::argument(&device.argument, "set_uuid", found, &expected));
     }
     if superblocks.cache.is_none() {

@@ -3,6 +3,7 @@
 
 mod beside;
 mod cutoffs;
+mod degraded;
 mod dsync;
 mod fill;
 mod overwrite;
@@ -11,6 +12,7 @@ mod rate;
 mod removal;
 mod several;
 mod statistics;
+mod stripes;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -561,6 +563,8 @@ fn messages_with_wrong_words_are_refused_with_what_was_expected() {
     for (words, expected) in [
         (&["set", "sequential_cutoff", "4M"][..], "found '4M', expected a number of bytes from 0"),
         (&["set", "speed", "1"], "found 'set speed', expected set and one of cache_mode, write"),
+        (&["set", "dirty_data", "0"], "dirty_data: found 'set', expected 'get': it is only read"),
+        (&["set", "journal_delay_ms", "65536"], "a number of milliseconds from 0 to 65535"),
         (&["set", "speed"], "found 'set speed', expected set <name> <value> or get"),
         (&["set", "cache_mode", "fast"], "found 'fast', expected writethrough, writeback"),
     ] {

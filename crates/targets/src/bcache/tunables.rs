@@ -31,6 +31,14 @@ const TUNABLES: &[Tunable] = &[
         most: U32,
         cell: |volume| Some(&volume.bypass.as_ref()?.sequential_cutoff),
     },
+    // Write-zeroes of at least so much do not enter the cache; 0 turns that off.
+    Tunable {
+        name: "write_zeroes_cutoff",
+        unit: "bytes",
+        least: 0,
+        most: U32,
+        cell: |volume| Some(&volume.bypass.as_ref()?.write_zeroes_cutoff),
+    },
     // With more of the cache in use than this, writes that are not synchronous go through it.
     Tunable {
         name: "cutoff_writeback",
@@ -62,6 +70,46 @@ const TUNABLES: &[Tunable] = &[
         least: 0,
         most: U32,
         cell: |volume| Some(&volume.bypass.as_ref()?.congestion.write_threshold_us),
+    },
+    // How long a key waits for the journal without a flush.
+    Tunable {
+        name: "journal_delay_ms",
+        unit: "milliseconds",
+        least: 0,
+        most: u16::MAX as u64,
+        cell: |volume| Some(&volume.core.as_ref()?.journal_delay_ms),
+    },
+    // Whether writes join dirty data of their stripe in the cache.
+    Tunable {
+        name: "partial_stripes_expensive",
+        unit: "",
+        least: 0,
+        most: 1,
+        cell: |volume| Some(&volume.stripes.as_ref()?.expensive),
+    },
+    // After so many errors of the backing device the volume is stopped.
+    Tunable {
+        name: "io_error_limit",
+        unit: "errors",
+        least: 0,
+        most: i32::MAX as u64,
+        cell: |volume| volume.config.devices.backing().map(|_| &volume.traffic.errors.limit),
+    },
+    // After so many errors of the cache device the set is in error.
+    Tunable {
+        name: "cache/io_error_limit",
+        unit: "errors",
+        least: 0,
+        most: U32,
+        cell: |volume| Some(&volume.core.as_ref()?.errors.limit),
+    },
+    // After so many of its requests half of them count; 0: they count for ever.
+    Tunable {
+        name: "cache/io_error_halflife",
+        unit: "requests",
+        least: 0,
+        most: U32,
+        cell: |volume| Some(&volume.core.as_ref()?.errors.halflife),
     },
     // Whether dirty data is written back in the background.
     Tunable {

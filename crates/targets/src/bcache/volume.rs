@@ -16,8 +16,10 @@ use cairn_format::bcache::{BackingSuperblock, CacheMode};
 use super::backing::Traffic;
 use super::bypass::Bypass;
 use super::config::{Config, Devices, SPEC};
+use super::degraded::Degraded;
 use super::set::{Core, Set};
 use super::statistics::Statistics;
+use super::stripes::Stripes;
 use super::superblocks::read_superblocks;
 use super::writeback::{COPY_BYTES, Throttle};
 use super::writes::Ready;
@@ -56,6 +58,10 @@ pub struct Bcache {
     /// [`super::writes::Ready`], and for what they are to be.
     pub(super) ready: AtomicU8,
     pub(super) wanted: AtomicU8,
+    /// How it is served after failures.
+    pub(super) degraded: Degraded,
+    /// Those of the backing device, if there is one with its cache.
+    pub(super) stripes: Option<Stripes>,
     /// What clients write to the backing device.
     pub(super) traffic: Traffic,
     /// Which requests bypass the cache; none if they have nowhere else to go, or there is no cache.
@@ -79,6 +85,9 @@ pub struct Bcache {
     /// One batch of writeback at a time, or discards.
     pub(super) batching: Fair<()>,
     pub(super) drains_waiting: AtomicUsize,
+    /// Extents that were written back, and that could not be.
+    pub(super) keys_done: AtomicU64,
+    pub(super) keys_failed: AtomicU64,
     /// How fast data is written back in the background.
     pub(super) throttle: Throttle,
     /// The state in the superblock of the backing device was written since the last resume.
@@ -135,6 +144,11 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         writers: Epochs::new(reactors),
         ready: AtomicU8::new(Ready::Read as u8),
         wanted: AtomicU8::new(Ready::Read as u8),
+        degraded: Degraded::default(),
+        stripes: match &config.devices {
+            Devices::Cached { backing, .. } => Some(Stripes::of(&backing.disk)),
+            _ => None,
+        },
         traffic: Traffic::new(ctor.failures.clone()),
         bypass: is_cached.then(|| Bypass::new(reactors)),
         beginning: AtomicBool::new(false),
@@ -149,6 +163,8 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         draining: Fair::new(()),
         batching: Fair::new(()),
         drains_waiting: AtomicUsize::new(0),
+        keys_done: AtomicU64::new(0),
+        keys_failed: AtomicU64::new(0),
         throttle: Throttle::default(),
         has_written_state: AtomicBool::new(false),
         states: Fair::new(()),
@@ -235,9 +251,8 @@ impl Bcache {
         let mut guard = core.lock();
         self.is_handing_back.store(true, Ordering::Relaxed);
         let Some(set) = guard.as_mut() else { return };
-        let inode = self.inode();
-        let own = set.changes.waiting.extract_if(.., |(of, _)| *of == inode);
-        own.for_each(|(_, id)| env.hand_back(id));
+        let own = set.changes.take_waiting_of(self.inode());
+        own.into_iter().for_each(|id| env.hand_back(id));
     }
 
     /// Starts a task that a suspend waits for.

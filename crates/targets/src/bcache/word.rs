@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! bits       63..60  59..56  55..43   42..0
-//! hit        class   epoch   waited   number
-//! insert     class   epoch   waited   number: a sector of the cache device, which has 43 bits
+//! hit        class   epoch   waited   number: a sector of the cache device, which has 43 bits
+//! insert     class   epoch   waited   number: the same
 //! overwrite  class   epoch   waited   number: the same
 //! around     class   epoch   number: the fill, 24 bits; failures of the backing device, 32 bits
 //! held       class   epoch   number: the same
@@ -41,9 +41,9 @@ pub(super) struct Word {
     pub epoch: Epoch,
     /// From its start until it was mapped; zero if the class keeps no such time.
     pub waited: Waited,
-    /// Of an insertion or overwrite: the sector of the cache device where the data goes. Of a write
-    /// around the cache: the low bits of the failures of the backing device that were known, and
-    /// above them the number of its fill. Of a miss: that of its fill.
+    /// Of a hit, an insertion or an overwrite: the sector of the cache device. Of a write around the
+    /// cache: the low bits of the failures of the backing device that were known, and above them
+    /// the number of its fill. Of a miss: that of its fill.
     pub number: u64,
 }
 

@@ -38,7 +38,7 @@ use super::bypass::{Bypass, DEEP, Direction};
 use super::canary::{Bug, planted};
 use super::config::Devices;
 use super::route::{Inputs, Route, route};
-use super::set::{COMMIT_DELAY, Core, Set};
+use super::set::{Core, Set};
 use super::status::Count;
 use super::volume::Bcache;
 use super::word::{Class, Waited, Word};
@@ -55,16 +55,18 @@ enum Plan {
     Around { class: Class, known: u32, fill: u64 },
     /// Nowhere yet: a hole was laid for it, or holes for others.
     Ordered(Option<Span>),
-    /// It is a discard.
+    /// It is a discard, or leaves a hole that reads as zeros.
     Remove,
+    /// It is a large write-zeroes over dirty data.
+    Zero,
     /// Nowhere yet: the volume is not ready for it.
     Begin,
     /// Nowhere yet: no bucket is free.
     Wait,
     /// To the mapped device, until the next table.
     HandBack,
-    /// The set cannot be written.
-    Fail,
+    /// The set is in error.
+    Degraded,
 }
 
 /// For what a volume is ready.
@@ -96,22 +98,38 @@ impl Bcache {
         let skips = request.op != Op::Discard && self.skips(env, request);
         let core = self.core.as_ref().expect("a volume with a cache is written");
         let mut guard = core.lock();
-        let Some(set) = guard.as_mut().filter(|_| !core.is_broken()) else { return Plan::Fail };
+        let Some(set) = guard.as_mut().filter(|_| !core.is_broken()) else {
+            return Plan::Degraded;
+        };
         if !self.is_ready(Ready::Change) {
             return self.park(request, Ready::Change);
         }
-        if request.op == Op::Discard {
+        let is_flash = self.config.devices.backing().is_none();
+        let is_large_zeroes = self.is_large_zeroes(request);
+        let leaves_hole = is_large_zeroes && is_flash && !request.flags.contains(Flags::NO_UNMAP);
+        if request.op == Op::Discard || leaves_hole {
             return Plan::Remove;
         }
         let overlap = set.overlap(&span);
         let (mode, in_use) = (self.mode(), set.buckets.in_use_percent());
-        let is_flash = self.config.devices.backing().is_none();
         let cutoffs = self.bypass.as_ref().map(Bypass::cutoffs).unwrap_or_default();
         if let Some(bypass) = self.bypass.as_ref().filter(|_| request.is_fua()) {
             bypass.restraint.flushed(env.now());
         }
         let is_sync = request.flags.intersects(Flags::FUA | Flags::META);
-        let inputs = Inputs { mode, overlap, in_use, cutoffs, is_sync, skips, is_flash };
+        let joins_stripe = mode == CacheMode::Writeback
+            && self.stripes.as_ref().is_some_and(|it| it.are_joined(set, &span));
+        let inputs = Inputs {
+            mode,
+            overlap,
+            in_use,
+            cutoffs,
+            is_sync,
+            skips,
+            joins_stripe,
+            is_large_zeroes,
+            is_flash,
+        };
         match self.restrained(env, set, &inputs, request) {
             (Route::Around, class) => {
                 set.changes.fills.touch(&span);
@@ -126,10 +144,11 @@ impl Bcache {
                 Plan::Around { class, known: self.traffic.begin(span), fill }
             }
             (Route::Ordered, _) => {
-                set.lay_hole(span, env.now() + COMMIT_DELAY);
+                set.lay_hole(span, core.commit_at(env));
                 Plan::Ordered(Some(span))
             }
             (Route::Wait, _) => Plan::Ordered(None),
+            (Route::Zero, _) => Plan::Zero,
             (Route::Cache, _) if !self.is_ready(Ready::Dirty) => self.park(request, Ready::Dirty),
             (Route::Cache, _) => self.plan_cached(env, core, set, request, span),
         }
@@ -155,7 +174,7 @@ impl Bcache {
             let cache_sectors = geometry.buckets() * geometry.bucket_sectors();
             bypass.restraint.takes(now, request.range.count.0, cache_sectors)
         };
-        let is_below = inputs.in_use <= inputs.cutoffs.plain;
+        let is_below = inputs.in_use <= inputs.cutoffs.plain && !inputs.is_large_zeroes;
         match self.traffic.depth() < DEEP && is_below && takes() {
             true => (Route::Cache, Class::Around),
             false => (route, Class::Held),
@@ -227,6 +246,13 @@ impl Bcache {
                 self.spawn(env, async move |volume, env| volume.discard(env, span, id).await);
                 Verdict::Queued
             }
+            Plan::Zero => {
+                let (id, flags) = (request.id(), request.flags);
+                self.spawn(env, async move |volume, env| {
+                    volume.write_zeroes(env, span, flags, id).await;
+                });
+                Verdict::Queued
+            }
             Plan::Begin => {
                 if !self.beginning.swap(true, Ordering::Relaxed) {
                     self.spawn(env, async |volume, env| volume.begin_writing(env).await);
@@ -241,7 +267,7 @@ impl Bcache {
                 env.hand_back(request.id());
                 Verdict::Queued
             }
-            Plan::Fail => Verdict::Failed(IoError::IO),
+            Plan::Degraded => self.map_degraded(env, request),
         }
     }
 
@@ -254,6 +280,7 @@ impl Bcache {
         count: u64,
     ) -> Verdict<'a> {
         self.counters.add(env, Count::Writes as usize, 1);
+        self.counters.add(env, Count::CachedSectors as usize, count);
         request.accept(SectorCount(count));
         let waited = Waited::until_now(env, request);
         request.watch(Word { class, epoch, waited, number: sector }.to_word());
@@ -270,8 +297,9 @@ impl Bcache {
             core.with(|set| set.changes.ghosts.end_hole(&hole));
         }
         match result {
-            Ok(()) => env.remap(id),
-            Err(error) => env.complete(id, Err(error)),
+            Err(error) if !core.is_broken() => env.complete(id, Err(error)),
+            // To the backing device, or to what the volume does without its set.
+            _ => env.remap(id),
         }
     }
 
@@ -285,7 +313,11 @@ impl Bcache {
     ) -> EndIo {
         let span = self.span_of(request);
         let is_fua = request.is_fua();
-        self.traffic.end(&span, word.number as u32, is_fua, result);
+        match request.op {
+            Op::Discard => self.traffic.end_undefined(&span),
+            _ => self.traffic.end(&span, word.number as u32, is_fua, result),
+        }
+        self.count_backing(env, result);
         self.go_on_filling(env, request, word.number >> 32, result, is_fua);
         EndIo::Done(result)
     }
@@ -320,6 +352,9 @@ impl Bcache {
         self.measure(env, request, Direction::Write, word.waited);
         let core = self.core.as_ref().expect("it has a cache");
         let ended = core.with(|set| {
+            if result.is_err() {
+                set.write_failed(word.number);
+            }
             let ended = result.and(if core.is_broken() { Err(IoError::IO) } else { Ok(()) });
             let is_volatile = ended.is_ok() && !request.is_fua();
             let is_counted = is_volatile && !planted(Bug::OverwriteUncounted);
@@ -327,6 +362,7 @@ impl Bcache {
             ended
         });
         core.overwriters.leave(env.reactor(), word.epoch);
+        self.count_cache(env, result);
         EndIo::Done(ended)
     }
 
@@ -348,13 +384,16 @@ impl Bcache {
             set.changes.fills.touch(&span);
             let pointer = set.buckets.end_write(word.number);
             set.changes.arrivals.end();
+            if result.is_err() {
+                set.write_failed(word.number);
+            }
             let ended = result.and(if core.is_broken() { Err(IoError::IO) } else { Ok(()) });
             match ended {
                 Err(error) => (EndIo::Done(Err(error)), false, false),
                 Ok(()) => {
                     let sectors = span.end - span.start;
                     let key = Key::new(span.inode, span.end, sectors).with_dirty(true);
-                    let (change, is_first) = set.insert(&key.at(pointer), env.now() + COMMIT_DELAY);
+                    let (change, is_first) = set.insert(&key.at(pointer), core.commit_at(env));
                     let was_clean = self.add_dirty(change.dirty) == 0;
                     match waits {
                         false => {
@@ -371,6 +410,7 @@ impl Bcache {
         };
         self.writers.leave(env.reactor(), word.epoch);
         core.arrived.notify(usize::MAX);
+        self.count_cache(env, result);
         if has_news {
             core.changed.notify(usize::MAX);
         }
@@ -395,6 +435,7 @@ impl Bcache {
         });
         match result {
             Ok(()) => core.remap_all(env, parked),
+            Err(_) if core.is_broken() => core.remap_all(env, parked),
             Err(error) => parked.into_iter().for_each(|id| env.complete(id, Err(error))),
         }
     }
@@ -427,8 +468,9 @@ impl Bcache {
         }
         if !self.is_traffic_durable() {
             let id = request.id();
-            self.spawn(env, async move |volume, env| {
-                env.complete(id, volume.flush_both(env).await);
+            self.spawn(env, async move |volume, env| match volume.flush_both(env).await {
+                Err(_) if volume.is_broken() => env.remap(id),
+                result => env.complete(id, result),
             });
             return Verdict::Queued;
         }

@@ -50,6 +50,12 @@ impl Members {
         Members { parts, count: names.len() }
     }
 
+    /// One member of this length.
+    #[cfg(test)]
+    pub fn of_one(length: cairn_block::SectorCount) -> Members {
+        Members::of_devices([(length.0, 0)])
+    }
+
     /// How many members there are.
     pub fn count(&self) -> usize {
         self.count

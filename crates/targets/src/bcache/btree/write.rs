@@ -33,7 +33,7 @@ use cairn_block::{Env, IoResult, mutants};
 use super::Plan;
 use super::node::BsetWrite;
 use crate::bcache::canary::{Bug, planted};
-use crate::bcache::set::CacheDevice;
+use crate::bcache::set::{CacheDevice, count_written};
 
 /// Writes a plan, but for the entry that names a fresh root.
 ///
@@ -41,6 +41,8 @@ use crate::bcache::set::CacheDevice;
 /// The device failed.
 pub(in super::super) async fn write_plan(env: &Env, cache: &CacheDevice, plan: &Plan) -> IoResult {
     let head_bytes = cache.block_bytes();
+    let bsets = plan.levels.iter().flat_map(|level| level.fresh.iter().chain(&level.appended));
+    count_written(&cache.work.nodes, bsets.map(|bset| bset.bytes.len() as u64).sum());
     for (height, level) in plan.levels.iter().enumerate() {
         let (heads, tails): (Vec<_>, Vec<_>) =
             level.appended.iter().map(|bset| cut(bset, head_bytes)).unzip();

@@ -37,6 +37,9 @@ const RESERVE_MAX: usize = 64;
 /// Free buckets are short if fewer than this part of all are left for data.
 const SHORT_PART: usize = 64;
 
+/// At most one in so many buckets is left alone after a write to it failed.
+const BAD_PART: usize = 64;
+
 /// What is known of a bucket.
 #[derive(Clone, Copy, Default)]
 struct Bucket {
@@ -51,6 +54,8 @@ struct Bucket {
     is_free: bool,
     /// Data is written to it until it is full.
     is_open: bool,
+    /// A write of data to it failed: it is not taken again.
+    is_bad: bool,
     /// How often its generation was raised since the priorities were planned last.
     ahead: u8,
     /// Writes of data in flight.
@@ -66,6 +71,7 @@ impl Bucket {
     /// True if it has nothing, also on the device once the checkpoint `settled` has ended.
     fn is_idle(&self, settled: u32) -> bool {
         let is_in_use = self.is_metadata || self.is_open || self.is_free || self.writing > 0;
+        let is_in_use = is_in_use || self.is_bad;
         let is_settled = self.lost_in <= settled || planted(Bug::ReuseBeforeCheckpoint);
         self.live == 0 && !is_in_use && is_settled
     }
@@ -116,6 +122,8 @@ pub(super) struct Buckets {
     /// The clock of uses, and the sectors that were requested since it went on.
     clock: u32,
     requested: u64,
+    /// How many are bad.
+    bad: usize,
     /// The number of the next checkpoint, and of the last that has ended.
     next: u32,
     settled: u32,
@@ -141,6 +149,7 @@ impl Buckets {
             reserve,
             clock: u32::from(JUST_USED),
             requested: 0,
+            bad: 0,
             next: 0,
             settled: 0,
         }
@@ -299,6 +308,15 @@ impl Buckets {
     /// No more data is written to this bucket, but for writes that have begun.
     pub fn close(&mut self, bucket: u64) {
         self.buckets[bucket as usize].is_open = false;
+    }
+
+    /// A write of data to this bucket failed. One in [`BAD_PART`] at most is not used again.
+    pub fn mark_bad(&mut self, bucket: u64) {
+        let most = self.buckets.len() / BAD_PART;
+        let bucket = &mut self.buckets[bucket as usize];
+        if !bucket.is_bad && self.bad < most {
+            (bucket.is_bad, self.bad) = (true, self.bad + 1);
+        }
     }
 
     /// A write of data to this place begins.

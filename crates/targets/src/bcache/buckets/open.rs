@@ -94,6 +94,14 @@ impl OpenBuckets {
         Some(self.points.len() - 1)
     }
 
+    /// A write to this bucket failed: no more data goes there.
+    pub fn abandon(&mut self, buckets: &mut Buckets, bucket: u64) {
+        let is_other = |at: &WritePoint| buckets.geometry.bucket_of(at.next.sector()) != bucket;
+        self.points.retain(is_other);
+        buckets.close(bucket);
+        buckets.mark_bad(bucket);
+    }
+
     /// Closes all.
     pub fn close_all(&mut self, buckets: &mut Buckets) {
         for point in self.points.drain(..) {

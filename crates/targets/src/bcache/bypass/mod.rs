@@ -12,7 +12,7 @@ mod sequential;
 use std::time::Duration;
 
 use cairn_block::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use cairn_block::{Env, Request, SECTOR_BYTES, Sector, SectorRange};
+use cairn_block::{Env, Flags, Request, SECTOR_BYTES, Sector, SectorRange};
 
 use super::route::Cutoffs;
 use sequential::Sequential;
@@ -23,6 +23,11 @@ pub(super) use restraint::{DEEP, Restraint, SHARED};
 /// The default of the attribute `sequential_cutoff`, in bytes.
 const SEQUENTIAL_CUTOFF: u64 = 4 << 20;
 
+/// That of `write_zeroes_cutoff`: the longest fill, and the longest write of a batch.
+pub(super) const WRITE_ZEROES_CUTOFF: u64 = 1 << 20;
+/// The words of `readahead_cache_policy`.
+const READAHEAD: [&str; 2] = ["all", "meta-only"];
+
 /// See the module's description.
 pub(super) struct Bypass {
     /// The attribute, in bytes: 0 turns it off.
@@ -30,6 +35,10 @@ pub(super) struct Bypass {
     /// The attributes of these names, in percent.
     pub cutoff_writeback: AtomicU64,
     pub cutoff_writeback_sync: AtomicU64,
+    /// The attribute `write_zeroes_cutoff`, in bytes: 0 turns it off.
+    pub write_zeroes_cutoff: AtomicU64,
+    /// The attribute `readahead_cache_policy` is `meta-only`.
+    pub caches_meta_only: AtomicU64,
     /// Of the cache device.
     pub congestion: Congestion,
     pub restraint: Restraint,
@@ -44,6 +53,8 @@ impl Bypass {
             sequential_cutoff: AtomicU64::new(SEQUENTIAL_CUTOFF),
             cutoff_writeback: AtomicU64::new(plain),
             cutoff_writeback_sync: AtomicU64::new(sync),
+            write_zeroes_cutoff: AtomicU64::new(WRITE_ZEROES_CUTOFF),
+            caches_meta_only: AtomicU64::new(0),
             congestion: Congestion::default(),
             restraint: Restraint::default(),
             sequential: Sequential::new(reactors),
@@ -55,6 +66,9 @@ impl Bypass {
     /// also if the cache has what it reads.
     #[inline]
     pub fn skips(&self, env: &Env, request: &Request, from: Sector) -> bool {
+        if request.flags.contains(Flags::BACKGROUND) && self.is_unwanted(request.flags) {
+            return true;
+        }
         let cutoff = self.sequential_cutoff.load(Relaxed);
         let limit = self.congestion.limit(env.now(), || env.random_below(1 << 32) as u32);
         if cutoff == 0 && limit.is_none() {
@@ -64,6 +78,22 @@ impl Bypass {
         let (started, stream) = (request.started(), request.stream());
         let bytes = self.sequential.count(env.reactor(), started, stream, range);
         is_long(bytes / SECTOR_BYTES, cutoff, limit)
+    }
+
+    /// True if a request with the flag `BACKGROUND` does not enter the cache.
+    fn is_unwanted(&self, flags: Flags) -> bool {
+        self.caches_meta_only.load(Relaxed) != 0 && !flags.contains(Flags::META)
+    }
+
+    /// The word of `readahead_cache_policy`.
+    pub fn readahead_word(&self) -> &'static str {
+        READAHEAD[self.caches_meta_only.load(Relaxed) as usize]
+    }
+
+    /// Sets `readahead_cache_policy`. False if it has no such word.
+    pub fn set_readahead(&self, word: &str) -> bool {
+        let at = READAHEAD.iter().position(|own| *own == word);
+        at.inspect(|at| self.caches_meta_only.store(*at as u64, Relaxed)).is_some()
     }
 
     /// How much of the cache may be in use for a write to become dirty data.

@@ -117,7 +117,7 @@ impl Core {
         let is_idle = entered.as_ref().is_none_or(Vec::is_empty);
         if entered.is_some() || has_keys || self.cache.owes_a_flush() {
             let flushed = self.make_group_durable(env, entered.is_some()).await;
-            tell(env, entered.unwrap_or_default(), flushed);
+            self.answer(env, entered.unwrap_or_default(), flushed);
             if planted(Bug::GroupClosedLate) {
                 has_keys |= self.with(|set| set.changes.close_again());
             }
@@ -131,7 +131,7 @@ impl Core {
         }
         match committed {
             Ok(true) => tell(env, waiters, Ok(())),
-            Err(error) => tell(env, waiters, Err(error)),
+            Err(error) => self.answer(env, waiters, Err(error)),
             Ok(false) => {
                 if planted(Bug::AnsweredBeforeFlush) {
                     tell(env, std::mem::take(&mut waiters), Ok(()));
@@ -140,6 +140,20 @@ impl Core {
             }
         }
         None
+    }
+
+    /// Answers waiters. If the set is broken, requests are mapped again, to what their volumes do
+    /// then (`degraded`).
+    fn answer(&self, env: &Env, waiters: Vec<Waiter>, result: IoResult) {
+        if result.is_ok() {
+            return tell(env, waiters, result);
+        }
+        for waiter in waiters {
+            match waiter {
+                Waiter::Request(id) => env.remap(id),
+                other => tell(env, vec![other], result),
+            }
+        }
     }
 
     /// Step 0.

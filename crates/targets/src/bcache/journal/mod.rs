@@ -188,6 +188,11 @@ impl Journal {
         counting <= COUNTING_MAX && (0..entries).try_fold(self.place, follow).is_ok()
     }
 
+    /// How many entries count.
+    pub fn counting(&self) -> u64 {
+        self.newest.seq - self.newest.last_seq + 1
+    }
+
     /// The number of the newest entry.
     pub fn newest(&self) -> u64 {
         self.newest.seq

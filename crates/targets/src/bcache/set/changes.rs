@@ -83,7 +83,7 @@ pub(in super::super) struct Changes {
     pub fills: Fills,
     /// Requests that wait for a bucket, with the numbers of their volumes.
     pub waiting: Vec<(u32, RequestId)>,
-    /// Keys that are lost, as the set broke (C2).
+    /// Keys to dirty data that are lost, as the set broke (C2).
     lost: Vec<Key>,
 }
 
@@ -148,15 +148,14 @@ impl Changes {
         self.filled.push(*key);
     }
 
-    /// Of requests that read these sectors of a volume: true if what they read may be lost.
-    pub fn are_lost(&self, inode: u32, start: u64, end: u64) -> bool {
-        let overlaps = |key: &Key| key.inode() == inode && key.start() < end && start < key.end();
-        self.lost.iter().any(overlaps)
+    /// True if keys to dirty data of a volume were lost.
+    pub fn have_lost_data(&self, inode: u32) -> bool {
+        self.lost.iter().any(|key| key.inode() == inode)
     }
 
-    /// True if keys of a volume were lost.
-    pub fn have_lost(&self, inode: u32) -> bool {
-        self.lost.iter().any(|key| key.inode() == inode)
+    /// The requests of a volume that wait for a bucket.
+    pub fn take_waiting_of(&mut self, inode: u32) -> Vec<RequestId> {
+        self.waiting.extract_if(.., |(of, _)| *of == inode).map(|(_, id)| id).collect()
     }
 
     /// The requests that wait for a bucket, all of them.
@@ -266,6 +265,39 @@ impl Set {
         dirty
     }
 
+    /// The read of these sectors of a volume failed at this sector of the cache device. Clean
+    /// extents that lead there leave the tree: the backing device has their data, durably. False if
+    /// one is dirty.
+    pub fn drop_unreadable(&mut self, span: &Span, sector: u64) -> bool {
+        let behind = (span.inode, span.end);
+        let extents = self.tree.extents_from(span.inode, span.start);
+        let parts = extents.take_while(|key| key.begin() < behind);
+        let parts = parts.filter_map(|key| key.part(span.start, span.end));
+        let leads_there = |part: &Key| {
+            let at = part.cached_at().map(|pointer| pointer.sector());
+            at == Some(sector + (part.start() - span.start))
+        };
+        let failed: Vec<Key> = parts.filter(leads_there).collect();
+        if failed.iter().any(Key::is_dirty) && !planted(Bug::RetryOfDirty) {
+            return false;
+        }
+        // A bucket that is empty now is not free before a checkpoint (K1).
+        self.buckets.serve_clients();
+        for part in failed {
+            let hole = part.without_pointer();
+            self.tree.lay(&hole, &mut self.buckets);
+            self.changes.ghosts.evict(&[hole]);
+            self.changes.behind.push(hole);
+        }
+        true
+    }
+
+    /// A write of data to this sector failed: its bucket takes no more.
+    pub fn write_failed(&mut self, sector: u64) {
+        let bucket = self.superblock.geometry().bucket_of(sector);
+        self.open_buckets.abandon(&mut self.buckets, bucket);
+    }
+
     /// The extents of a leaf in these buckets leave the tree. They are clean.
     pub fn evict_leaf(&mut self, leaf: usize, victims: &[bool]) {
         let geometry = *self.superblock.geometry();
@@ -336,6 +368,8 @@ impl Set {
         for keys in [&mut changes.entered, &mut changes.committing, &mut changes.pending] {
             changes.lost.append(keys);
         }
+        // Holes: without them the cache counts nowhere any more, or the volume is stopped.
+        changes.lost.retain(Key::is_dirty);
         // Their clients are told by the counts of failures.
         changes.durable = changes.inserted;
         changes.commit_at = None;

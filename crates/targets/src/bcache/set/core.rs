@@ -9,11 +9,11 @@
 //!   (J1): by group commits (`journal::groups`), and by the holder of the other turn.
 //!
 //! # Failures
-//! C1. After the first write or flush of metadata that fails, the set is *broken*: nothing is
-//!     written to it until it is opened again. Requests that need a change fail.
+//! C1. After the first write or flush of metadata that fails, or the error that reaches
+//!     `io_error_limit`, the set is *broken*: nothing is written to it until it is opened again.
+//!     What becomes of its volumes: `degraded`.
 //! C2. Keys that a client relies on and that no durable entry has are lost with that, so the counts
-//!     of failures of their volumes rise. Reads of their sectors fail: the data may be gone from
-//!     the device, or be that of another extent.
+//!     of failures of their volumes rise, and these are stopped.
 
 use std::sync::{Arc, Weak};
 
@@ -23,6 +23,7 @@ use cairn_block::{Env, IoResult, RequestId, TaskGroup, mutants};
 use event_listener::Event;
 use futures_util::lock::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard};
 
+use super::errors::Errors;
 use super::session::{Session, WriteError};
 use super::users::{Serving, Users};
 use super::{CacheDevice, Set};
@@ -30,6 +31,11 @@ use crate::args::Device;
 use crate::bcache::superblocks::intact;
 use crate::epochs::Epochs;
 use crate::fair::Fair;
+
+/// The default of `journal_delay_ms`.
+const JOURNAL_DELAY_MS: u64 = 100;
+/// The default of `io_error_limit`: after so many errors of the cache device the set is in error.
+const ERROR_LIMIT: u64 = 8;
 
 /// See the module's description.
 pub(in super::super) struct Core {
@@ -43,6 +49,10 @@ pub(in super::super) struct Core {
     pub overwriters: Arc<Epochs<1>>,
     turn: Fair<()>,
     pub(in super::super) journal_turn: Fair<()>,
+    /// The attribute of this name: how long a key waits for the journal at most.
+    pub journal_delay_ms: AtomicU64,
+    /// Of its requests, but for those of metadata.
+    pub errors: Errors,
     /// The set could not be written: nothing more is, until it is opened again.
     broken: AtomicBool,
     /// The keeper runs.
@@ -74,6 +84,8 @@ impl Core {
             overwriters: Epochs::new(reactors),
             turn: Fair::new(()),
             journal_turn: Fair::new(()),
+            journal_delay_ms: AtomicU64::new(JOURNAL_DELAY_MS),
+            errors: Errors::new(ERROR_LIMIT),
             broken: AtomicBool::new(true),
             is_kept: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
@@ -109,6 +121,7 @@ impl Core {
     pub fn open(&self, set: Set) {
         self.flash_dirty.store(set.flash_dirty(), Ordering::Relaxed);
         *self.set.lock() = Some(set);
+        self.errors.reset();
         self.stopping.store(false, Ordering::Relaxed);
         self.broken.store(false, Ordering::Relaxed);
     }

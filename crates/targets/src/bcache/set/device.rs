@@ -36,6 +36,16 @@ pub(in super::super) struct CacheDevice {
     /// covered: the counts of R1.
     overwrites: AtomicU64,
     covered: AtomicU64,
+    pub work: Work,
+}
+
+/// What was done on the device for metadata since it was opened.
+#[derive(Default)]
+pub(in super::super) struct Work {
+    /// Sectors of metadata, and of these those of nodes.
+    pub metadata: AtomicU64,
+    pub nodes: AtomicU64,
+    pub flushes: AtomicU64,
 }
 
 /// The writes of metadata that no flush has covered, in order (D2).
@@ -87,7 +97,8 @@ impl Uncovered {
 impl CacheDevice {
     pub fn new(device: Device) -> CacheDevice {
         let [known, overwrites, covered] = std::array::from_fn(|_| AtomicU64::new(0));
-        CacheDevice { device, known, uncovered: Mutex::default(), overwrites, covered }
+        let (uncovered, work) = (Mutex::default(), Work::default());
+        CacheDevice { device, known, uncovered, overwrites, covered, work }
     }
 
     /// The device.
@@ -164,6 +175,8 @@ impl CacheDevice {
             }
             first..uncovered.begun
         };
+        let bytes = pieces.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        count_written(&self.work.metadata, bytes);
         for some in pieces.chunks(WRITES_IN_FLIGHT) {
             let write = |(sector, bytes): &(u64, &[u8])| {
                 env.io(&self.device.disk, write_io(env, *sector, bytes))
@@ -185,6 +198,7 @@ impl CacheDevice {
     pub async fn flush(&self, env: &Env) -> IoResult {
         let ended = self.uncovered.lock().ended;
         let overwrites = self.overwrites.load(Ordering::Acquire);
+        self.work.flushes.fetch_add(1, Ordering::Relaxed);
         env.make_durable(&self.device.disk).await?;
         self.judge()?;
         self.covered.fetch_max(overwrites, Ordering::AcqRel);
@@ -208,6 +222,7 @@ impl CacheDevice {
     /// The write failed.
     pub async fn write_entry(&self, env: &Env, sector: u64, bytes: &[u8], fua: Flags) -> IoResult {
         let number = self.uncovered.lock().begin(sector, bytes);
+        count_written(&self.work.metadata, bytes.len() as u64);
         let fua = fua & mutants::fua("bcache: FUA of an entry");
         env.io(&self.device.disk, write_io(env, sector, bytes).with(fua)).await?;
         match fua.contains(Flags::FUA) {
@@ -216,6 +231,11 @@ impl CacheDevice {
         }
         self.judge()
     }
+}
+
+/// So many bytes, of whole sectors, are written.
+pub(in super::super) fn count_written(sectors: &AtomicU64, bytes: u64) {
+    sectors.fetch_add(SectorCount::of_bytes(bytes).0, Ordering::Relaxed);
 }
 
 /// A write of metadata.

@@ -3,13 +3,12 @@
 
 use std::time::Duration;
 
+use cairn_block::sync::atomic::Ordering;
 use cairn_block::{Env, Time};
 
 use super::core::Core;
 use super::session::WriteError;
 
-/// How long a key waits for the journal at most: the kernel's `journal_delay_ms`.
-pub(in super::super) const COMMIT_DELAY: Duration = Duration::from_millis(100);
 /// How long leaves are behind at most.
 const CHECKPOINT_DELAY: Duration = Duration::from_secs(30);
 /// How many keys leaves are behind at most.
@@ -18,6 +17,11 @@ const BEHIND_MAX: usize = 100_000;
 const SHORT_DELAY: Duration = Duration::from_millis(100);
 
 impl Core {
+    /// When a key enters the journal at the latest that comes now.
+    pub fn commit_at(&self, env: &Env) -> Time {
+        env.now() + Duration::from_millis(self.journal_delay_ms.load(Ordering::Relaxed))
+    }
+
     /// Keeps the set until it is broken or stopped.
     pub async fn keep(&self, env: &Env) {
         let (mut checkpoint_at, mut short_at) = (env.now() + CHECKPOINT_DELAY, Time(0));

@@ -3,6 +3,7 @@
 //! `core` is what the volumes of a set share; `device` is the cache device; `open` reads the set,
 //! and writes nothing; `session` changes it on the device; `replay` has the entries of the journal
 //! that were found at opening; `changes` has the keys of clients that the device does not have yet;
+//! `errors` counts the errors of a device;
 //! `checkpoint` brings the device up to date with them, `eviction` empties buckets with clean data,
 //! and `keeper` decides when; `priorities` writes the generations and priorities of the buckets;
 //! `uuids` rewrites the array of volumes; `overwrites` is what clients write in place, and `recent`
@@ -12,6 +13,7 @@ mod changes;
 mod checkpoint;
 mod core;
 mod device;
+mod errors;
 mod eviction;
 mod ghosts;
 mod keeper;
@@ -34,8 +36,8 @@ use changes::Changes;
 use replay::Replay;
 
 pub(super) use core::Core;
-pub(super) use device::{CacheDevice, DiskSource, write_io};
-pub(super) use keeper::COMMIT_DELAY;
+pub(super) use device::{CacheDevice, DiskSource, count_written, write_io};
+pub(super) use errors::Errors;
 pub(super) use open::open;
 pub(super) use overwrites::TakenOut;
 pub(super) use session::{Session, WriteError};

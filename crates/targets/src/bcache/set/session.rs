@@ -55,6 +55,9 @@ pub(in super::super) enum WriteError {
     /// The superblock has the highest sequence number.
     #[error("superblock seq: found {}, expected a number to be left", u64::MAX)]
     Numbers,
+    /// Too many requests of the cache device failed.
+    #[error("{0} requests of the cache device failed: io_error_limit is reached")]
+    Errors(u64),
     /// The set could not be written before.
     #[error("it failed before; see the log, and open it again")]
     Broken,
@@ -108,17 +111,18 @@ impl Session<'_> {
     }
 
     /// Makes dirty extents clean, in memory and in the leaves durably, where the tree still has
-    /// them: their data is durable on the backing device. Answers how many sectors.
+    /// them: their data is durable on the backing device. `cleaned` gets how many sectors, once
+    /// they are in memory.
     ///
     /// # Errors
     /// The set cannot be written. Some of the keys may be in leaves.
-    pub async fn clean(&self, keys: &[Key]) -> Result<u64, WriteError> {
-        let sectors = self.with(|set| {
+    pub async fn clean(&self, keys: &[Key], cleaned: impl FnOnce(u64)) -> Result<(), WriteError> {
+        let sectors: u64 = self.with(|set| {
             let clean = |key: &Key| set.tree.replace(key, &key.with_dirty(false), &mut set.buckets);
             keys.iter().map(clean).sum()
         });
-        self.write_leaves(Unwritten::of(keys)).await?;
-        Ok(sectors)
+        cleaned(sectors);
+        self.write_leaves(Unwritten::of(keys)).await
     }
 
     /// Brings the leaves on the device up to date, durably.

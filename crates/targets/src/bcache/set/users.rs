@@ -68,6 +68,12 @@ impl Users {
         self.serving.iter().map(requests).sum()
     }
 
+    /// Sectors of data that these volumes have written into the cache.
+    pub fn written(&self) -> u64 {
+        let written = |it: &Serving| it.counters.read()[Count::CachedSectors as usize];
+        self.serving.iter().map(written).sum()
+    }
+
     /// Keys of these volumes are lost: their clients are told.
     pub fn tell(&self, lost: &[u32]) {
         let told = self.serving.iter().filter(|it| lost.contains(&it.inode));

@@ -79,7 +79,11 @@ fn long_streams_do_not_enter_the_cache() {
 
 #[test]
 fn what_the_cache_device_loses_of_a_fill_is_read_from_the_backing_device() {
-    let test = served();
+    let test = stopped();
+    test.load("v", LINE);
+    drain(&test).expect("the drives are well");
+    test.read("v", 4000, 8).expect("it begins a session");
+    test.run(Duration::from_millis(20));
     assert_eq!([hits(&test, 5000), hits(&test, 5000)], [false, true]);
     test.lose_by_another("c");
     assert!(!hits(&test, 5000), "the device may show what it has lost");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cairn_sim::{Fault, OpSet};
+use cairn_sim::{Fault, OpSet, Spindle};
 
 use super::*;
 
@@ -160,4 +160,63 @@ fn extent_that_cannot_be_written_stays_dirty_while_the_others_go_home() {
         test.run(Duration::from_secs(30));
         assert_eq!(dirty(&test), 0, "{policy}");
     }
+}
+
+/// 3000 dirty extents of 4 KiB, apart from each other, in front of a drive with an arm.
+fn on_an_arm() -> Fixture {
+    let extents: Vec<Key> = (0..3000).map(|at| Key::new(0, 16 + at * 24 + 8, 8)).collect();
+    let [cache, backing] = large(&extents);
+    let (spindle, model) = (Some(Spindle::NEARLINE), DriveModel::SLOW);
+    let slow = DriveOptions { spindle, model, ..drive_options("b") };
+    let test = Fixture::with_options(3, [(drive_options("c"), cache), (slow, backing)]);
+    test.load("v", &format!("0 {LARGE} bcache b c 0"));
+    test.forget();
+    test
+}
+
+fn flushes(test: &Fixture) -> usize {
+    test.ops("b").iter().filter(|it| it.0 == Op::Flush).count()
+}
+
+#[test]
+fn a_drain_of_3000_extents_takes_8_flushes_of_the_backing_device_at_most() {
+    let test = on_an_arm();
+    drain(&test).expect("the drives are well");
+    let flushes = flushes(&test);
+    assert!((1..=8).contains(&flushes), "{flushes}");
+    let counted = test.target("v").attributes().into_iter();
+    let counted: Vec<_> = counted
+        .filter(|it| ["backing_flushes", "writeback_keys_done"].contains(&it.name))
+        .map(|it| it.value)
+        .collect();
+    assert_eq!(counted, [Value::Counter(flushes as u64), Value::Counter(3000)]);
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn a_drain_takes_no_longer_than_the_order_of_kernels_without_flushes() {
+    use crate::bcache::canary::{Bug, plant};
+
+    let timed = |drains: &dyn Fn(&Fixture)| {
+        let test = on_an_arm();
+        let began = test.sim.now();
+        drains(&test);
+        assert_eq!(dirty(&test), 0);
+        (test.sim.now().since(began), flushes(&test))
+    };
+    let (protected, some) = timed(&|test| drain(test).expect("the drives are well"));
+    plant(Some(Bug::CleanBeforeFlush));
+    let (unprotected, none) = timed(&|test| {
+        set(test, "writeback_policy", "completion");
+        set(test, "writeback_percent", "0");
+        set(test, "writeback_delay", "0");
+        test.read("v", 80_000, 8).expect("it begins a session");
+        while dirty(test) > 0 {
+            test.run(Duration::from_millis(20));
+        }
+    });
+    plant(None);
+    println!("{protected:?} with {some} flushes, {unprotected:?} with {none}");
+    assert!(protected <= unprotected, "{protected:?} with {some} flushes, {unprotected:?} without");
+    assert!(some > 0);
 }

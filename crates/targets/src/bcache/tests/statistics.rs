@@ -132,3 +132,28 @@ fn priority_stats_say_what_the_buckets_hold() {
     let dirty: u64 = dirty.trim_end_matches('%').parse().expect("a number");
     assert!(percents[2] < 5 && (6..30).contains(&dirty), "{text} {after}");
 }
+
+#[test]
+fn what_is_written_to_the_cache_device_and_its_flushes_are_counted() {
+    let test = stopped();
+    test.load("v", LINE);
+    let names = ["written", "btree_written", "metadata_written", "cache_flushes", "nbuckets"];
+    let read = || {
+        let attributes = test.target("v").attributes();
+        names.map(|name| match attributes.iter().find(|it| it.name == name).expect(name).value {
+            Value::Counter(number) | Value::Gauge(number) => number,
+            ref other => panic!("{name}: {other:?}"),
+        })
+    };
+    let before = read();
+    test.write("v", 8192, 24, 7).expect("the drives are well");
+    test.flush("v").expect("the drives are well");
+    let [written, btree, metadata, flushes, buckets] = read();
+    assert_eq!(written - before[0], 24);
+    assert!(metadata > before[2] + btree - before[1] && flushes > before[3] && buckets > 0);
+    drain(&test).expect("the drives are well");
+    assert!(read()[1] > btree, "leaves follow");
+    let of = |name| test.message("v", &["get", name]).expect("an attribute");
+    assert_eq!(of("cache_replacement_policy"), "lru");
+    assert!(of("active_journal_entries").parse::<u64>().expect("a number") >= 1);
+}

@@ -9,17 +9,22 @@
 use std::time::Duration;
 
 use cairn_block::sync::atomic::Ordering;
-use cairn_block::{Env, Time};
+use cairn_block::{CopyError, Env, Time};
 use cairn_format::bcache::Key;
 
+use super::batch::BATCH_TIME;
 use super::policy::Policy;
+use super::sweep::Sweep;
+use super::uncopied::Uncopied;
 use super::{How, Undrained};
 use crate::bcache::set::Set;
 use crate::bcache::volume::Bcache;
-use crate::planner::Planner;
 
 /// How long writeback waits after a pass in which nothing could be copied, or that failed.
 const PAUSE: Duration = Duration::from_secs(5);
+
+/// When buckets are short, a batch is sealed after this time: its flush makes some free.
+const URGENT_TIME: Duration = Duration::from_millis(250);
 
 /// What there is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,10 +43,9 @@ enum Work {
 struct Pass {
     /// Something was copied in this pass.
     has_begun: bool,
-    /// The next batch begins here, unless there is a planner.
+    /// The next batch begins here, unless there is a sweep.
     from: u64,
-    /// Of a sweep.
-    planner: Option<Planner>,
+    sweep: Option<Sweep>,
     /// What is at most the target waits until then; none if nothing was dirty.
     calm_until: Option<Time>,
     /// After a failure all waits until then.
@@ -55,12 +59,12 @@ impl Bcache {
         let mut pass = Pass {
             has_begun: false,
             from: 0,
-            planner: None,
+            sweep: None,
             calm_until: None,
             failed_until: Time(0),
         };
         loop {
-            if self.is_resting() || core.is_broken() {
+            if self.is_resting() || self.is_degraded() {
                 return;
             }
             let update_at = self.update_rate(env);
@@ -93,14 +97,13 @@ impl Bcache {
                     pass.failed_until = env.now() + PAUSE;
                 }
             }
-            (pass.has_begun, pass.from, pass.planner) = (false, 0, None);
+            (pass.has_begun, pass.from, pass.sweep) = (false, 0, None);
         }
     }
 
     /// True if the task has to look again.
     fn has_news(&self, env: &Env, found: Work, pass: &mut Pass) -> bool {
-        let core = self.core.as_ref().expect("it has a cache");
-        self.is_resting() || core.is_broken() || self.work(env, pass) != found
+        self.is_resting() || self.is_degraded() || self.work(env, pass) != found
     }
 
     /// How long what is at most the target waits.
@@ -130,16 +133,31 @@ impl Bcache {
     /// The keys of the next batch of a pass.
     async fn next_keys(&self, pass: &mut Pass, policy: Policy, most: u64) -> Vec<Key> {
         if policy != Policy::Sweep {
-            pass.planner = None;
+            pass.sweep = None;
             return self.next_dirty(pass.from, most);
         }
-        let mut planner = match pass.planner.take() {
-            Some(planner) => planner,
+        let mut sweep = match pass.sweep.take() {
+            Some(sweep) => sweep,
             None => self.plan_pass().await,
         };
-        let keys = self.next_swept(&mut planner, most).await;
-        pass.planner = Some(planner);
+        let keys = self.next_swept(&mut sweep, most).await;
+        pass.sweep = Some(sweep);
         keys
+    }
+
+    /// Nothing of a batch could be copied. If requests wait for a bucket, its errors count, so that
+    /// these do not wait for a dead device for ever.
+    fn count_uncopied(&self, env: &Env, failed: &[Uncopied]) {
+        let is_wanted = self.look(|set| !set.changes.waiting.is_empty());
+        if !is_wanted.unwrap_or_default() {
+            return;
+        }
+        for one in failed {
+            match one.error {
+                CopyError::Read(error) => self.count_cache(env, Err(error)),
+                CopyError::Write(error) => self.count_backing(env, Err(error)),
+            }
+        }
     }
 
     /// Writes back one batch. Answers false if nothing of the pass is left, or nothing could be
@@ -166,13 +184,15 @@ impl Bcache {
             is_wanted || has_ended || is_short()
         };
         let ends = || self.is_resting() || is_paced && gives_way();
-        let how = How { ends: &ends, is_paced, shape: policy.shape() };
+        let time = if is_paced { BATCH_TIME } else { URGENT_TIME };
+        let how = How { ends: &ends, is_paced, time, shape: policy.shape() };
         let mut batch = self.write_batch(env, keys, how).await?;
         pass.from = batch.next;
-        if let Some(planner) = &mut pass.planner {
-            Bcache::sweep_again(planner, &batch.untried);
+        if let Some(sweep) = &mut pass.sweep {
+            sweep.add_again(&batch.untried);
         }
         if batch.written.is_empty() {
+            self.count_uncopied(env, &batch.failed);
             // Without a failure, it gave way before its first write.
             return Ok(batch.failed.is_empty());
         }

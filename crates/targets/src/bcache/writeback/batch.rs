@@ -15,13 +15,14 @@ use super::policy::Shape;
 use super::uncopied::Uncopied;
 use crate::bcache::btree::Span;
 use crate::bcache::set::Set;
+use crate::bcache::stripes::Stripes;
 use crate::bcache::volume::Bcache;
 
 /// A batch is full once it has so many keys or so many sectors; then it gets the keys that are one
 /// write with its last one as well. It is sealed after this time.
 pub(super) const BATCH_KEYS: usize = 20_000;
 pub(super) const BATCH_SECTORS: u64 = (256 << 20) / 512;
-const BATCH_TIME: Duration = Duration::from_secs(2);
+pub(super) const BATCH_TIME: Duration = Duration::from_secs(2);
 /// A batch that waits for its pace is sealed after this time, or [`BATCH_TIME`] without the waits.
 pub(super) const PACED_TIME: Duration = Duration::from_secs(10);
 /// The longest write.
@@ -53,7 +54,8 @@ impl Copied {
 }
 
 /// Copies that begin as soon as possible.
-const AT_ONCE: How<'static> = How { ends: &|| false, is_paced: false, shape: Shape::MERGED };
+const AT_ONCE: How<'static> =
+    How { ends: &|| false, is_paced: false, time: BATCH_TIME, shape: Shape::MERGED };
 
 /// When copies of a batch begin.
 struct Pace<'e> {
@@ -74,7 +76,7 @@ impl<'e> Pace<'e> {
 
     /// How long the batch may take until now.
     fn time_of_batch(&self) -> Duration {
-        (BATCH_TIME + self.waited.get()).min(PACED_TIME)
+        (self.how.time + self.waited.get()).min(PACED_TIME)
     }
 
     /// Waits until a run may be copied. False if the batch ends before.
@@ -100,7 +102,7 @@ impl<'e> Pace<'e> {
 
 /// Of keys in order, those that follow each other on the backing device, up to so many sectors: one
 /// write each time.
-fn runs_of(mut keys: &[Key], most: u64) -> impl Iterator<Item = &[Key]> {
+fn runs_of(mut keys: &[Key], most: Most) -> impl Iterator<Item = &[Key]> {
     std::iter::from_fn(move || {
         let first = keys.first()?;
         let goes_on = |pair: &&[Key]| joins(first.start(), pair[0].end(), &pair[1], most);
@@ -111,9 +113,25 @@ fn runs_of(mut keys: &[Key], most: u64) -> impl Iterator<Item = &[Key]> {
     })
 }
 
-/// True if a key belongs to the run that begins and ends there, and has so many sectors at most.
-fn joins(start: u64, end: u64, key: &Key, most: u64) -> bool {
-    key.start() == end && key.end() - start <= most
+/// How long a run is at most.
+#[derive(Clone, Copy, Debug)]
+struct Most {
+    sectors: u64,
+    /// It crosses no multiple of so many sectors: whole stripes of a device with parity; 0: any.
+    multiple: u64,
+}
+
+impl Most {
+    /// Stripes have so many sectors; 0 if their parts are not expensive.
+    fn new(sectors: u64, stripe: u64) -> Most {
+        Most { sectors, multiple: sectors.checked_div(stripe).unwrap_or(0) * stripe }
+    }
+}
+
+/// True if a key belongs to the run that begins and ends there.
+fn joins(start: u64, end: u64, key: &Key, most: Most) -> bool {
+    let next = start.checked_div(most.multiple).map_or(u64::MAX, |at| (at + 1) * most.multiple);
+    key.start() == end && key.end() - start <= most.sectors && key.end() <= next
 }
 
 /// What a run is on the backing device.
@@ -123,17 +141,17 @@ fn range_of(run: &[Key]) -> SectorRange {
 
 /// The first of these extents, up to a full batch or `most` sectors, plus those that are one write
 /// with the last.
-fn batch_of<'k>(mut extents: impl Iterator<Item = &'k Key>, most: u64) -> Vec<Key> {
+fn batch_of<'k>(mut extents: impl Iterator<Item = &'k Key>, most: u64, write: Most) -> Vec<Key> {
     let (mut keys, mut sectors) = (Vec::new(), 0);
     while keys.len() < BATCH_KEYS && sectors < most.min(BATCH_SECTORS) {
         let Some(key) = extents.next() else { return keys };
         sectors += key.sectors();
         keys.push(*key);
     }
-    let last = range_of(runs_of(&keys, WRITE_SECTORS).last().expect("a full batch has keys"));
+    let last = range_of(runs_of(&keys, write).last().expect("a full batch has keys"));
     let (start, mut end) = (last.start.0, last.end().0);
     let goes_on = |key: &&Key| {
-        let joins = joins(start, end, key, WRITE_SECTORS);
+        let joins = joins(start, end, key, write);
         end = key.end();
         joins
     };
@@ -147,9 +165,14 @@ impl Bcache {
     pub(super) fn next_dirty(&self, from: u64, most: u64) -> Vec<Key> {
         let dirty = |set: &Set| {
             let own = |key: &&Key| key.is_dirty() && !self.traffic.overlaps(&Span::of(key));
-            batch_of(set.tree.extents_from(self.inode(), from).filter(own), most)
+            let write = self.most_of(WRITE_SECTORS);
+            batch_of(set.tree.extents_from(self.inode(), from).filter(own), most, write)
         };
         self.look(dirty).unwrap_or_default()
+    }
+
+    fn most_of(&self, sectors: u64) -> Most {
+        Most::new(sectors, self.stripes.as_ref().map_or(0, Stripes::expensive_size))
     }
 
     /// Dirty extents from a sector on, at even distances.
@@ -173,7 +196,7 @@ impl Bcache {
         let mut tried = Vec::new();
         let mut count = 0;
         for buffer in keys.chunks(how.shape.buffer_keys) {
-            let runs = runs_of(buffer, how.shape.merged_sectors)
+            let runs = runs_of(buffer, self.most_of(how.shape.merged_sectors))
                 .take_while(|_| env.now().since(began) < pace.time_of_batch() && is_open());
             let ended = self.copy_runs(env, runs, &in_a_row, &pace).await;
             let keys_ended: usize = ended.iter().map(|(run, _)| run.len()).sum();
@@ -225,8 +248,8 @@ impl Bcache {
     ) -> Vec<(&'k [Key], Result<(), CopyError>)> {
         let [cache, backing] = self.copied_between();
         let read = async |run: &'k [Key]| {
-            let piece = |key: &Key| CopyPiece { disk: cache.clone(), range: place_of(key) };
-            let pieces: Vec<CopyPiece> = run.iter().map(piece).collect();
+            let piece = |range| CopyPiece { disk: cache.clone(), range };
+            let pieces: Vec<CopyPiece> = places_of(run).into_iter().map(piece).collect();
             let grant = self.copier.grant(range_of(run).to_bytes()).await;
             (run, grant.read(env, &pieces).await)
         };
@@ -261,6 +284,18 @@ impl Bcache {
     }
 }
 
+/// Where the data of a run lies in the cache, in its order. Places that touch are one.
+fn places_of(run: &[Key]) -> Vec<SectorRange> {
+    let mut places: Vec<SectorRange> = Vec::with_capacity(run.len());
+    for place in run.iter().map(place_of) {
+        match places.last_mut().filter(|last| last.end() == place.start) {
+            Some(last) => last.count = SectorCount(last.count.0 + place.count.0),
+            None => places.push(place),
+        }
+    }
+    places
+}
+
 /// Where the data of an extent lies in the cache.
 fn place_of(key: &Key) -> SectorRange {
     let pointer = key.cached_at().expect("an extent leads somewhere");
@@ -272,6 +307,8 @@ mod tests {
     use super::*;
     use cairn_format::bcache::{Generation, Pointer};
 
+    const WRITE: Most = Most { sectors: WRITE_SECTORS, multiple: 0 };
+
     fn key(start: u64, sectors: u64) -> Key {
         let pointer = Pointer::new(start % 7 * 4096, Generation(0));
         Key::new(0, start + sectors, sectors).at(pointer)
@@ -280,16 +317,18 @@ mod tests {
     #[test]
     fn extents_that_touch_are_one_write_of_a_mebibyte_at_most() {
         let keys = [key(0, 8), key(8, 8), key(17, 8), key(25, 2040), key(2065, 1)];
-        let runs: Vec<_> = runs_of(&keys, WRITE_SECTORS)
-            .map(|run| (run[0].start(), range_of(run).count.0))
-            .collect();
+        let runs: Vec<_> =
+            runs_of(&keys, WRITE).map(|run| (run[0].start(), range_of(run).count.0)).collect();
         assert_eq!(runs, [(0, 16), (17, 2048), (2065, 1)]);
-        assert!(runs_of(&keys, 0).map(<[Key]>::len).eq([1; 5]), "no extents are merged");
+        assert!(
+            runs_of(&keys, Most::new(0, 0)).map(<[Key]>::len).eq([1; 5]),
+            "no extents are merged"
+        );
     }
 
     #[test]
     fn a_batch_ends_where_a_write_does() {
-        let length_of = |keys: Vec<Key>, most| batch_of(keys.iter(), most).len();
+        let length_of = |keys: Vec<Key>, most| batch_of(keys.iter(), most, WRITE).len();
         let length = |keys| length_of(keys, u64::MAX);
         let full = BATCH_KEYS as u64;
         // Apart from each other but for three around the end; all in a row; long ones.
@@ -301,5 +340,35 @@ mod tests {
         assert_eq!(length((0..99).map(|n| key(n * 8, 8)).collect()), 99);
         let apart = || (0..99).map(|n| key(n * 16, 8)).collect();
         assert_eq!((length_of(apart(), 80), length_of(apart(), 81)), (10, 11));
+    }
+
+    /// Extents of 8 sectors in a row from a sector on, with their places in the cache.
+    fn keys(from: u64, places: &[u64]) -> Vec<Key> {
+        let key = |(at, place): (u64, &u64)| {
+            let pointer = Pointer::new(*place, Generation(0));
+            Key::new(0, from + 8 * (at + 1), 8).at(pointer)
+        };
+        (0..).zip(places).map(key).collect()
+    }
+
+    fn lengths(keys: &[Key], most: Most) -> Vec<usize> {
+        runs_of(keys, most).map(<[Key]>::len).collect()
+    }
+
+    #[test]
+    fn runs_end_with_whole_stripes_where_parts_are_expensive() {
+        let keys = keys(40, &[0; 20]);
+        assert_eq!(lengths(&keys, Most::new(64, 0)), [8, 8, 4]);
+        // The longest multiple of a stripe of 24 sectors is 48: 40 to 48, 48 to 96, and so on.
+        assert_eq!(lengths(&keys, Most::new(64, 24)), [1, 6, 6, 6, 1]);
+        // A stripe that is longer than a write.
+        assert_eq!(lengths(&keys, Most::new(64, 96)), [8, 8, 4]);
+    }
+
+    #[test]
+    fn neighbors_in_the_cache_are_one_read() {
+        let places = places_of(&keys(0, &[64, 72, 80, 8, 16, 0]));
+        let found: Vec<_> = places.iter().map(|it| (it.start.0, it.count.0)).collect();
+        assert_eq!(found, [(64, 24), (8, 16), (0, 8)]);
     }
 }

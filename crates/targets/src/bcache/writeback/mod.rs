@@ -41,6 +41,10 @@
 //! So a key becomes clean only if its own copy has succeeded, and a flush that began after that
 //! copy has, with the failure count unchanged since before the copy.
 //!
+//! A drain copies the next batch while one is flushed and its keys become clean (R10). The next one
+//! has other extents, and a failure count of its own from before its first copy. If extents of a
+//! batch failed, or another task waits to remove data, the next one begins after that.
+//!
 //! A batch is sealed by keys, bytes or time, or early by a suspend; so a suspend waits for the
 //! copies in flight, one flush and one insertion. If nothing is dirty after that, the drain ends as
 //! if no suspend had come: the answer is the state that the superblock has.
@@ -59,19 +63,22 @@ mod throttle;
 mod uncopied;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cairn_block::sync::atomic::{AtomicUsize, Ordering};
 use cairn_block::{Env, IoError, IoResult, MessageError, mutants};
 use cairn_format::bcache::{BackingState, Key};
+use futures_util::future::join;
 
 use super::btree::Span;
 use super::canary::{Bug, planted};
 use super::config::Devices;
+use super::degraded::Service;
 use super::set::{Session, TakenOut, WriteError};
 use super::volume::Bcache;
 use crate::fair::{Fair, Held};
 
-use batch::FAILED_IN_A_ROW;
+use batch::{BATCH_TIME, Copied, FAILED_IN_A_ROW};
 use policy::Shape;
 use uncopied::{AllUncopied, Uncopied};
 
@@ -89,8 +96,47 @@ struct How<'e> {
     ends: &'e dyn Fn() -> bool,
     /// Its writes begin at the pace of the throttle, not as soon as possible.
     is_paced: bool,
+    /// It is sealed after this time, without the waits for its pace.
+    time: Duration,
     /// How they are issued.
     shape: Shape,
+}
+
+impl<'e> How<'e> {
+    /// A batch of a drain.
+    fn of_drain(ends: &'e dyn Fn() -> bool) -> How<'e> {
+        How { ends, is_paced: false, time: BATCH_TIME, shape: Shape::MERGED }
+    }
+}
+
+/// How the batches of a drain ended.
+enum Drained {
+    /// Each dirty extent was tried.
+    All,
+    /// It was to end early.
+    Suspended,
+}
+
+/// A batch whose copies have ended, and that no flush covers yet.
+struct Open {
+    copied: Copied,
+    /// The failures of the backing device before the first copy.
+    known: u64,
+    /// Where its last key ends.
+    end: u64,
+    /// No client writes its extents in place until they are clean (W3).
+    taken: TakenOut,
+}
+
+impl Open {
+    fn has_failed(&self) -> bool {
+        !self.copied.failed.is_empty()
+    }
+
+    /// Where the next batch begins, if none has failed.
+    fn next(&self) -> u64 {
+        self.copied.untried.iter().map(Key::start).min().unwrap_or(self.end)
+    }
 }
 
 /// How a batch ended.
@@ -135,6 +181,14 @@ impl Bcache {
             return Err(MessageError::Failed("flush: the device is open read-only".to_owned()));
         }
         let _turn = self.turn_to_drain().await;
+        match self.service() {
+            Service::Cached => {}
+            Service::Uncached => return Ok(()),
+            Service::Stopped => {
+                let text = format!("flush: {backing}: the volume is stopped after failures");
+                return Err(MessageError::Failed(text));
+            }
+        }
         // After its turn: the drain before it may have broken the set.
         if self.is_broken() {
             let text = format!(
@@ -165,6 +219,9 @@ impl Bcache {
     /// Writes all back in a suspend, when no request is left. What cannot be copied stays dirty.
     pub(super) async fn drain_at_rest(&self, env: &Env) -> Result<(), Undrained> {
         let Devices::Cached { backing, cache } = &self.config.devices else { return Ok(()) };
+        if self.service() == Service::Uncached {
+            return Ok(());
+        }
         let _turn = self.draining.lock().await;
         let mut uncopied = AllUncopied::default();
         let drained = self.drain_all(env, &mut uncopied, &|| false).await;
@@ -219,34 +276,9 @@ impl Bcache {
         }
         core.change(env, async |session| session.begin().await).await?;
         let end = async |session: &Session<'_>| session.end().await;
-        let (mut from, mut failed_in_a_row) = (0, 0);
-        loop {
-            let _batch = self.batching.lock().await;
-            let keys = self.next_dirty(from, u64::MAX);
-            if keys.is_empty() {
-                break;
-            }
-            if ends() {
-                core.change(env, end).await?;
-                return Err(Undrained::Suspending);
-            }
-            let batch = self
-                .write_batch(env, keys, How { ends, is_paced: false, shape: Shape::MERGED })
-                .await?;
-            from = batch.next;
-            failed_in_a_row = match batch.written.is_empty() {
-                true => failed_in_a_row + batch.failed_in_a_row,
-                false => batch.failed_in_a_row,
-            };
-            uncopied.extend(batch.failed);
-            self.make_clean(env, &batch.written).await?;
-            if failed_in_a_row >= FAILED_IN_A_ROW {
-                failed_in_a_row = 0;
-                if self.is_sample_lost(env, from).await {
-                    uncopied.give_up();
-                    break;
-                }
-            }
+        if let Drained::Suspended = self.drain_batches(env, uncopied, ends).await? {
+            core.change(env, end).await?;
+            return Err(Undrained::Suspending);
         }
         core.change(env, end).await?;
         match uncopied.is_empty() {
@@ -255,39 +287,123 @@ impl Bcache {
         }
     }
 
+    /// Steps 2 to 4 until each dirty extent was tried. While a batch is flushed and made clean, the
+    /// next one is copied, unless extents of the first one failed.
+    async fn drain_batches(
+        &self,
+        env: &Env,
+        uncopied: &mut AllUncopied,
+        ends: &dyn Fn() -> bool,
+    ) -> Result<Drained, Undrained> {
+        let how = How::of_drain(ends);
+        let (mut from, mut failed_in_a_row) = (0, 0);
+        let (mut turn, mut open) = (None, None::<Open>);
+        loop {
+            if turn.is_none() {
+                turn = Some(self.batching.lock().await);
+            }
+            let gives_way = ends() || self.drains_waiting.load(Ordering::Relaxed) > 0;
+            let is_alone = open.as_ref().is_some_and(|it| gives_way || it.has_failed());
+            let keys = if is_alone { Vec::new() } else { self.next_dirty(from, u64::MAX) };
+            if open.is_none() && keys.is_empty() {
+                return Ok(Drained::All);
+            }
+            if open.is_none() && ends() {
+                return Ok(Drained::Suspended);
+            }
+            let (settled, copied) =
+                join(self.settle(env, open.take(), how), self.copy_batch(env, keys, how)).await;
+            if let (Err(_), Ok(Some(copied))) = (&settled, &copied) {
+                self.distrust(&copied.copied.written);
+            }
+            (open, from) = match copied? {
+                Some(copied) => {
+                    let next = copied.next();
+                    (Some(copied), next)
+                }
+                None => (None, from),
+            };
+            let Some(batch) = settled? else { continue };
+            if open.is_none() {
+                (turn, from) = (None, batch.next);
+            }
+            failed_in_a_row = match batch.written.is_empty() {
+                true => failed_in_a_row + batch.failed_in_a_row,
+                false => batch.failed_in_a_row,
+            };
+            uncopied.extend(batch.failed);
+            if failed_in_a_row >= FAILED_IN_A_ROW {
+                failed_in_a_row = 0;
+                if self.is_sample_lost(env, from).await {
+                    uncopied.give_up();
+                    return Ok(Drained::All);
+                }
+            }
+        }
+    }
+
+    /// Steps 3 and 4 of a batch, if there is one.
+    async fn settle(
+        &self,
+        env: &Env,
+        open: Option<Open>,
+        how: How<'_>,
+    ) -> Result<Option<Batch>, Undrained> {
+        let Some(open) = open else { return Ok(None) };
+        let batch = self.cover(env, open, how).await?;
+        self.make_clean(env, &batch.written).await?;
+        Ok(Some(batch))
+    }
+
     /// Step 4, where the tree still has the extents that were copied.
     async fn make_clean(&self, env: &Env, keys: &[Key]) -> Result<(), Undrained> {
         let core = self.core.as_ref().expect("a cache is drained");
-        let sectors = core.change(env, async |session| session.clean(keys).await).await?;
-        self.add_dirty(-(sectors as i64));
+        let cleaned = |sectors: u64| {
+            self.add_dirty(-(sectors as i64));
+        };
+        core.change(env, async |session| session.clean(keys, cleaned).await).await?;
         Ok(())
     }
 
-    /// Commits keys, copies as many as there is time for, and makes these durable on the backing
-    /// device.
+    /// Steps 2 and 3.
     async fn write_batch(
         &self,
         env: &Env,
-        mut keys: Vec<Key>,
+        keys: Vec<Key>,
         how: How<'_>,
     ) -> Result<Batch, Undrained> {
+        let open = self.copy_batch(env, keys, how).await?;
+        self.cover(env, open.expect("a batch has keys"), how).await
+    }
+
+    /// Step 2: commits keys, if there are any, and copies as many as there is time for.
+    async fn copy_batch(
+        &self,
+        env: &Env,
+        keys: Vec<Key>,
+        how: How<'_>,
+    ) -> Result<Option<Open>, Undrained> {
         let core = self.core.as_ref().expect("a cache is drained");
+        let Some(end) = keys.last().map(Key::end) else { return Ok(None) };
         let taken = core.take_out(&keys).await;
         if !planted(Bug::CopyBeforeCommit) {
             core.commit(env).await.map_err(WriteError::Cache)?;
         }
-        let backing = &self.config.devices.backing().expect("a volume that is drained").disk;
-        let mut failed = Vec::new();
-        let mut untried = Vec::new();
-        let end = keys.last().map_or(0, Key::end);
+        let known = self.backing_failures();
+        let copied = self.copy_keys(env, &keys, how).await;
+        Ok(Some(Open { copied, known, end, taken }))
+    }
+
+    /// Step 3: makes the copies of a batch durable on the backing device.
+    async fn cover(&self, env: &Env, open: Open, how: How<'_>) -> Result<Batch, Undrained> {
+        let Open { mut copied, mut known, end, taken } = open;
+        let (mut failed, mut untried) = (Vec::new(), Vec::new());
         for attempt in 1.. {
-            let known = backing.failures();
-            let copied = self.copy_keys(env, &keys, how).await;
             untried.extend(copied.untried);
             let has_failed = !copied.failed.is_empty();
             failed.extend(copied.failed);
-            keys = copied.written;
-            let covered = match keys.is_empty() || planted(Bug::CleanBeforeFlush) {
+            let written = copied.written;
+            let covered = match written.is_empty() || planted(Bug::CleanBeforeFlush) {
                 true => Ok(()),
                 false => self.flush_backing(env, known).await,
             };
@@ -297,23 +413,36 @@ impl Bcache {
                     // What lies behind `next` is tried again by the next batch.
                     failed.retain(|one: &Uncopied| one.key.start() < next);
                     let failed_in_a_row = copied.failed_in_a_row;
-                    let written = keys;
+                    self.keys_done.fetch_add(written.len() as u64, Ordering::Relaxed);
+                    self.keys_failed.fetch_add(failed.len() as u64, Ordering::Relaxed);
                     let _taken = taken;
                     return Ok(Batch { written, failed, untried, next, failed_in_a_row, _taken });
                 }
                 Err(error) if !has_failed || attempt == ATTEMPTS => {
-                    keys.iter().for_each(|key| self.traffic.distrust(&Span::of(key)));
+                    self.distrust(&written);
                     return Err(Undrained::Flush(error));
                 }
                 Err(_) => {}
             }
+            known = self.backing_failures();
+            copied = self.copy_keys(env, &written, how).await;
         }
         unreachable!("the last attempt returns")
+    }
+
+    /// What was copied of these may be lost.
+    fn distrust(&self, keys: &[Key]) {
+        keys.iter().for_each(|key| self.traffic.distrust(&Span::of(key)));
+    }
+
+    fn backing_failures(&self) -> u64 {
+        self.config.devices.backing().expect("a volume that is drained").disk.failures()
     }
 
     /// Flushes the backing device. `known` is its failure count before the writes to cover.
     async fn flush_backing(&self, env: &Env, known: u64) -> IoResult {
         let backing = &self.config.devices.backing().expect("a volume that is drained").disk;
+        self.traffic.flushes.fetch_add(1, Ordering::Relaxed);
         env.make_durable(backing).await?;
         match mutants::same("bcache: failure count of a batch", known, backing.failures()) {
             true => Ok(()),

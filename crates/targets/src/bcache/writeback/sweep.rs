@@ -4,6 +4,9 @@
 //! planner knows zones and no extents; the extents of a zone are looked up when it is their turn,
 //! so what became dirty there since the pass began goes with them. The rest waits for the next
 //! pass.
+//!
+//! While parts of stripes are expensive, stripes that are dirty as a whole go home first: they have
+//! a planner of their own. Its parts may have neighbors of these stripes, too.
 
 use cairn_block::{Sector, SectorCount, SectorRange, yield_once};
 use cairn_format::bcache::Key;
@@ -11,50 +14,109 @@ use cairn_format::bcache::Key;
 use super::batch::{BATCH_KEYS, BATCH_SECTORS};
 use crate::bcache::btree::Span;
 use crate::bcache::set::Set;
+use crate::bcache::stripes::Stripes;
 use crate::bcache::volume::Bcache;
 use crate::planner::{Members, Piece, Planner};
 
 /// How many extents are looked at while the lock is held.
 const PIECE_KEYS: usize = 8192;
 
-fn range_of(key: &Key) -> SectorRange {
-    SectorRange::between(Sector(key.start()), Sector(key.end()))
+/// What is left of a pass.
+pub(super) struct Sweep {
+    /// Of stripes that are dirty as a whole, and of the rest.
+    planners: [Planner; 2],
+}
+
+/// Sectors that are dirty in a row.
+#[derive(Clone, Copy, Default)]
+struct Row {
+    start: u64,
+    end: u64,
+}
+
+fn range_of(start: u64, end: u64) -> SectorRange {
+    SectorRange::between(Sector(start), Sector(end))
+}
+
+impl Sweep {
+    fn new(members: &Members) -> Sweep {
+        Sweep { planners: [(); 2].map(|()| Planner::new(members.clone())) }
+    }
+
+    /// Adds a row, of which nothing follows. `stripe` is 0 if parts are not expensive.
+    fn add(&mut self, row: Row, stripe: u64) {
+        let Row { start, end } = row;
+        let (first, last) = match stripe {
+            0 => (end, end),
+            _ => (start.next_multiple_of(stripe), end / stripe * stripe),
+        };
+        let [whole, rest] = &mut self.planners;
+        if first >= last {
+            return rest.add(range_of(start, end));
+        }
+        whole.add(range_of(first, last));
+        for (start, end) in [(start, first), (last, end)] {
+            if start < end {
+                rest.add(range_of(start, end));
+            }
+        }
+    }
+
+    /// Where to look next, and which planner says so.
+    fn next(&mut self) -> Option<(usize, Piece)> {
+        let planners = self.planners.iter_mut().enumerate();
+        planners.filter_map(|(at, planner)| Some((at, planner.next()?))).next()
+    }
+
+    /// What a batch left goes with a later one of the pass.
+    pub fn add_again(&mut self, untried: &[Key]) {
+        let [_, rest] = &mut self.planners;
+        untried.iter().for_each(|key| rest.add(range_of(key.start(), key.end())));
+    }
 }
 
 impl Bcache {
-    /// A planner that knows what is dirty now.
-    pub(super) async fn plan_pass(&self) -> Planner {
+    /// A sweep that knows what is dirty now.
+    pub(super) async fn plan_pass(&self) -> Sweep {
         let backing = &self.config.devices.backing().expect("a volume that is drained").disk;
-        let mut planner = Planner::new(Members::of(backing));
-        let mut from = 0;
+        let mut sweep = Sweep::new(&Members::of(backing));
+        let stripe = self.stripes.as_ref().map_or(0, Stripes::expensive_size);
+        let (mut from, mut row) = (0, Row::default());
         loop {
             let next = self.look(|set| {
                 let mut extents = set.tree.extents_from(self.inode(), from);
-                let piece = extents.by_ref().take(PIECE_KEYS);
-                piece.filter(|key| key.is_dirty()).for_each(|key| planner.add(range_of(key)));
+                for key in extents.by_ref().take(PIECE_KEYS).filter(|key| key.is_dirty()) {
+                    if key.start() != row.end {
+                        sweep.add(row, stripe);
+                        row.start = key.start();
+                    }
+                    row.end = key.end();
+                }
                 extents.next().map(Key::start)
             });
             match next.flatten() {
                 Some(next) => from = next,
-                None => return planner,
+                None => break,
             }
             yield_once().await;
         }
+        sweep.add(row, stripe);
+        sweep
     }
 
     /// The dirty extents that the planner chooses, of about `most` sectors at most.
-    pub(super) async fn next_swept(&self, planner: &mut Planner, most: u64) -> Vec<Key> {
+    pub(super) async fn next_swept(&self, sweep: &mut Sweep, most: u64) -> Vec<Key> {
         let (mut keys, mut sectors) = (Vec::new(), 0);
         let most = most.min(BATCH_SECTORS);
         while keys.len() < BATCH_KEYS && sectors < most {
-            let Some(piece) = planner.next() else { break };
+            let Some((planner, piece)) = sweep.next() else { break };
             let room = (most - sectors).min(piece.most.0);
             let before = keys.len();
             let looked = self.look(|set| self.dirty_of(set, &piece, room, &mut keys));
             let taken = keys[before..].iter().map(Key::sectors).sum();
             sectors += taken;
             let to = looked.unwrap_or(piece.range.end());
-            planner.looked(
+            sweep.planners[planner].looked(
                 &piece,
                 to.clamp(piece.range.start, piece.range.end()),
                 SectorCount(taken),
@@ -88,9 +150,37 @@ impl Bcache {
         }
         piece.range.end()
     }
+}
 
-    /// What a batch left goes with a later one of the pass.
-    pub(super) fn sweep_again(planner: &mut Planner, untried: &[Key]) {
-        untried.iter().for_each(|key| planner.add(range_of(key)));
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pieces of a sweep over these rows, in sectors.
+    fn pieces(rows: &[(u64, u64)], stripe: u64) -> Vec<(u64, u64)> {
+        let members = Members::of_one(SectorCount(1 << 20));
+        let mut sweep = Sweep::new(&members);
+        rows.iter().for_each(|(start, end)| sweep.add(Row { start: *start, end: *end }, stripe));
+        std::iter::from_fn(|| {
+            let (at, piece) = sweep.next()?;
+            sweep.planners[at].looked(&piece, piece.range.end(), piece.range.count);
+            Some((piece.range.start.0, piece.range.end().0))
+        })
+        .collect()
+    }
+
+    #[test]
+    fn whole_stripes_come_first_where_parts_are_expensive() {
+        let rows = [(0, 8), (100_000, 100_008), (3000, 9000), (200_000, 206_144)];
+        let sorted = pieces(&rows, 0);
+        assert!(sorted.is_sorted());
+        assert_eq!(pieces(&rows, 3072)[..2], [(3072, 6144), (202_752, 205_824)]);
+        let found = pieces(&rows, 3072);
+        assert!(found[2..].is_sorted(), "{found:?}");
+    }
+
+    #[test]
+    fn a_row_without_a_whole_stripe_is_a_part() {
+        assert_eq!(pieces(&[(1000, 6000)], 3072), [(0, 6144)]);
     }
 }

@@ -4,13 +4,15 @@
 //! and writes nothing; `session` changes it on the device; `replay` has the entries of the journal
 //! that were found at opening; `changes` has the keys of clients that the device does not have yet;
 //! `checkpoint` brings the device up to date with them, `eviction` empties buckets with clean data,
-//! and `keeper` decides when; `priorities` writes the generations and priorities of the buckets;
-//! `uuids` rewrites the array of volumes; `users` has the volumes that serve the set.
+//! and `keeper` decides when; `distrust` drops clean data that may differ from the backing device;
+//! `priorities` writes the generations and priorities of the buckets; `uuids` rewrites the array of
+//! volumes; `users` has the volumes that serve the set.
 
 mod changes;
 mod checkpoint;
 mod core;
 mod device;
+mod distrust;
 mod eviction;
 mod ghosts;
 mod keeper;
@@ -77,6 +79,11 @@ impl Set {
         let is_it = |(_, entry): &(usize, &UuidEntry)| entry.is_live() && entry.uuid == uuid;
         let found = self.volumes.iter().enumerate().find(is_it);
         found.map(|(inode, entry)| (inode as u32, entry))
+    }
+
+    /// The newest entry of the journal.
+    pub fn newest(&self) -> u64 {
+        self.journal.newest()
     }
 
     /// True if a session has begun: the device changes from then on.

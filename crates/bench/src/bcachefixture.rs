@@ -6,8 +6,8 @@ use cairn_block::{ConfigError, ConfigKind, Disk, Io, IoError, Sector, SectorCoun
 use cairn_format::bcache::build::{Builder, WriteSectors};
 use cairn_format::bcache::uuids::UuidEntry;
 use cairn_format::bcache::{
-    BackingState, BackingSuperblock, CacheMode, CacheSuperblock, Key, NewBacking, NewCache,
-    Replacement, SUPERBLOCK_SECTOR, Uuid,
+    BackingState, BackingSuperblock, CacheMode, CacheSuperblock, IntentMap, Key, NewBacking,
+    NewCache, Replacement, SUPERBLOCK_SECTOR, Uuid,
 };
 use cairn_outcome::failure::Outcome;
 
@@ -66,7 +66,9 @@ pub fn make_backing(fixture: &Fixture, disk: &Arc<dyn Disk>) -> Outcome<()> {
         state: BackingState::Dirty,
         label: [0; 32],
     };
-    let superblock = BackingSuperblock::fresh(&new).expect("the sizes of a bench are legal");
+    let mut superblock = BackingSuperblock::fresh(&new).expect("the sizes of a bench are legal");
+    // Clean extents count, as if a session of cairn had cached them.
+    superblock.set_intent(&IntentMap::new(new.set_uuid, disk.sectors().0));
     let written = Writes { fixture, disk }.write(SUPERBLOCK_SECTOR, &superblock.encode());
     written.map_err(|error| ConfigError::new(ConfigKind::System, "backing", error.to_string()))
 }

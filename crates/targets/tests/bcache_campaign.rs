@@ -1,7 +1,8 @@
 //! The crash campaign of bcache in service: power cuts at seeded writes, of the cache device and
 //! the backing device independently, in group commits, checkpoints, drains and suspends, over
 //! drives that lose, reorder and tear, and with drives that fail. Lives end by kills of the
-//! process, too. `bcache_drain.rs` is the campaign of sets that are only drained.
+//! process, too. Before a start a kernel may have used the set, so that clean data of the cache
+//! differs from the backing device. `bcache_drain.rs` is the campaign of sets that are only drained.
 //!
 //! `CAIRN_CUTS=10000 cargo test -p cairn-targets --release --test bcache_campaign` is the long run.
 //! With `--features canary` known ordering bugs are planted: each must be caught.
@@ -11,10 +12,13 @@ mod bcache_lab;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use bcache_lab::Cache;
 use bcache_lab::judge::Devices;
 use bcache_lab::several::{MODES, SETTINGS, SHAPES, Shape, VOLUMES};
-use cairn_block::{LocalFuture, TargetType};
-use cairn_format::bcache::{CacheMode, SECTOR_BYTES, SUPERBLOCK_SECTOR, Superblock};
+use cairn_block::{Flags, Io, IoError, LocalFuture, Sector, SectorCount, SectorRange, TargetType};
+use cairn_format::bcache::{
+    CacheMode, Key, SECTOR_BYTES, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, crc64,
+};
 use cairn_sim::campaign::{Campaign, Generation, Images, Opened, Scenario, Server, plant_failures};
 use cairn_sim::{DriveOptions, Fault, Image, OpSet, Workload};
 
@@ -36,6 +40,41 @@ struct Bcache {
     failing: Failing,
     shapes: &'static [Shape],
     modes: &'static [CacheMode],
+    /// Of how many starts one comes after a session of a kernel; 0: none.
+    foreign: u64,
+}
+
+/// What a session of a kernel may leave that a power cut ended: the superblock of the cache has
+/// another sequence, and clean data of the volumes differs from what the backing device has.
+async fn foreign_session(server: &Server, shape: &Shape) -> Result<(), IoError> {
+    let env = &server.env;
+    let disk = server.registry.open("cache", false).map_err(|_| IoError::IO)?;
+    env.io(&disk, Io::flush()).await?;
+    let all = env.segs(disk.sectors());
+    env.io(&disk, Io::read(SectorRange::new(Sector(0), disk.sectors()), all.clone())).await?;
+    let bytes = all.to_vec();
+    let Ok(cache) = Cache::try_read(&bytes) else { return Err(IoError::IO) };
+    let at = SUPERBLOCK_SECTOR as usize * SECTOR_BYTES;
+    let mut superblock = bytes[at..at + SUPERBLOCK_BYTES].to_vec();
+    superblock[112..120].copy_from_slice(&(cache.superblock.seq() + 1).to_le_bytes());
+    let buckets = cache.superblock.journal_buckets();
+    let csum = crc64(&superblock[8..208 + 8 * (buckets.end - buckets.start) as usize]);
+    superblock[..8].copy_from_slice(&csum.to_le_bytes());
+    let write = |sector: u64, bytes: &[u8]| {
+        let count = SectorCount::of_bytes(bytes.len() as u64);
+        let segs = env.segs(count);
+        segs.copy_in(0, bytes);
+        let range = SectorRange::new(Sector(sector), count);
+        env.io(&disk, Io::write(range, segs).with(Flags::FUA))
+    };
+    write(SUPERBLOCK_SECTOR, &superblock).await?;
+    let is_cached =
+        |key: &&Key| !key.is_dirty() && shape.cached().any(|it| it as u32 == key.inode());
+    for key in cache.extents.iter().filter(is_cached) {
+        let pointer = key.cached_at().expect("an extent leads somewhere");
+        write(pointer.sector(), &vec![0xee; key.sectors() as usize * SECTOR_BYTES]).await?;
+    }
+    Ok(())
 }
 
 impl Scenario for Bcache {
@@ -52,7 +91,11 @@ impl Scenario for Bcache {
     }
 
     fn open(&self, shape: Rc<Shape>, server: Server) -> LocalFuture<'static, Opened> {
+        let foreign = self.foreign;
         Box::pin(async move {
+            if foreign > 0 && server.env.random_below(foreign) == 0 {
+                foreign_session(&server, &shape).await.expect("no drive fails, and it is sound");
+            }
             let mut opened = Vec::new();
             for (index, (name, _)) in VOLUMES.iter().enumerate().take(shape.volumes) {
                 let volume = match server.create(name, &shape.table(index)).await {
@@ -71,6 +114,10 @@ impl Scenario for Bcache {
 
     fn check_metadata(&self, shape: &Shape, images: &Images) -> Result<(), String> {
         let cache = images["cache"].to_vec();
+        if self.foreign > 0 {
+            // Clean data may differ until the next start.
+            return Cache::try_read(&cache).map(drop);
+        }
         let backings: Vec<Vec<u8>> =
             shape.cached().map(|index| images[VOLUMES[index].1].to_vec()).collect();
         // The cache does not count for those that went on without it.
@@ -158,12 +205,18 @@ fn is_attached(bytes: &[u8]) -> bool {
 }
 
 fn campaign(failing: Failing) -> Campaign<Bcache> {
-    Campaign::new(Bcache { failing, shapes: SHAPES, modes: MODES })
+    Campaign::new(Bcache { failing, shapes: SHAPES, modes: MODES, foreign: 0 })
 }
 
 #[test]
 fn nothing_acknowledged_is_lost_by_a_power_cut() {
     campaign(Failing::Nothing).run();
+}
+
+#[test]
+fn what_a_kernel_cached_in_between_is_never_read() {
+    let failing = Failing::Nothing;
+    Campaign::new(Bcache { failing, shapes: SHAPES, modes: MODES, foreign: 2 }).run();
 }
 
 #[test]
@@ -196,7 +249,7 @@ mod canaries {
     }
 
     fn is_caught_in(bug: Bug, shapes: &'static [Shape], modes: &'static [CacheMode]) {
-        is_caught_with(bug, Failing::Nothing, shapes, modes);
+        is_caught_with(bug, Failing::Nothing, shapes, modes, 0);
     }
 
     fn is_caught_with(
@@ -204,9 +257,10 @@ mod canaries {
         failing: Failing,
         shapes: &'static [Shape],
         modes: &'static [CacheMode],
+        foreign: u64,
     ) {
         plant(Some(bug));
-        let scenario = Bcache { failing, shapes, modes };
+        let scenario = Bcache { failing, shapes, modes, foreign };
         Campaign::new(scenario).cuts(CUTS).expect_caught(&format!("{bug:?}"));
         plant(None);
     }
@@ -229,6 +283,11 @@ mod canaries {
     #[test]
     fn clean_data_that_a_power_cut_takes_back_is_caught() {
         is_caught_in(Bug::FillBeforeFlush, &[ROOMY], &[CacheMode::Writethrough]);
+    }
+
+    #[test]
+    fn clean_data_of_a_kernel_that_is_trusted_is_caught() {
+        is_caught_with(Bug::ForeignTrusted, Failing::Nothing, SHAPES, MODES, 2);
     }
 
     #[test]
@@ -286,12 +345,13 @@ mod canaries {
     #[test]
     fn volumes_that_go_on_before_their_superblock_says_so_are_caught() {
         let (bug, modes) = (Bug::UncachedBeforeDetach, &[CacheMode::Writethrough]);
-        is_caught_with(bug, Failing::Cache, &[ROOMY], modes);
+        is_caught_with(bug, Failing::Cache, &[ROOMY], modes, 0);
     }
 
     #[test]
     fn dirty_data_that_is_read_from_the_backing_device_is_caught() {
-        is_caught_with(Bug::RetryOfDirty, Failing::Cache, &[ROOMY], &[CacheMode::Writeback]);
+        let modes = &[CacheMode::Writeback];
+        is_caught_with(Bug::RetryOfDirty, Failing::Cache, &[ROOMY], modes, 0);
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub enum Bug {
     HeldBeforeFlush,
     /// Data enters the cache as clean that the backing device may lose (H3).
     FillBeforeFlush,
+    /// Clean data counts that a kernel has cached since.
+    ForeignTrusted,
     /// Data enters the cache that a write from above has replaced since.
     FillOverWrite,
     /// A bucket that clients emptied is reused before a checkpoint has ended (R6).

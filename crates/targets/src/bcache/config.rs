@@ -14,6 +14,7 @@ const UUID: &[Arg] = &[Arg::word("uuid", Kind::Uuid, "")];
 const OPTIONS: &[Opt] = &[
     Opt::new("set", UUID, "the set that the devices must belong to").own().once(),
     Opt::new("flash", UUID, "the volume without a backing device to serve").own().once(),
+    Opt::new("keep_clean", &[], "clean data counts whatever the kernel did with it").own().once(),
     Opt::new("stale_ok", &[], "without the cache: reads what it may have had newer").own().once(),
 ];
 
@@ -23,7 +24,7 @@ pub const SPEC: Spec = Spec {
     group: Group {
         count: "#options",
         item: "option",
-        most: 5,
+        most: 6,
         needed: true,
         prints_zero: true,
         options: OPTIONS,
@@ -56,10 +57,13 @@ pub fn without_cache(line: &mut TableLine, stale_ok: bool) -> bool {
     }
     let has_word = words.option(&SPEC, "stale_ok").is_some();
     line.args[1] = NO_DEVICE.to_owned();
+    let mut options = line.args.split_off(3);
+    options.retain(|word| !word.eq_ignore_ascii_case("keep_clean"));
     if stale_ok && !has_word {
-        line.args[2] = (line.args.len() - 2).to_string();
-        line.args.push("stale_ok".to_owned());
+        options.push("stale_ok".to_owned());
     }
+    line.args[2] = options.len().to_string();
+    line.args.append(&mut options);
     true
 }
 
@@ -86,6 +90,8 @@ pub(super) struct Config {
     pub devices: Devices,
     /// The set that the devices must belong to.
     pub set: Option<Uuid>,
+    /// Clean data counts that may differ from the backing device.
+    pub keeps_clean: bool,
     pub len: SectorCount,
     pub args: Args,
 }
@@ -115,8 +121,13 @@ impl Config {
         if stale_ok && !matches!(devices, Devices::Bare { .. }) {
             return Err(args.refuse("stale_ok", "it with a cache", "'-' as cache"));
         }
+        let keeps_clean = args.has("keep_clean");
+        if keeps_clean && !matches!(devices, Devices::Cached { .. }) {
+            let expected = "a backing device and a cache";
+            return Err(args.refuse("keep_clean", "it with one device", expected));
+        }
         let (volume, len) = (ctor.events.volume().to_owned(), ctor.len);
-        Ok(Config { volume, devices, set: args.uuid("set"), len, args })
+        Ok(Config { volume, devices, set: args.uuid("set"), keeps_clean, len, args })
     }
 }
 
@@ -161,6 +172,9 @@ mod tests {
         ] {
             assert_eq!(parse(&line).as_deref(), Ok(line.as_str()));
         }
+        for line in ["/o /c 1 keep_clean".to_owned(), format!("/o /c 3 set {ID} keep_clean")] {
+            assert_eq!(parse(&line).as_deref(), Ok(line.as_str()));
+        }
         let plain = ID.replace('-', "").to_uppercase();
         assert_eq!(parse(&format!("/o /c 2 SET {plain}")), Ok(format!("/o /c 2 set {ID}")));
     }
@@ -177,6 +191,8 @@ mod tests {
         assert_eq!(rewritten("0 8 bcache /o - 1 STALE_OK", true), of("/o - 1 STALE_OK"));
         let (line, expected) = (format!("/o /c 2 set {ID}"), format!("/o - 3 set {ID} stale_ok"));
         assert_eq!(rewritten(&format!("0 8 bcache {line}"), true), of(&expected));
+        assert_eq!(rewritten("0 8 bcache /o /c 1 keep_clean", false), of("/o - 0"));
+        assert_eq!(rewritten("0 8 bcache /o /c 1 KEEP_CLEAN", true), of("/o - 1 stale_ok"));
         assert_eq!(rewritten("0 8 bcache /o", true), of("/o"));
         assert_eq!(rewritten("0 8 linear /o 0", true), None);
     }
@@ -190,7 +206,14 @@ mod tests {
             ("/o /c 2 set 12", "set: found '12', expected a UUID of 32 hexadecimal digits"),
             ("/o /c 1 stale_ok", "stale_ok: found it with a cache, expected '-' as cache"),
             ("/o /c 2 flash 00112233445566778899aabbccddeeff", "flash: found '00112233-4455"),
-            ("/o /c 1 shiny", "option: found 'shiny', expected one of set, flash, stale_ok"),
+            (
+                "/o - 1 keep_clean",
+                "keep_clean: found it with one device, expected a backing device",
+            ),
+            (
+                "/o /c 1 shiny",
+                "option: found 'shiny', expected one of set, flash, keep_clean, stale_ok",
+            ),
         ] {
             let error = parse(line).expect_err(line);
             assert!(error.contains(part), "{line}: {error}");

@@ -20,15 +20,17 @@
 //! (those of writes), `route` (where a write goes), `bypass` (sequential streams, congestion),
 //! `word` (what a watched request says), `fill` (clean data enters the cache), `removal`
 //! (discards), `zeroes` (large write-zeroes), `stripes` (of a backing device with parity),
-//! `statistics` (the windows of sysfs), `human` (amounts as text), `backing` (what
-//! clients write there, and its flushes), `set` (what is in memory of the cache, opening, changing
-//! it), `journal` (the ring, and group commits), `btree` (nodes, lookup, changes, splits, writing),
-//! `buckets` (what each holds, allocation), `writeback` (batches, in the background and in a drain,
-//! and their rate), `degraded` (a volume whose set or backing device has failed), `detach` (the backing device leaves its set), `canary` (planted ordering bugs).
+//! `statistics` (the windows of sysfs), `human` (amounts as text), `trust` (which clean extents of a
+//! start count), `backing` (what clients write there, and its flushes), `set` (what is in memory of
+//! the cache, opening, changing it), `journal` (the ring, and group commits), `btree` (nodes, lookup,
+//! changes, splits, writing), `buckets` (what each holds, allocation), `writeback` (batches, in the
+//! background and in a drain, and their rate), `degraded` (a volume whose set or backing device has
+//! failed), `detach` (the backing device leaves its set), `canary` (planted ordering bugs).
 //!
 //! # Invariants
 //! I1. Without a write of a client, a read that misses, a drain, a detach or a message no byte is
-//!     written to any device, at no opening and at no ending.
+//!     written to any device, at no opening and at no ending; but for clean extents that may differ
+//!     from the backing device, which leave the set at an opening (T1).
 //! I2. A drain, a checkpoint and an eviction change no content: each sector of the volume reads the
 //!     same at any time, and after any crash.
 //! I3. A key becomes clean only after its data is durable on the backing device (R2, R10).
@@ -45,9 +47,8 @@
 //!     (R9, N5), but for zeros of a request that has not ended (`zeroes`).
 //! I9. Clean data that enters the cache is durable on the backing device, and no write from above
 //!     has come between (L1, L2).
-//!
-//! What may be stale (R13): this version writes no write-intent map, so clean extents that it finds
-//! are served as the kernel does, with a warning.
+//! I10. The clean extents of a volume have what its backing device has, durably: those that a start
+//!     finds, too (R13, T1).
 
 mod attributes;
 mod backing;
@@ -79,6 +80,7 @@ mod stripes;
 mod superblocks;
 #[cfg(test)]
 mod tests;
+mod trust;
 mod tunables;
 mod volume;
 mod word;

@@ -18,6 +18,7 @@ use cairn_format::bcache::{BackingState, BackingSuperblock};
 use super::config::Devices;
 use super::set::{Core, Serving, open};
 use super::superblocks::{Superblocks, intact, read_superblocks};
+use super::trust::Judged;
 use super::volume::Bcache;
 use super::writes::Ready;
 use crate::args::Device;
@@ -124,7 +125,10 @@ impl Bcache {
         let sectors = self.find_in_set(core, backing.as_ref())?;
         let (cached, dirty) = self.count_extents(core, &sectors).await?;
         self.dirty_sectors.store(dirty, Ordering::Relaxed);
-        self.report_found(cached, dirty, backing.as_ref().map(BackingSuperblock::state));
+        let has_clean = cached > dirty && backing.is_some();
+        let (judged, gone) = self.settle_trust(env, core, backing.as_ref(), has_clean).await?;
+        self.report_found(dirty, backing.as_ref().map(BackingSuperblock::state));
+        self.report_trust(&judged, cached - dirty, gone);
         core.join(Serving {
             inode: self.inode(),
             volume: self.config.volume.clone(),
@@ -206,9 +210,8 @@ impl Bcache {
         Ok((cached, dirty))
     }
 
-    /// Logs what was found, and what may be stale (R13): no write-intent map is written, so
-    /// clean extents are served as the kernel serves them.
-    fn report_found(&self, cached: u64, dirty: u64, state: Option<BackingState>) {
+    /// Logs the dirty data that was found.
+    fn report_found(&self, dirty: u64, state: Option<BackingState>) {
         let volume = &self.config.volume;
         let Devices::Cached { backing, cache } = &self.config.devices else { return };
         let (backing, cache) = (&backing.argument, &cache.argument);
@@ -223,12 +226,23 @@ impl Bcache {
                  on {cache}: they are served, and written back by a drain"
             ),
         }
-        if cached > dirty {
-            tracing::warn!(
-                "{volume}: {cache}: {} clean sectors are served as the kernel does: after a power \
-                 cut they may differ from {backing}, as no write-intent map vouches for them",
-                cached - dirty
-            );
+    }
+
+    /// Logs what was done with clean extents that may differ from the backing device.
+    fn report_trust(&self, judged: &Judged, clean: u64, gone: u64) {
+        let volume = &self.config.volume;
+        let Devices::Cached { backing, cache } = &self.config.devices else { return };
+        let (backing, cache) = (&backing.argument, &cache.argument);
+        match judged {
+            Judged::Vouched => {}
+            Judged::Kept => tracing::warn!(
+                "{volume}: {cache}: {clean} clean sectors are served as the kernel does: after a \
+                 power cut they may differ from {backing}, as no write-intent map vouches for them"
+            ),
+            Judged::Suspect(_) => tracing::warn!(
+                "{volume}: {cache}: {gone} clean sectors are not used: no write-intent map vouches \
+                 for them, and after a power cut under a kernel they may differ from {backing}"
+            ),
         }
     }
 

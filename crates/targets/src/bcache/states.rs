@@ -28,7 +28,9 @@ impl Bcache {
     pub(super) async fn write_state(&self, env: &Env, state: BackingState) -> IoResult {
         let Some(backing) = self.config.devices.backing() else { return Ok(()) };
         let Some(mut superblock) = self.backing.lock().clone() else { return Ok(()) };
-        if superblock.state() == state && self.has_written_state.load(Ordering::Relaxed) {
+        let has_news = self.renew_map(&mut superblock, false);
+        let is_written = self.has_written_state.load(Ordering::Relaxed);
+        if superblock.state() == state && is_written && !has_news {
             return Ok(());
         }
         superblock.set_state(state);

@@ -57,6 +57,11 @@ impl Bcache {
             core.commit(env).await.map_err(WriteError::Cache)?;
         }
         self.call_clean(env).await?;
+        if self.is_ready(Ready::Change) {
+            let _turn = self.states.lock().await;
+            // The map of the session stays, which vouches, too.
+            let _ = self.write_map(env, true).await;
+        }
         flushed.map_err(Undrained::Flush)
     }
 }

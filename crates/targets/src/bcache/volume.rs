@@ -92,6 +92,8 @@ pub struct Bcache {
     pub(super) throttle: Throttle,
     /// The state in the superblock of the backing device was written since the last resume.
     pub(super) has_written_state: AtomicBool,
+    /// Its clean extents are what the backing device has (T2).
+    pub(super) is_vouched: AtomicBool,
     /// One writer of the superblock of the backing device at a time.
     pub(super) states: Fair<()>,
     /// Sectors that only the cache has.
@@ -167,6 +169,7 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         keys_failed: AtomicU64::new(0),
         throttle: Throttle::default(),
         has_written_state: AtomicBool::new(false),
+        is_vouched: AtomicBool::new(false),
         states: Fair::new(()),
         dirty_sectors: AtomicU64::new(0),
         suspending: AtomicBool::new(false),

@@ -449,8 +449,10 @@ impl Bcache {
         });
         began.await.map_err(|_| IoError::IO)?;
         core.start_keeper(env);
-        if for_dirty {
-            self.write_state(env, BackingState::Dirty).await?;
+        match for_dirty {
+            true => self.write_state(env, BackingState::Dirty).await?,
+            // Without it the next start only caches anew.
+            false => drop(self.write_map(env, false).await),
         }
         let is_cached = matches!(self.config.devices, Devices::Cached { .. });
         if is_cached && !self.is_writing_back.swap(true, Ordering::Relaxed) {

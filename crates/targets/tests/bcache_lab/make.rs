@@ -5,8 +5,8 @@ use cairn_format::bcache::build::{BuildError, Builder, WriteSectors};
 use cairn_format::bcache::journal::{ENTRY_HEADER_BYTES, Header, encode};
 use cairn_format::bcache::uuids::UuidEntry;
 use cairn_format::bcache::{
-    BackingState, BackingSuperblock, CacheMode, CacheSuperblock, Generation, Geometry, Key,
-    NewBacking, NewCache, Pointer, Replacement, SECTOR_BYTES, Uuid,
+    BackingState, BackingSuperblock, CacheMode, CacheSuperblock, Generation, Geometry, IntentMap,
+    Key, NewBacking, NewCache, Pointer, Replacement, SECTOR_BYTES, Uuid,
 };
 
 use super::Cache;
@@ -154,7 +154,10 @@ pub fn backing_of(uuid: Uuid, block_sectors: u16, data: &[u8], mode: CacheMode) 
     };
     let mut backing = vec![0; FIRST as usize * SECTOR_BYTES];
     backing.extend(data);
-    put(&mut backing, 8, &BackingSuperblock::fresh(&new).expect("legal").encode());
+    let mut superblock = BackingSuperblock::fresh(&new).expect("legal");
+    // Clean extents count, as if a session of cairn had cached them.
+    superblock.set_intent(&IntentMap::new(new.set_uuid, FIRST + data.len() as u64 / 512));
+    put(&mut backing, 8, &superblock.encode());
     backing
 }
 

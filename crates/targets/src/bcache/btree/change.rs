@@ -3,11 +3,11 @@
 
 use std::slice::from_ref;
 
-use cairn_format::bcache::{Key, OFFSET_MAX};
+use cairn_format::bcache::{Key, OFFSET_MAX, SIZE_MAX};
 
-use super::Tree;
 use super::lookup::upper;
 use super::unwritten::TAKES;
+use super::{Found, Tree};
 use crate::bcache::buckets::Buckets;
 
 /// By how many sectors a volume has more than before.
@@ -112,6 +112,24 @@ impl Tree {
             !leaves
         });
         holes
+    }
+
+    /// Holes, in order, that no extent lies between become one, if one key has room for that.
+    pub fn join_holes(&self, holes: &[Key]) -> Vec<Key> {
+        let mut joined: Vec<Key> = Vec::with_capacity(holes.len());
+        for hole in holes {
+            let is_empty_upto = |last: &Key| {
+                let between = self.find(last.inode(), last.end());
+                matches!(between, Found::Hole { end } if end >= hole.start())
+            };
+            let is_near =
+                |last: &Key| last.inode() == hole.inode() && hole.end() - last.start() <= SIZE_MAX;
+            match joined.last_mut().filter(|last| is_near(last) && is_empty_upto(last)) {
+                Some(last) => *last = Key::new(hole.inode(), hole.end(), hole.end() - last.start()),
+                None => joined.push(*hole),
+            }
+        }
+        joined
     }
 }
 

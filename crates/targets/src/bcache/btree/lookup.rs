@@ -37,6 +37,12 @@ impl Tree {
         extents.take_while(move |key| key.inode() == inode)
     }
 
+    /// The leaf that has a sector of a volume, and up to which sector it has those of the volume.
+    pub fn leaf_at(&self, inode: u32, sector: u64) -> (usize, u64) {
+        let leaf = self.leaf_of((inode, sector));
+        (leaf, upper(&self.levels[0][leaf], inode))
+    }
+
     /// The leaf for what begins at a position: the first whose own is behind it.
     pub(super) fn leaf_of(&self, at: (u32, u64)) -> usize {
         let leaves = &self.levels[0];

@@ -301,11 +301,16 @@ impl Set {
     /// The extents of a leaf in these buckets leave the tree. They are clean.
     pub fn evict_leaf(&mut self, leaf: usize, victims: &[bool]) {
         let geometry = *self.superblock.geometry();
-        let is_victim = |key: &Key| {
+        self.evict_of_leaf(leaf, |key| {
             let bucket = key.cached_at().map(|pointer| geometry.bucket_of(pointer.sector()));
             bucket.is_some_and(|bucket| victims[bucket as usize]) && !key.is_dirty()
-        };
-        let holes = self.tree.evict_leaf(leaf, is_victim, &mut self.buckets);
+        });
+    }
+
+    /// The extents of a leaf leave the tree for which `leaves` answers true. They are clean.
+    pub fn evict_of_leaf(&mut self, leaf: usize, leaves: impl FnMut(&Key) -> bool) {
+        let holes = self.tree.evict_leaf(leaf, leaves, &mut self.buckets);
+        let holes = self.tree.join_holes(&holes);
         self.changes.ghosts.evict(&holes);
         self.changes.behind.extend(holes);
     }

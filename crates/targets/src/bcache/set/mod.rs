@@ -5,14 +5,16 @@
 //! that were found at opening; `changes` has the keys of clients that the device does not have yet;
 //! `errors` counts the errors of a device;
 //! `checkpoint` brings the device up to date with them, `eviction` empties buckets with clean data,
-//! and `keeper` decides when; `priorities` writes the generations and priorities of the buckets;
-//! `uuids` rewrites the array of volumes; `overwrites` is what clients write in place, and `recent`
-//! says where keys are not durable yet; `users` has the volumes that serve the set.
+//! and `keeper` decides when; `distrust` drops clean data that may differ from the backing device;
+//! `priorities` writes the generations and priorities of the buckets; `uuids` rewrites the array of
+//! volumes; `overwrites` is what clients write in place, and `recent` says where keys are not durable
+//! yet; `users` has the volumes that serve the set.
 
 mod changes;
 mod checkpoint;
 mod core;
 mod device;
+mod distrust;
 mod errors;
 mod eviction;
 mod ghosts;
@@ -83,6 +85,11 @@ impl Set {
         let is_it = |(_, entry): &(usize, &UuidEntry)| entry.is_live() && entry.uuid == uuid;
         let found = self.volumes.iter().enumerate().find(is_it);
         found.map(|(inode, entry)| (inode as u32, entry))
+    }
+
+    /// The newest entry of the journal.
+    pub fn newest(&self) -> u64 {
+        self.journal.newest()
     }
 
     /// True if a session has begun: the device changes from then on.

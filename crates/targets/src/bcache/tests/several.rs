@@ -71,6 +71,34 @@ fn volumes_of_a_set_are_served_at_the_same_time() {
 }
 
 #[test]
+fn what_a_volume_cached_counts_after_sessions_of_the_others() {
+    let test = shared();
+    let hits = |test: &Fixture, volume| {
+        test.forget();
+        test.read(volume, 5000, 8).expect("the drives are well");
+        let backing = if volume == "v" { "b" } else { "d" };
+        let has_read = test.ops(backing).iter().any(|(op, ..)| *op == Op::Read);
+        test.run(Duration::from_millis(20));
+        !has_read
+    };
+    test.load("v", B);
+    test.load("w", D);
+    for volume in ["v", "w"] {
+        let three = [hits(&test, volume), hits(&test, volume), hits(&test, volume)];
+        assert_eq!(three, [false, false, true], "{volume}");
+    }
+    test.suspend("v", SuspendMode::Flush);
+    test.suspend("w", SuspendMode::Flush);
+    for _ in 0..3 {
+        test.resume("v").expect("the drives are well");
+        test.write("v", 8, 8, 1).expect("the drives are well");
+        test.suspend("v", SuspendMode::Flush);
+    }
+    test.resume("w").expect("the drives are well");
+    assert!(hits(&test, "w"));
+}
+
+#[test]
 fn the_last_volume_ends_the_session_of_the_set() {
     let test = shared();
     test.load("v", B);

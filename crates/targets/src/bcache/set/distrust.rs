@@ -1,0 +1,85 @@
+//! Clean extents that may differ from the backing device leave the set (`trust`).
+//!
+//! # Order
+//! 1. A session begins.
+//! 2. Leaf by leaf, the extents leave the tree in memory. Reads of their sectors go to the backing
+//!    device from then on; the leaves on the device are behind there.
+//! 3. A checkpoint, after some leaves: these follow. Then 2, until no leaf is left.
+//!
+//! Holes that no other extent lies between are one key, so a leaf that loses all its extents gets
+//! a few keys, or is replaced. The first checkpoint is of one leaf: where no bucket is free, it may
+//! empty buckets with other clean data. Each next one is of up to twice as many leaves, as it finds
+//! the buckets free that the extents before had.
+//!
+//! A crash leaves some of the extents. The map does not vouch for them either.
+
+use cairn_block::yield_once;
+use cairn_format::bcache::{Key, OFFSET_MAX};
+
+use super::Set;
+use super::session::{Session, WriteError};
+
+/// How many keys a checkpoint has at most, but for those of its last leaf.
+const KEYS_AT_ONCE: usize = 8192;
+
+/// What became of the extents of a leaf.
+pub(in super::super) struct Dropped {
+    /// Sectors that left.
+    pub sectors: u64,
+    /// The first sector of the volume in the next leaf; none if this was the last one.
+    pub next: Option<u64>,
+}
+
+impl Session<'_> {
+    /// The clean extents of a volume for which `is_suspect` answers true leave the set, durably.
+    /// Answers how many sectors these are.
+    ///
+    /// # Errors
+    /// The set cannot be written.
+    pub async fn drop_clean(
+        &self,
+        inode: u32,
+        is_suspect: &impl Fn(&Key) -> bool,
+    ) -> Result<u64, WriteError> {
+        self.begin().await?;
+        // What a bucket loses from now on counts after a checkpoint (K1).
+        self.with(|set| set.buckets.serve_clients());
+        let (mut next, mut sectors, mut most) = (Some(0), 0, 1);
+        while next.is_some() {
+            let (mut leaves, before) = (0, self.with(|set| set.changes.behind()));
+            while let Some(from) = next.filter(|_| leaves < most) {
+                let (dropped, behind) = self.with(|set| {
+                    let dropped = set.drop_clean_of_leaf(inode, from, is_suspect);
+                    (dropped, set.changes.behind())
+                });
+                (next, sectors, leaves) = (dropped.next, sectors + dropped.sectors, leaves + 1);
+                yield_once().await;
+                if behind >= before + KEYS_AT_ONCE {
+                    break;
+                }
+            }
+            most = leaves * 2;
+            self.checkpoint().await?;
+        }
+        Ok(sectors)
+    }
+}
+
+impl Set {
+    /// The same of the leaf that has this sector of the volume, in memory.
+    pub fn drop_clean_of_leaf(
+        &mut self,
+        inode: u32,
+        from: u64,
+        is_suspect: &impl Fn(&Key) -> bool,
+    ) -> Dropped {
+        let (leaf, end) = self.tree.leaf_at(inode, from);
+        let mut sectors = 0;
+        self.evict_of_leaf(leaf, |key| {
+            let leaves = key.inode() == inode && !key.is_dirty() && is_suspect(key);
+            sectors += if leaves { key.sectors() } else { 0 };
+            leaves
+        });
+        Dropped { sectors, next: (end < OFFSET_MAX).then_some(end) }
+    }
+}

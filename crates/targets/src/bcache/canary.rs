@@ -36,6 +36,10 @@ pub enum Bug {
     CleanStateFirst,
     /// The ring is freed of a part of what a session found before the part is in leaves.
     PartBeforeLeaves,
+    /// An attach has the superblock name the set before the array has the device (E2).
+    SuperblockBeforeArray,
+    /// A forced run serves requests before its state is on the device (P2).
+    ForcedBeforeStale,
     /// A detach takes the volume out of the array before the superblock names no set.
     ArrayBeforeSuperblock,
 }

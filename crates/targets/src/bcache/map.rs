@@ -30,6 +30,9 @@ enum Plan {
 impl Bcache {
     pub(super) fn map_request<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         self.counters.add(env, Count::Requests as usize, 1);
+        if let Some(disk) = self.passes_to() {
+            return self.pass_through(disk.as_ref(), request);
+        }
         match request.op {
             Op::Read => self.map_read(env, request),
             Op::Flush => self.map_flush(env, request),

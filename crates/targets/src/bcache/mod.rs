@@ -23,7 +23,8 @@
 //! clients write there, and its flushes), `set` (what is in memory of the cache, opening, changing
 //! it), `journal` (the ring, and group commits), `btree` (nodes, lookup, changes, splits, writing),
 //! `buckets` (what each holds, allocation), `writeback` (batches, in the background and in a drain,
-//! and their rate), `detach` (the backing device leaves its set), `canary` (planted ordering bugs).
+//! and their rate), `attach` and `detach` (the backing device joins
+//! a set, or leaves it), `passing` (the backing device alone), `canary` (planted ordering bugs).
 //!
 //! # Invariants
 //! I1. Without a write of a client, a read that misses, a drain, a detach or a message no byte is
@@ -48,6 +49,7 @@
 //! What may be stale (R13): this version writes no write-intent map, so clean extents that it finds
 //! are served as the kernel does, with a warning.
 
+mod attach;
 mod attributes;
 mod backing;
 mod btree;
@@ -65,6 +67,7 @@ mod journal;
 mod map;
 mod measure;
 mod message;
+mod passing;
 mod removal;
 mod route;
 mod set;
@@ -82,6 +85,7 @@ mod word;
 mod writeback;
 mod writes;
 
-pub use config::without_cache;
+pub use attach::{CacheFound, first_sector_of};
+pub use config::{without_attach, without_cache};
 pub use detach::Attached;
 pub use volume::{BACKING_ROLE, Bcache, CACHE_ROLE, KIND};

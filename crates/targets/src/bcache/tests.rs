@@ -3,6 +3,7 @@
 
 mod cutoffs;
 mod fill;
+mod life;
 mod policy;
 mod rate;
 mod removal;

@@ -16,6 +16,7 @@ use cairn_format::bcache::{BackingSuperblock, CacheMode};
 use super::backing::Traffic;
 use super::bypass::Bypass;
 use super::config::{Config, Devices, SPEC};
+use super::passing::passes;
 use super::set::{Core, Set};
 use super::statistics::Statistics;
 use super::superblocks::read_superblocks;
@@ -40,6 +41,8 @@ pub struct Bcache {
     me: Weak<Bcache>,
     pub(super) config: Config,
     pub(super) read_only: bool,
+    /// Requests pass through to the backing device (`passing`).
+    pub(super) passes: bool,
     /// The first sector of the volume on the backing device; keys count from there, too.
     pub(super) first: u64,
     /// Bytes of a block of the set.
@@ -69,6 +72,8 @@ pub struct Bcache {
     pub(super) statistics: Statistics,
     /// The task runs that folds the counters into the windows.
     pub(super) is_ticking: AtomicBool,
+    /// The backing device belongs to the set: the word `attach` has been acted upon.
+    pub(super) is_member: AtomicBool,
     /// The superblock of the backing device, as it is there.
     pub(super) backing: Mutex<Option<BackingSuperblock>>,
     /// Its mode, which requests read without the lock.
@@ -124,9 +129,11 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         None => None,
     };
     let is_cached = matches!(config.devices, Devices::Cached { .. });
+    let passes = passes(&config, superblocks.backing.as_ref());
     Ok(Arc::new_cyclic(|me| Bcache {
         me: me.clone(),
         read_only: ctor.read_only,
+        passes,
         first,
         block_bytes: block as u32,
         is_suspect: AtomicBool::new(false),
@@ -145,6 +152,7 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         is_ticking: AtomicBool::new(false),
         mode: AtomicU8::new(mode_of(superblocks.backing.as_ref()) as u8),
         backing: Mutex::new(superblocks.backing),
+        is_member: AtomicBool::new(false),
         copier: Copier::new(COPY_BYTES),
         draining: Fair::new(()),
         batching: Fair::new(()),
@@ -270,15 +278,19 @@ impl Target for Bcache {
     }
 
     fn limits(&self, stacked: Limits) -> Limits {
-        let is_bare = matches!(self.config.devices, Devices::Bare { .. });
+        let is_read = matches!(self.config.devices, Devices::Bare { .. }) && !self.passes;
+        let (discard, fast_zero) = match self.passes {
+            true => (stacked.discard, stacked.fast_zero),
+            false => (!is_read && !self.read_only, false),
+        };
         let block = self.block_bytes;
         Limits {
             logical_block: stacked.logical_block.max(block),
             physical_block: stacked.physical_block.max(block),
             io_min: stacked.io_min.max(block),
-            discard: !is_bare && !self.read_only,
-            fast_zero: false,
-            read_only: stacked.read_only || self.read_only || is_bare,
+            discard,
+            fast_zero,
+            read_only: stacked.read_only || self.read_only || is_read,
             ..stacked
         }
     }
@@ -304,16 +316,20 @@ impl Target for Bcache {
         Box::pin(self.stop(env))
     }
 
-    /// Zero: failures of the lower disks are handled here, not passed on.
+    /// Zero with a cache: failures of the lower disks are handled here then, not passed on.
     fn failures(&self) -> u64 {
-        0
+        self.passes_to().map_or(0, |disk| disk.failures())
     }
 
     fn failures_told(&self) -> u64 {
-        0
+        self.passes_to().map_or(0, |disk| disk.failures_told())
     }
 
-    fn acknowledge_failures(&self) {}
+    fn acknowledge_failures(&self) {
+        if let Some(disk) = self.passes_to() {
+            disk.acknowledge_failures(disk.failures());
+        }
+    }
 
     fn report(&self) -> Report {
         self.make_report()
@@ -324,7 +340,11 @@ impl Target for Bcache {
     }
 
     fn table(&self) -> String {
-        self.config.args.to_string()
+        let mut args = self.config.args.clone();
+        if self.is_member.load(Ordering::Relaxed) {
+            args.set_flag("attach", false);
+        }
+        args.to_string()
     }
 
     fn message<'a>(
@@ -372,7 +392,11 @@ impl Target for Bcache {
     }
 
     fn shows_of_origin(&self, range: SectorRange) -> Option<(Arc<dyn Disk>, SectorRange)> {
-        let Devices::Cached { backing, .. } = &self.config.devices else { return None };
+        let backing = match &self.config.devices {
+            Devices::Cached { backing, .. } => backing,
+            Devices::Bare { backing, .. } if self.passes => backing,
+            Devices::Bare { .. } | Devices::Flash { .. } => return None,
+        };
         let start = range.start + SectorCount(self.first);
         Some((backing.disk.clone(), SectorRange::new(start, range.count)))
     }

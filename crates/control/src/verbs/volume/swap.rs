@@ -11,7 +11,7 @@
 //!    `world::attached`).
 //! 6. The new table starts. If it cannot, these devices are attached again before the old table
 //!    starts, but for those that the new table may have written to.
-//! 7. Recorded: the new table alone.
+//! 7. Recorded: the new table alone, without words that ask for what its start has done.
 //! 8. The new table serves requests.
 //!
 //! A kill before 5 leaves the old table. After a kill between 5 and 7 the next start tries the new
@@ -53,6 +53,7 @@ use cairn_block::{
 use cairn_outcome::failure::{Outcome, refused, unless_lost};
 
 use crate::control::server::{Caller, TheServer};
+use crate::lasting::lasting;
 use crate::names::{parent_of, real_of, snapshot_of};
 use crate::reach::Named;
 use crate::state::{CacheRecord, Record};
@@ -475,9 +476,10 @@ impl Verbs {
     /// Step 5. Returns the former record and that of the new table.
     fn record_swap(&self, changes: &Changes, swap: &Swap<'_>) -> Outcome<(Record, Record)> {
         let before = changes.record_of(swap.name);
-        let (table, inactive) = (Some(swap.table.clone()), None);
-        let after = Record { table, inactive, ..before.clone() };
-        changes.record_all(vec![Record { former: before.table.clone(), ..after.clone() }])?;
+        let table = Some(swap.table.clone());
+        let during = Record { table, inactive: None, ..before.clone() };
+        let after = Record { table: Some(lasting(&swap.table)), ..during.clone() };
+        changes.record_all(vec![Record { former: before.table.clone(), ..during }])?;
         Ok((before, after))
     }
 

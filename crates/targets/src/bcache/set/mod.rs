@@ -36,6 +36,7 @@ pub(super) use keeper::COMMIT_DELAY;
 pub(super) use open::open;
 pub(super) use session::{Session, WriteError};
 pub(super) use users::Serving;
+pub(super) use uuids::Entered;
 
 use super::btree::Tree;
 use super::buckets::{Buckets, OpenBuckets};

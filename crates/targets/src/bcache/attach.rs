@@ -198,16 +198,7 @@ impl Bcache {
         let refuse = |kind, detail: String| Err(ConfigError::new(kind, cache, detail));
         match entered {
             Ok(Entered::At(_)) => Ok(()),
-            Ok(Entered::NoSlot) => {
-                let detail = "uuids: found no unused entry, expected one: each device or volume \
-                              that the set ever had keeps its own";
-                refuse(ConfigKind::Argument, detail.to_owned())
-            }
-            Ok(Entered::NoBucket) => {
-                let detail = "buckets: found too few free ones for the array of uuids and the \
-                              priorities; cairn cache flush on the volumes of the set frees some";
-                refuse(ConfigKind::Busy, detail.to_owned())
-            }
+            Ok(refused) => refuse(ConfigKind::Argument, refused.text().to_owned()),
             Err(error) => refuse(ConfigKind::System, format!("attach: {error}")),
         }
     }

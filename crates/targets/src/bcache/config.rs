@@ -243,7 +243,10 @@ mod tests {
             ("/o /c 2 flash 00112233445566778899aabbccddeeff", "flash: found '00112233-4455"),
             ("/o - 1 attach", "attach: found it without both devices, expected a backing device"),
             ("/o /c 2 force 00112233445566778899aabbccddeeff", "force: found it with a cache"),
-            ("/o /c 1 shiny", "option: found 'shiny', expected one of set, flash, stale_ok, attach"),
+            (
+                "/o /c 1 shiny",
+                "option: found 'shiny', expected one of set, flash, stale_ok, attach",
+            ),
         ] {
             let error = parse(line).expect_err(line);
             assert!(error.contains(part), "{line}: {error}");

@@ -69,6 +69,7 @@ impl Bcache {
         if set.changes.are_lost(self.inode(), from, from + want) {
             return (Plan::Fail, false);
         }
+        let skips = skips || self.is_leaving.load(Ordering::Relaxed);
         let is_bypass = bypasses(self.mode(), set.buckets.in_use_percent(), skips);
         let plan = match set.tree.find(self.inode(), from) {
             Found::Extent(key) => {

@@ -23,12 +23,14 @@
 //! clients write there, and its flushes), `set` (what is in memory of the cache, opening, changing
 //! it), `journal` (the ring, and group commits), `btree` (nodes, lookup, changes, splits, writing),
 //! `buckets` (what each holds, allocation), `writeback` (batches, in the background and in a drain,
-//! and their rate), `attach` and `detach` (the backing device joins
-//! a set, or leaves it), `passing` (the backing device alone), `canary` (planted ordering bugs).
+//! and their rate), `attach` and `detach` (the backing device joins a set, or leaves it), `flash`
+//! (volumes that lie in the cache alone), `passing` (the backing device alone), `canary` (planted
+//! ordering bugs).
 //!
 //! # Invariants
-//! I1. Without a write of a client, a read that misses, a drain, a detach or a message no byte is
-//!     written to any device, at no opening and at no ending.
+//! I1. Without a write of a client, a read that misses, a drain, a detach, a message, or a word of
+//!     the line that asks for it (`attach`, `force`) no byte is written to any device, at no
+//!     opening and at no ending.
 //! I2. A drain, a checkpoint and an eviction change no content: each sector of the volume reads the
 //!     same at any time, and after any crash.
 //! I3. A key becomes clean only after its data is durable on the backing device (R2, R10).
@@ -62,6 +64,7 @@ mod canary;
 mod config;
 mod detach;
 mod fill;
+mod flash;
 mod human;
 mod journal;
 mod map;

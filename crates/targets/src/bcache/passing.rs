@@ -21,7 +21,9 @@
 
 use std::sync::Arc;
 
-use cairn_block::{ConfigError, ConfigKind, Disk, Env, IoError, Op, Request, Sector, Verdict, mutants};
+use cairn_block::{
+    ConfigError, ConfigKind, Disk, Env, IoError, Op, Request, Sector, Verdict, mutants,
+};
 use cairn_format::bcache::{BackingState, BackingSuperblock, Uuid};
 
 use super::canary::{Bug, planted};

@@ -2,7 +2,8 @@
 //!
 //! The order of the rules is the kernel's (section 8.3 of the format's description), but for dirty
 //! data (R9): what overlaps dirty data goes into the cache as dirty data, at any pressure, since
-//! the backing device may not get newer data while an older copy is to be written there.
+//! the backing device may not get newer data while an older copy is to be written there. While the
+//! backing device is about to leave its set, the older copy is written there first.
 
 use cairn_format::bcache::CacheMode;
 
@@ -51,12 +52,15 @@ pub(super) struct Inputs {
     pub skips: bool,
     /// The volume is all in the cache.
     pub is_flash: bool,
+    /// The backing device is about to leave its set: nothing may become dirty (R9).
+    pub is_leaving: bool,
 }
 
 impl Inputs {
     /// True if the write bypasses the cache where it may.
     pub fn bypasses(&self) -> bool {
-        self.mode == CacheMode::Writearound || bypasses(self.mode, self.in_use, self.skips)
+        let skips = self.skips || self.is_leaving;
+        self.mode == CacheMode::Writearound || bypasses(self.mode, self.in_use, skips)
     }
 
     /// True if the write becomes dirty data where the cache has none.
@@ -84,12 +88,15 @@ pub(super) enum Route {
     Ordered,
     /// Nowhere yet: holes of other writes are on their way.
     Wait,
+    /// Nowhere yet: the dirty data is written back first, and is clean, durably.
+    Ahead,
 }
 
 /// See the module's description.
 pub(super) fn route(inputs: &Inputs) -> Route {
     match inputs.overlap {
         _ if inputs.is_flash => Route::Cache,
+        Overlap::Dirty if inputs.is_leaving => Route::Ahead,
         Overlap::Dirty => Route::Cache,
         _ if inputs.writes_back() => Route::Cache,
         Overlap::Clean => Route::Ordered,
@@ -111,6 +118,7 @@ mod tests {
         is_sync: false,
         skips: false,
         is_flash: false,
+        is_leaving: false,
     };
 
     #[test]
@@ -174,6 +182,22 @@ mod tests {
         ] {
             let inputs = Inputs { mode, overlap, skips: true, ..PLAIN };
             assert_eq!(route(&inputs), expected, "{inputs:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_becomes_dirty_while_the_backing_device_is_about_to_leave() {
+        use CacheMode::{Writeback, Writethrough};
+        for mode in [Writeback, Writethrough] {
+            for (overlap, expected) in [
+                (Overlap::None, Route::Around),
+                (Overlap::Leaving, Route::Wait),
+                (Overlap::Clean, Route::Ordered),
+                (Overlap::Dirty, Route::Ahead),
+            ] {
+                let inputs = Inputs { mode, overlap, is_sync: true, is_leaving: true, ..PLAIN };
+                assert_eq!((route(&inputs), inputs.bypasses()), (expected, true), "{inputs:?}");
+            }
         }
     }
 

@@ -54,6 +54,8 @@ impl Bcache {
         self.suspending.store(false, Ordering::Relaxed);
         self.is_handing_back.store(false, Ordering::Relaxed);
         self.resting.store(false, Ordering::Relaxed);
+        self.is_leaving.store(false, Ordering::Relaxed);
+        self.is_serving.store(true, Ordering::Relaxed);
         self.start_statistics(env);
         Ok(())
     }

@@ -559,7 +559,7 @@ fn messages_with_wrong_words_are_refused_with_what_was_expected() {
     for (words, expected) in [
         (&["set", "sequential_cutoff", "4M"][..], "found '4M', expected a number of bytes from 0"),
         (&["set", "speed", "1"], "found 'set speed', expected set and one of cache_mode, write"),
-        (&["set", "speed"], "found 'set speed', expected set <name> <value> or get"),
+        (&["set", "speed"], "found 'set speed', expected set <name> <value>, get <name>"),
         (&["set", "cache_mode", "fast"], "found 'fast', expected writethrough, writeback"),
     ] {
         let error = test.message("v", words).expect_err("it is wrong").to_string();

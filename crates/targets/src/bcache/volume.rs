@@ -9,7 +9,8 @@ use cairn_block::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Or
 use cairn_block::{
     Attribute, Claim, ClaimKind, ConfigError, Copier, Counters, Ctor, Dirty, Disk, EndIo, Env,
     Extent, FailureCount, IoError, IoResult, Limits, LocalFuture, MessageError, Report, Request,
-    RequestId, Sector, SectorCount, SectorRange, SuspendMode, Target, TaskGroup, Verdict,
+    RequestId, SECTOR_BYTES, Sector, SectorCount, SectorRange, SuspendMode, Target, TaskGroup,
+    Verdict,
 };
 use cairn_format::bcache::{BackingSuperblock, CacheMode};
 
@@ -19,8 +20,8 @@ use super::config::{Config, Devices, SPEC};
 use super::passing::passes;
 use super::set::{Core, Set};
 use super::statistics::Statistics;
-use super::superblocks::read_superblocks;
-use super::writeback::{COPY_BYTES, Throttle};
+use super::superblocks::{Superblocks, read_superblocks};
+use super::writeback::{Ahead, COPY_BYTES, Throttle};
 use super::writes::Ready;
 use crate::args::Device;
 use crate::epochs::Epochs;
@@ -45,7 +46,7 @@ pub struct Bcache {
     pub(super) passes: bool,
     /// The first sector of the volume on the backing device; keys count from there, too.
     pub(super) first: u64,
-    /// Bytes of a block of the set.
+    /// Bytes of a block of the set, or of the backing device where requests pass through.
     block_bytes: u32,
     /// Where the cache may have had newer data, which is not there.
     pub(super) is_suspect: AtomicBool,
@@ -84,12 +85,19 @@ pub struct Bcache {
     /// One batch of writeback at a time, or discards.
     pub(super) batching: Fair<()>,
     pub(super) drains_waiting: AtomicUsize,
+    /// A drain is under way whose end is a table without the cache.
+    pub(super) is_leaving: AtomicBool,
+    /// The writes whose sectors are written back first.
+    pub(super) ahead: Ahead,
     /// How fast data is written back in the background.
     pub(super) throttle: Throttle,
     /// The state in the superblock of the backing device was written since the last resume.
     pub(super) has_written_state: AtomicBool,
     /// One writer of the superblock of the backing device at a time.
     pub(super) states: Fair<()>,
+    /// Between a resume and a suspend: the superblock is this volume's to write. It changes in the
+    /// turn of `states`.
+    pub(super) is_serving: AtomicBool,
     /// Sectors that only the cache has.
     pub(super) dirty_sectors: AtomicU64,
     /// A suspend has begun: a drain ends early.
@@ -119,7 +127,7 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
     refuse_volume(&config, ctor.read_only)?;
     let superblocks = read_superblocks(env, &config, ctor.read_only).await?;
     let first = superblocks.backing.as_ref().map_or(0, BackingSuperblock::data_offset);
-    let block = superblocks.cache.as_ref().map_or(0, |cache| cache.geometry().block_bytes());
+    let passes = passes(&config, superblocks.backing.as_ref());
     let reactors = env.post().reactors();
     let core = match config.devices.cache() {
         Some(device) => {
@@ -129,13 +137,12 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         None => None,
     };
     let is_cached = matches!(config.devices, Devices::Cached { .. });
-    let passes = passes(&config, superblocks.backing.as_ref());
     Ok(Arc::new_cyclic(|me| Bcache {
         me: me.clone(),
         read_only: ctor.read_only,
         passes,
         first,
-        block_bytes: block as u32,
+        block_bytes: block_bytes_of(&superblocks, passes),
         is_suspect: AtomicBool::new(false),
         core,
         inode: AtomicU64::new(0),
@@ -157,9 +164,12 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         draining: Fair::new(()),
         batching: Fair::new(()),
         drains_waiting: AtomicUsize::new(0),
+        is_leaving: AtomicBool::new(false),
+        ahead: Ahead::default(),
         throttle: Throttle::default(),
         has_written_state: AtomicBool::new(false),
         states: Fair::new(()),
+        is_serving: AtomicBool::new(false),
         dirty_sectors: AtomicU64::new(0),
         suspending: AtomicBool::new(false),
         flush_on_suspend: AtomicBool::new(false),
@@ -170,6 +180,16 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         is_told: AtomicBool::new(false),
         config,
     }))
+}
+
+/// Bytes of a block, if there is one: of the set; or of the backing device where requests pass, so
+/// that its clients may use it with a set of the same blocks later, as in the kernel.
+fn block_bytes_of(superblocks: &Superblocks, passes: bool) -> u32 {
+    match (&superblocks.cache, &superblocks.backing) {
+        (Some(cache), _) => cache.geometry().block_bytes() as u32,
+        (None, Some(backing)) if passes => backing.block_sectors() * SECTOR_BYTES as u32,
+        (None, _) => 0,
+    }
 }
 
 /// Refuses a volume as the backing device of a set that may be written. What another table writes
@@ -377,6 +397,10 @@ impl Target for Bcache {
 
     fn drain_in_suspend(&self) {
         self.flush_on_suspend.store(true, Ordering::Relaxed);
+    }
+
+    fn set_leaving(&self, is_leaving: bool) {
+        self.is_leaving.store(is_leaving, Ordering::Relaxed);
     }
 
     fn detaches(&self) -> bool {

@@ -15,6 +15,9 @@
 //!    old data of the cache in front of the new data of the backing device.
 //! 3. The data goes to the backing device, with FUA if the write has it.
 //!
+//! While the backing device is about to leave its set, what is dirty is written back before 2
+//! (`writeback::ahead`).
+//!
 //! So a read finds data only after it was written, and a key is never durable before its data: a
 //! flush begins after step 4 has added the key (R3, R14).
 
@@ -45,6 +48,8 @@ enum Plan {
     Around { known: u32, fill: u64 },
     /// Nowhere yet: a hole was laid for it, or holes for others.
     Ordered(Option<Span>),
+    /// Nowhere yet: what is dirty there is written back first.
+    Ahead,
     /// It is a discard.
     Remove,
     /// Nowhere yet: the volume is not ready for it.
@@ -98,7 +103,9 @@ impl Bcache {
         let is_flash = self.config.devices.backing().is_none();
         let cutoffs = self.bypass.as_ref().map(Bypass::cutoffs).unwrap_or_default();
         let is_sync = request.flags.intersects(Flags::FUA | Flags::META);
-        let inputs = Inputs { mode, overlap, in_use, cutoffs, is_sync, skips, is_flash };
+        let is_leaving = self.is_leaving.load(Ordering::Relaxed);
+        let inputs =
+            Inputs { mode, overlap, in_use, cutoffs, is_sync, skips, is_flash, is_leaving };
         match route(&inputs) {
             Route::Around => {
                 set.changes.fills.touch(&span);
@@ -117,6 +124,7 @@ impl Bcache {
                 Plan::Ordered(Some(span))
             }
             Route::Wait => Plan::Ordered(None),
+            Route::Ahead => Plan::Ahead,
             Route::Cache if !self.is_ready(Ready::Dirty) => self.park(request, Ready::Dirty),
             Route::Cache => match set.place(span, request.stream()) {
                 Some((pointer, count)) => {
@@ -155,6 +163,10 @@ impl Bcache {
             Plan::Ordered(hole) => {
                 let id = request.id();
                 self.spawn(env, async move |volume, env| volume.make_hole(env, hole, id).await);
+                Verdict::Queued
+            }
+            Plan::Ahead => {
+                self.wait_for_writeback(env, span, request.id());
                 Verdict::Queued
             }
             Plan::Remove => {

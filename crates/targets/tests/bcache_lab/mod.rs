@@ -142,11 +142,7 @@ impl Lab {
     ///
     /// # Errors
     /// It is refused, a write fails, or it cannot be ended well.
-    pub fn open_and_write(
-        &self,
-        line: &str,
-        bytes: &[u8],
-    ) -> Result<Result<(), String>, Stopped> {
+    pub fn open_and_write(&self, line: &str, bytes: &[u8]) -> Result<Result<(), String>, Stopped> {
         let volume = self.registry.create_volume("volume").expect("a new name");
         let (registry, line, bytes) = (self.registry.clone(), line.to_owned(), bytes.to_vec());
         self.world.try_block_on(0, |env| async move {

@@ -70,9 +70,9 @@ impl Verbs {
         let volume = self.ready(&beneath)?;
         let disk = self.world.open(cache)?;
         let device = Device { argument: cache.clone(), disk };
-        let found = self.world.on_home(name, move |env| async move {
-            CacheFound::of(&env, &device).await
-        })?;
+        let found = self
+            .world
+            .on_home(name, move |env| async move { CacheFound::of(&env, &device).await })?;
         let table = match found {
             Some(found) => self.table_with_set(params, &volume, found)?,
             None => {
@@ -100,9 +100,9 @@ impl Verbs {
         }
         let (backing, offset, sectors) = backing_device(name, volume)?;
         let device = Device { argument: backing.clone(), disk: self.world.open(&backing)? };
-        let first = self.world.on_home(name, move |env| async move {
-            first_sector_of(&env, &device).await
-        })?;
+        let first = self
+            .world
+            .on_home(name, move |env| async move { first_sector_of(&env, &device).await })?;
         let Some(first) = first else {
             let found = format!("{backing} without a superblock of bcache");
             let expected = "a formatted backing device (cairn format bcache --backing)";

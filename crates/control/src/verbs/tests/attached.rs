@@ -13,7 +13,7 @@ use cairn_format::bcache::{
 use cairn_outcome::failure::Outcome;
 
 use crate::state::StateFile;
-use crate::verbs::cache::{CacheAttach, CacheDetach};
+use crate::verbs::cache::{CacheAttach, CacheDetach, CacheVolume};
 use crate::verbs::snap::tests::{Content, Moment, Patient, SECTORS, TestServer, folders};
 use crate::verbs::steps::Step;
 use crate::verbs::volume::VolumeReplace;
@@ -293,7 +293,7 @@ fn a_kill_at_any_step_of_an_attach_leaves_all_data_and_one_table_that_serves_it(
                 matches!(step, None | Some(Step::Recorded | Step::Started | Step::Resumed));
             assert_eq!(is_attached(&folder), is_recorded, "{what}");
             let recorded = server.verbs.told()["c"].table.clone().unwrap();
-            assert_eq!(recorded, if is_recorded { CACHED } else { table }, "{what}");
+            assert_eq!(recorded.trim_end(), if is_recorded { CACHED } else { table }, "{what}");
         }
     }
 }
@@ -309,7 +309,7 @@ fn an_attach_that_fails_leaves_the_old_table_and_its_device() {
     let refused = attach(&server).unwrap_err().to_string();
     assert!(refused.contains("fast: journal: "), "{refused}");
     assert_eq!((live_target(&server).as_str(), server.bytes("c")), ("linear", content()));
-    assert_eq!(server.verbs.told()["c"].table.as_deref(), Some(BARE));
+    assert_eq!(server.verbs.told()["c"].table.as_deref().map(str::trim_end), Some(BARE));
     assert!(!is_attached(&work));
 }
 
@@ -327,7 +327,8 @@ fn an_attach_is_refused_with_one_line_where_a_device_does_not_fit() {
         server.verbs.cache_attach(&attach, &Patient).unwrap_err().to_string()
     };
     let refused = other("slow2");
-    assert!(refused.starts_with("slow2: format writecache: found a bcache "), "{refused}");
+    let expected = "c: table: found '0 1024 linear slow 16', expected one line, linear DEVICE 0";
+    assert_eq!(refused, expected, "a backing device is no cache");
     server.verbs.create("w", "0 8 linear fast 0").unwrap();
     let refused = attach(&server).unwrap_err().to_string();
     assert!(refused.contains("fast") && refused.contains("'w'"), "{refused}");
@@ -335,4 +336,48 @@ fn an_attach_is_refused_with_one_line_where_a_device_does_not_fit() {
     attach(&server).unwrap();
     let refused = attach(&server).unwrap_err().to_string();
     assert_eq!(refused, "c: table: found a cache, expected none (cairn cache detach c)");
+}
+
+#[test]
+fn a_kill_at_any_step_of_a_new_volume_in_a_set_leaves_it_whole_or_not_there() {
+    let (_all, work, copies) = folders();
+    let server = attached_server(&work);
+    let make = |name: &str, size_bytes: u64| CacheVolume {
+        set: "c".to_owned(),
+        name: name.to_owned(),
+        size_bytes,
+    };
+    let moments = server.moments(&copies, |server: &TestServer| {
+        server.verbs.cache_volume(&make("f", SECTORS * 512), &Patient).unwrap();
+        server.write("f", 0, SECTORS, 3);
+        server.flush("f");
+    });
+    for Moment { step, folder } in moments {
+        let what = format!("killed at {step:?}");
+        let server = TestServer::start(&folder, &format!("c={CACHED}"))
+            .unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(server.bytes("c"), content(), "{what}");
+        let is_recorded = matches!(step, None | Some(Step::Recorded));
+        assert_eq!(server.has("f"), is_recorded, "{what}");
+        match step {
+            None => assert_eq!(server.bytes("f"), [(SECTORS, 3)]),
+            Some(Step::Recorded) => assert_eq!(server.bytes("f"), [(SECTORS, 0)]),
+            _ => {}
+        }
+    }
+    for (params, part) in [
+        (make("f", 512), "f: name: found a volume of this name, expected a new name"),
+        (make("g", 513), "c: flash_vol_create: found '513', expected a multiple of 512 bytes"),
+        (CacheVolume { set: "f".to_owned(), ..make("f@g", 512) }, "volume: name: found"),
+    ] {
+        let refused = server.verbs.cache_volume(&params, &Patient).unwrap_err().to_string();
+        assert!(refused.starts_with(part), "{refused}");
+    }
+    // The set of a volume that lies in it alone.
+    let beside = CacheVolume { set: "f".to_owned(), ..make("h", 512) };
+    server.verbs.cache_volume(&beside, &Patient).unwrap();
+    let detach = CacheDetach { name: "c".to_owned(), ..CacheDetach::default() };
+    assert!(server.verbs.cache_detach(&detach, &Patient).unwrap().detached);
+    let refused = server.verbs.cache_volume(&make("k", 512), &Patient).unwrap_err().to_string();
+    assert!(refused.starts_with("c: table: found no cache"), "{refused}");
 }

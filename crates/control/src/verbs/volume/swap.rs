@@ -3,7 +3,8 @@
 //!
 //! Order, and what a kill between two steps leaves:
 //! 1. Checks: claims, the content beneath snapshots, and the size of a volume that is in use.
-//! 2. With `--flush`, the caches of the old table write back while clients are served.
+//! 2. With `--flush`, the caches of the old table write back while clients are served. During a
+//!    `cache detach` nothing becomes dirty in the meantime, so that this ends.
 //! 3. The old table is suspended. A target that drains at a suspend does so.
 //! 4. Verdict: a table that uses the origin of dirty data without its cache is refused.
 //! 5. Recorded: the caches that are given up; then the new table, with the old one as `former`.
@@ -365,6 +366,9 @@ impl Verbs {
         let volume = self.world.volume(swap.name)?;
         // A suspended cache does not write back.
         self.world.resume_live(swap.name)?;
+        if swap.doing == Doing::Detach {
+            caches_of(&volume).iter().for_each(|cache| cache.set_leaving(true));
+        }
         let mut left = dirty_sectors(&volume);
         loop {
             // Also if nothing is dirty: the origin may not say so yet.
@@ -519,6 +523,9 @@ impl Verbs {
     fn serve_on(&self, swap: &Swap<'_>, error: ConfigError) -> ConfigError {
         if !swap.is_loaded() {
             log_undo_failure(swap.name, self.world.clear(swap.name));
+        }
+        if let Ok(volume) = self.world.volume(swap.name) {
+            caches_of(&volume).iter().for_each(|cache| cache.set_leaving(false));
         }
         // Nothing writes past snapshots that are recorded.
         let has_snapshots = self.changes.record_of(&real_of(swap.name)).table.is_some();

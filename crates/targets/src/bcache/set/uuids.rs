@@ -34,6 +34,23 @@ pub(in super::super) enum Entered {
     NoBucket,
 }
 
+impl Entered {
+    /// What was found and expected, where it did not enter.
+    pub fn text(self) -> &'static str {
+        match self {
+            Entered::At(_) => "it entered",
+            Entered::NoSlot => {
+                "uuids: found no unused entry, expected one: each device or volume that the set \
+                 ever had keeps its own"
+            }
+            Entered::NoBucket => {
+                "buckets: found too few free ones for the array of uuids and the priorities; \
+                 cairn cache flush on the volumes of the set makes some free"
+            }
+        }
+    }
+}
+
 impl Session<'_> {
     /// Adds a volume to the array, durably; an entry with its UUID becomes invalid. If it does not
     /// enter, the array is unchanged, but a session has begun.

@@ -184,7 +184,7 @@ fn device_of_no_set_is_read_and_written_without_a_cache() {
     test.flush("v").expect("it passes through");
     test.discard("v", 64, 8).expect("it passes through");
     let ops: Vec<_> = test.ops("b").into_iter().filter(|it| it.0 != Op::Read).collect();
-    assert_eq!(ops, [(Op::Write, 24, 8), (Op::Flush, 0, 0), (Op::Discard, 80, 8)]);
+    assert_eq!(ops, [(Op::Write, 24, 8), (Op::Flush, 16, 0), (Op::Discard, 80, 8)]);
     is_all(&test, 8, 5);
     assert_eq!(state_of(&test), Value::State("none"));
     let client = Client::new(test.volume("v"));
@@ -205,6 +205,106 @@ fn device_of_a_set_whose_cache_is_absent_is_not_written() {
         assert!(test.volume("v").limits().read_only, "{state:?}");
         test.write("v", 0, 8, 1).expect_err("it is refused");
     }
+}
+
+#[test]
+fn volume_is_made_in_an_open_set_and_taken_away_while_it_is_empty() {
+    let test = devices(backing(3, SET, BackingState::Clean, 1), &[entry(3)]);
+    test.load("v", "0 4096 bcache b c 0");
+    let uuid = test.message("v", &["flash_vol_create", "1048576"]).expect("there is room");
+    test.load("f", &format!("0 2048 bcache - c 2 flash {uuid}"));
+    assert_eq!(test.volume("f").sectors(), SectorCount(2048));
+    test.write("f", 0, 8, 9).expect("the drives are well");
+    test.flush("f").expect("the drives are well");
+    for (words, part) in [
+        (["flash_vol_create", "513"], "flash_vol_create: found '513', expected a multiple of 512"),
+        (["flash_vol_create", "0"], "flash_vol_create: found '0', expected a multiple of 512"),
+        (["flash_vol_remove", "0"], "flash_vol_remove: found '0', expected a volume without"),
+    ] {
+        let refused = test.message("v", &words).expect_err("it is wrong").to_string();
+        assert!(refused.starts_with(part), "{refused}");
+    }
+    let uuid: &'static str = Box::leak(uuid.into_boxed_str());
+    test.message("v", &["flash_vol_remove", uuid]).expect_err("it is served");
+    test.remove("f");
+    test.message("v", &["flash_vol_remove", uuid]).expect_err("it has data");
+    let other = test.message("v", &["flash_vol_create", "512"]).expect("there is room");
+    let other: &'static str = Box::leak(other.into_boxed_str());
+    test.message("v", &["flash_vol_remove", other]).expect("it is empty");
+    test.try_load("g", &format!("0 1 bcache - c 2 flash {other}")).expect_err("it is gone");
+    test.load("f", &format!("0 2048 bcache - c 2 flash {uuid}"));
+    assert!(test.bytes("f", 0, 8).iter().all(|byte| *byte == 9));
+    test.suspend("v", SuspendMode::Flush);
+    let refused = test.message("v", &["flash_vol_create", "512"]).expect_err("it is suspended");
+    assert!(refused.to_string().contains("suspended"), "{refused}");
+}
+
+/// A client that writes to these sectors again and again, a block at a time, until `is_over`.
+fn overwrite(test: &Fixture, sectors: u64, is_over: &Rc<RefCell<bool>>) -> Rc<RefCell<u64>> {
+    let (env, volume) = (test.sim.env(1).clone(), test.volume("v"));
+    let (over, count) = (is_over.clone(), Rc::new(RefCell::new(0)));
+    let written = count.clone();
+    test.sim.env(1).spawn(async move {
+        let disk: Arc<dyn Disk> = volume;
+        while !*over.borrow() {
+            let start = env.random_below(sectors / 8) * 8;
+            let segs = env.segs(SectorCount(8));
+            segs.copy_in(0, &[7; 8 * SECTOR]);
+            env.io(&disk, Io::write(range(start, 8), segs)).await.expect("the drives are well");
+            *written.borrow_mut() += 1;
+        }
+    });
+    count
+}
+
+#[test]
+fn drain_of_a_detach_ends_although_a_client_overwrites_dirty_data_all_the_time() {
+    let test = devices(backing(3, SET, BackingState::Clean, 1), &[entry(3)]);
+    test.load("v", "0 4096 bcache b c 0");
+    for start in (0..4096).step_by(8) {
+        test.write("v", start, 8, 1).expect("the drives are well");
+    }
+    let dirty = || test.target("v").dirty().map_or(0, |dirty| dirty.sectors.0);
+    assert_eq!(dirty(), 4096);
+    let is_over = Rc::new(RefCell::new(false));
+    let written = overwrite(&test, 4096, &is_over);
+    // An usual drain leaves what was overwritten since.
+    drain(&test).expect("the drives are well");
+    assert!(dirty() > 0);
+    test.target("v").set_leaving(true);
+    let before = *written.borrow();
+    drain(&test).expect("the drives are well");
+    assert_eq!((dirty(), state_of(&test)), (0, Value::State("clean")));
+    test.run(Duration::from_millis(100));
+    assert_eq!(dirty(), 0, "nothing becomes dirty");
+    assert!(*written.borrow() > before, "the client goes on");
+    // It was called off.
+    test.target("v").set_leaving(false);
+    test.run(Duration::from_millis(100));
+    assert!(dirty() > 0);
+    *is_over.borrow_mut() = true;
+    test.run(Duration::from_millis(100));
+    let content = test.read("v", 0, 4096).expect("the drives are well");
+    test.target("v").drain_in_suspend();
+    test.suspend("v", SuspendMode::Flush);
+    let device = test.contents("b");
+    assert!(device[16 * SECTOR..] == content, "the device has all data");
+}
+
+#[test]
+fn write_over_dirty_data_that_cannot_be_written_back_goes_into_the_cache() {
+    let test = devices(backing(3, SET, BackingState::Clean, 1), &[entry(3)]);
+    test.load("v", "0 4096 bcache b c 0");
+    test.write("v", 0, 16, 1).expect("the drives are well");
+    test.drive("b").faults().add(Fault::error(OpSet::WRITES).on(range(16, 64)));
+    test.target("v").set_leaving(true);
+    test.write("v", 0, 8, 2).expect("the cache takes it");
+    is_all(&test, 0, 2);
+    is_all(&test, 8, 1);
+    drain(&test).expect_err("the backing device fails");
+    test.drive("b").faults().clear();
+    drain(&test).expect("the drives are well");
+    is_all(&test, 0, 2);
 }
 
 #[test]

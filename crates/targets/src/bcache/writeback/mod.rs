@@ -44,11 +44,15 @@
 //! copies in flight, one flush and one insertion. If nothing is dirty after that, the drain ends as
 //! if no suspend had come: the answer is the state that the superblock has.
 //!
+//! A write over dirty data waits for a batch of its own while the backing device is about to leave
+//! its set (`ahead`); the batch of the drain is sealed then.
+//!
 //! The background writeback (`background`) makes the same batches (steps 2 to 4) at the pace of the
 //! throttle (`throttle`, with the controller in `rate`), in the order of a policy (`policy`;
 //! `sweep` asks the planner). Its batch is also sealed when a drain waits for its turn, or buckets
 //! are short.
 
+mod ahead;
 mod background;
 mod batch;
 mod policy;
@@ -74,6 +78,7 @@ use batch::FAILED_IN_A_ROW;
 use policy::Shape;
 use uncopied::{AllUncopied, Uncopied};
 
+pub(super) use ahead::Ahead;
 pub(super) use batch::COPY_BYTES;
 pub(super) use policy::Policy;
 pub(super) use throttle::{Settings, Throttle};
@@ -227,9 +232,9 @@ impl Bcache {
                 core.change(env, end).await?;
                 return Err(Undrained::Suspending);
             }
-            let batch = self
-                .write_batch(env, keys, How { ends, is_paced: false, shape: Shape::MERGED })
-                .await?;
+            let ends = || ends() || self.ahead.is_wanted();
+            let how = How { ends: &ends, is_paced: false, shape: Shape::MERGED };
+            let batch = self.write_batch(env, keys, how).await?;
             from = batch.next;
             failed_in_a_row = match batch.written.is_empty() {
                 true => failed_in_a_row + batch.failed_in_a_row,

@@ -15,7 +15,7 @@ use super::set::{Core, Entered};
 use super::volume::Bcache;
 
 /// The largest volume: the ends of its extents are numbers of 63 bits, in bytes too.
-const SECTORS_MAX: u64 = (i64::MAX as u64) / SECTOR_BYTES as u64;
+const SECTORS_MAX: u64 = (i64::MAX as u64) / SECTOR_BYTES;
 
 fn failed(text: String) -> MessageError {
     MessageError::Failed(text)
@@ -53,7 +53,7 @@ impl Bcache {
         self.refuse_suspended(core, MESSAGE)?;
         let block = core.with(|set| set.superblock.geometry().block_bytes()) as u64;
         let bytes = word.parse::<u64>().ok().filter(|bytes| bytes.is_multiple_of(block));
-        let sectors = bytes.map(|bytes| bytes / SECTOR_BYTES as u64);
+        let sectors = bytes.map(|bytes| bytes / SECTOR_BYTES);
         let Some(sectors) = sectors.filter(|sectors| (1..=SECTORS_MAX).contains(sectors)) else {
             let expected = format!("a multiple of {block} bytes, above 0 and below 2^63");
             let text = format!("{MESSAGE}: found '{word}', expected {expected}");

@@ -284,6 +284,11 @@ pub trait Target: Send + Sync {
     /// Has the next suspend write back all dirty content, too.
     fn drain_in_suspend(&self) {}
 
+    /// A drain is under way whose end is a table without this target, or it was called off. While
+    /// it is, nothing becomes dirty, so that the drain ends also if clients write all the time. A
+    /// resume ends it, too.
+    fn set_leaving(&self, _is_leaving: bool) {}
+
     /// The concrete target, for verbs that belong to one kind of target only.
     fn as_any(&self) -> Option<&dyn std::any::Any> {
         None

@@ -17,7 +17,7 @@ use crate::serve::{RingChoice, ServeArgs};
 
 use cairn_control::arguments::sectors;
 use cairn_control::verbs::cache::{
-    CacheAttach, CacheDetach, CacheFlush, CacheGet, CacheList, CacheSet,
+    CacheAttach, CacheDetach, CacheFlush, CacheGet, CacheList, CacheSet, CacheVolume,
 };
 use cairn_control::verbs::export::{ExportAdd, ExportList, ExportRemove};
 use cairn_control::verbs::pool::{PoolCreate, PoolGrow, PoolStatus, PoolTrim};
@@ -221,6 +221,8 @@ pub enum CacheCommand {
         #[arg(long, value_name = "SECONDS")]
         timeout: Option<f64>,
     },
+    /// Make a volume that lies in the cache alone, in the set of a served volume of bcache
+    Volume(CacheVolume),
 }
 
 /// `snap`

@@ -2,7 +2,8 @@
 //!
 //! The modules of a line import only those of the lines above it and of their own line, and no two
 //! import each other in a circle. A test keeps it so (`cairn/tests/imports.rs`).
-//! - [`names`], [`kept`], [`measure`], [`under_way`], [`world`]: reactors, volumes and their names.
+//! - [`names`], [`kept`], [`lasting`], [`measure`], [`under_way`], [`world`]: reactors, volumes and
+//!   their names.
 //! - [`thin_line`], [`live_pool`], [`contexts`]: queries of live snapshots and pools.
 //! - [`state`], [`exports`]: the state file, and the exports that clients find.
 //! - [`caches`]: rules for tables that touch caches that were left dirty.
@@ -25,6 +26,7 @@ pub mod devices;
 pub mod exports;
 pub mod keeper_calls;
 pub mod kept;
+pub mod lasting;
 pub mod live_pool;
 pub mod measure;
 pub mod names;

@@ -31,6 +31,7 @@ use cairn_outcome::failure::{Outcome, one_line, refused, wrong};
 use cairn_targets::bcache::without_cache;
 
 use crate::caches::{Caches, Leave};
+use crate::lasting::lasting;
 use crate::measure::{Asked, measured, sectors_of};
 use crate::names::{is_hidden, parent_of, real_of, refuse_at_sign};
 use crate::state::{Export, Record, StateFile, is_same_table};
@@ -465,7 +466,7 @@ impl Plan {
         let Some(former) = &record.former else {
             return self.bring_table_up(world, record, table, begun);
         };
-        let mut serves = record.table.clone();
+        let mut serves = record.table.as_deref().map(lasting);
         if let Err(error) = self.bring_table_up(world, record, table, begun) {
             let old = self.bring_table_up(world, record, former, begun);
             old.map_err(|second| {

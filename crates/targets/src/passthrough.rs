@@ -311,6 +311,10 @@ impl Target for Passthrough {
     /// only where `drains` says true.
     fn drain_in_suspend(&self) {}
 
+    /// A drain begins whose end is a table without this target, or it was called off: nothing may
+    /// become `dirty` in between. Called only where `drains` says true.
+    fn set_leaving(&self, _is_leaving: bool) {}
+
     /// The concrete target, if verbs exist that belong to this kind alone.
     fn as_any(&self) -> Option<&dyn Any> {
         None

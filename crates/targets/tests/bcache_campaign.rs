@@ -2,7 +2,9 @@
 //! the backing device independently, in group commits, checkpoints, drains and suspends, over
 //! drives that lose, reorder and tear, and with drives that fail. Lives end by kills of the
 //! process, too. Before a start a kernel may have used the set, so that clean data of the cache
-//! differs from the backing device. `bcache_drain.rs` is the campaign of sets that are only drained.
+//! differs from the backing device. Backing devices leave their set, serve alone and join it again.
+//! `bcache_drain.rs` is the campaign of sets that are only drained, `bcache_life.rs` that of
+//! attaches.
 //!
 //! `CAIRN_CUTS=10000 cargo test -p cairn-targets --release --test bcache_campaign` is the long run.
 //! With `--features canary` known ordering bugs are planted: each must be caught.
@@ -15,12 +17,17 @@ use std::sync::Arc;
 use bcache_lab::Cache;
 use bcache_lab::judge::Devices;
 use bcache_lab::several::{MODES, SETTINGS, SHAPES, Shape, VOLUMES};
-use cairn_block::{Flags, Io, IoError, LocalFuture, Sector, SectorCount, SectorRange, TargetType};
+use bcache_lab::superblock_of;
+use cairn_block::{
+    Flags, Io, IoError, LocalFuture, Sector, SectorCount, SectorRange, SuspendMode, TargetType,
+};
 use cairn_format::bcache::{
     CacheMode, Key, SECTOR_BYTES, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, crc64,
 };
 use cairn_sim::campaign::{Campaign, Generation, Images, Opened, Scenario, Server, plant_failures};
-use cairn_sim::{DriveOptions, Fault, Image, OpSet, Workload};
+use cairn_sim::{DriveOptions, Fault, Image, OpSet, SimDrive, Workload};
+use cairn_targets::args::Device;
+use cairn_targets::bcache::Attached;
 
 /// What a refusal says of a backing device that went on without its failed cache.
 const LEFT: &str = "set_uuid: found none";
@@ -42,6 +49,8 @@ struct Bcache {
     modes: &'static [CacheMode],
     /// Of how many starts one comes after a session of a kernel; 0: none.
     foreign: u64,
+    /// Backing devices leave their set, are used alone, and join it again.
+    moves: bool,
 }
 
 /// What a session of a kernel may leave that a power cut ended: the superblock of the cache has
@@ -91,14 +100,14 @@ impl Scenario for Bcache {
     }
 
     fn open(&self, shape: Rc<Shape>, server: Server) -> LocalFuture<'static, Opened> {
-        let foreign = self.foreign;
+        let (foreign, moves) = (self.foreign, self.moves);
         Box::pin(async move {
             if foreign > 0 && server.env.random_below(foreign) == 0 {
                 foreign_session(&server, &shape).await.expect("no drive fails, and it is sound");
             }
             let mut opened = Vec::new();
             for (index, (name, _)) in VOLUMES.iter().enumerate().take(shape.volumes) {
-                let volume = match server.create(name, &shape.table(index)).await {
+                let volume = match server.create(name, &table_of(&shape, index, moves)).await {
                     Err(refused) if refused.to_string().contains(LEFT) => {
                         let linear = format!("0 {} linear {} 16", shape.sectors, VOLUMES[index].1);
                         server.load(name, &linear).await?;
@@ -130,8 +139,9 @@ impl Scenario for Bcache {
         Workload::mixed(seed, ops)
     }
 
+    /// A swap of tables is one user's; another one's resume would make its table live.
     fn suspends(&self) -> bool {
-        true
+        !self.moves
     }
 
     fn rolls_back(&self) -> bool {
@@ -162,6 +172,15 @@ impl Scenario for Bcache {
             generation.start(1, async move |server| {
                 server.pause(30_000).await;
                 drive.faults().add(fault);
+            });
+        }
+        for index in shape.cached().filter(|_| self.moves) {
+            let (shape, drive) = (shape.clone(), world.drive(VOLUMES[index].1));
+            generation.start(1, async move |server| {
+                for _ in 0..4 {
+                    server.pause(8000).await;
+                    move_out_and_in(&server, &shape, index, drive.clone()).await;
+                }
             });
         }
         let (modes, volume) = (self.modes, VOLUMES[rng.usize(..shape.cached().count())].0);
@@ -195,17 +214,49 @@ impl Scenario for Bcache {
     }
 }
 
-/// True if a set counts for this backing device.
-fn is_attached(bytes: &[u8]) -> bool {
-    let at = SUPERBLOCK_SECTOR as usize * SECTOR_BYTES;
-    match Superblock::decode(&bytes[at..]) {
-        Ok(Superblock::Backing(superblock)) => !superblock.set_uuid().is_zero(),
-        other => panic!("{other:?}"),
+/// The table of a volume. Where devices move, it attaches one that belongs to no set.
+fn table_of(shape: &Shape, index: usize, moves: bool) -> String {
+    let table = shape.table(index);
+    match table.strip_suffix(" cache 0").filter(|_| moves) {
+        Some(backing) => format!("{backing} cache 1 attach"),
+        None => table,
     }
 }
 
+/// True if a set counts for the backing device with these bytes.
+fn is_attached(backing: &[u8]) -> bool {
+    match superblock_of(backing) {
+        Superblock::Backing(superblock) => !superblock.set_uuid().is_zero(),
+        Superblock::Cache(_) => panic!("it is a backing device"),
+    }
+}
+
+/// Has a backing device leave its set, as a `cache detach` does; it is used alone for a time, and
+/// joins the set again. Sometimes the detach is called off after its drain.
+async fn move_out_and_in(server: &Server, shape: &Shape, index: usize, drive: Arc<SimDrive>) {
+    let (name, backing) = VOLUMES[index];
+    let (volume, env) = (server.volume(name), &server.env);
+    let Some(target) = server.target(name) else { return };
+    target.set_leaving(true);
+    let drained = volume.drain_caches(env).await;
+    if drained.is_err() || env.random_below(3) == 0 {
+        return target.set_leaving(false);
+    }
+    target.drain_in_suspend();
+    volume.suspend(env, SuspendMode::Flush).await.expect("no drive fails");
+    let device = Device { argument: backing.to_owned(), disk: drive };
+    let attached = Attached::of(env, device).await.expect("no drive fails");
+    let attached = attached.expect("it belongs to the set");
+    assert!(!attached.is_dirty(), "nothing became dirty since the drain");
+    attached.leave(env).await.expect("no drive fails");
+    let alone = format!("0 {} bcache {backing} - 0", shape.sectors);
+    server.load(name, &alone).await.expect("no drive fails");
+    server.pause(4000).await;
+    server.load(name, &table_of(shape, index, true)).await.expect("no drive fails");
+}
+
 fn campaign(failing: Failing) -> Campaign<Bcache> {
-    Campaign::new(Bcache { failing, shapes: SHAPES, modes: MODES, foreign: 0 })
+    Campaign::new(Bcache { failing, shapes: SHAPES, modes: MODES, foreign: 0, moves: false })
 }
 
 #[test]
@@ -216,7 +267,13 @@ fn nothing_acknowledged_is_lost_by_a_power_cut() {
 #[test]
 fn what_a_kernel_cached_in_between_is_never_read() {
     let failing = Failing::Nothing;
-    Campaign::new(Bcache { failing, shapes: SHAPES, modes: MODES, foreign: 2 }).run();
+    Campaign::new(Bcache { failing, shapes: SHAPES, modes: MODES, foreign: 2, moves: false }).run();
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_while_devices_leave_and_join_their_set() {
+    let failing = Failing::Nothing;
+    Campaign::new(Bcache { failing, shapes: SHAPES, modes: MODES, foreign: 0, moves: true }).run();
 }
 
 #[test]
@@ -260,7 +317,7 @@ mod canaries {
         foreign: u64,
     ) {
         plant(Some(bug));
-        let scenario = Bcache { failing, shapes, modes, foreign };
+        let scenario = Bcache { failing, shapes, modes, foreign, moves: false };
         Campaign::new(scenario).cuts(CUTS).expect_caught(&format!("{bug:?}"));
         plant(None);
     }

@@ -33,6 +33,7 @@ pub fn run(server: &Client, verb: CacheCommand) -> Outcome<u8> {
         CacheCommand::Get(get) => attributes(server, &get),
         CacheCommand::Set(verb) => tell(server, &verb),
         CacheCommand::Attach(verb) => tell(server, &verb),
+        CacheCommand::Volume(verb) => tell(server, &verb),
         CacheCommand::Flush(verb) => {
             let name = verb.name.clone();
             let answer = watched(server, verb, &name, || left(server, &name))?;

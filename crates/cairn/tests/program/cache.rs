@@ -301,7 +301,7 @@ fn attach_refuses_devices_in_use_and_with_other_content() {
         "text: not blank: ",
         "dirty: cache: found 64 KiB of dirty data, which are not disk's",
         "fast: in use: another process holds a lock",
-        "wb_stop.cache: not blank: found bcache-cache at byte 4096; to lose that: cairn format ",
+        "disk: table: found slow without a superblock of bcache, expected a formatted backing",
         "missing: ",
         "cairn: other: table: found '0 8 zero', expected one line, linear DEVICE 0",
     ] {

@@ -4,7 +4,9 @@
 use serde_json::Value;
 
 use super::Verbs;
-use super::cache::{CacheAttach, CacheDetach, CacheFlush, CacheGet, CacheList, CacheSet};
+use super::cache::{
+    CacheAttach, CacheDetach, CacheFlush, CacheGet, CacheList, CacheSet, CacheVolume,
+};
 use super::export::{ExportAdd, ExportList, ExportRemove};
 use super::pool::{PoolCreate, PoolGrow, PoolStatus, PoolTrim};
 use super::server::{RpcGetMethods, ServerInfo, TargetList};
@@ -23,7 +25,7 @@ use crate::control::rpc::RpcError;
 use crate::control::server::{Answer, Caller};
 
 /// Every method.
-pub const METHODS: [Entry; 46] = [
+pub const METHODS: [Entry; 47] = [
     Entry::of::<RpcGetMethods>(),
     Entry::of::<ServerInfo>(),
     Entry::of::<TargetList>(),
@@ -52,6 +54,7 @@ pub const METHODS: [Entry; 46] = [
     Entry::of::<CacheFlush>(),
     Entry::of::<CacheAttach>(),
     Entry::of::<CacheDetach>(),
+    Entry::of::<CacheVolume>(),
     Entry::of::<SnapCreate>(),
     Entry::of::<SnapList>(),
     Entry::of::<SnapDiff>(),

@@ -11,6 +11,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use super::crc::crc64;
 use super::intent::{IntentMap, RawLineage};
+use super::uuids::UuidEntry;
 use super::{Error, Geometry, SECTORS_MAX, Uuid};
 use crate::Field;
 
@@ -646,6 +647,19 @@ impl BackingSuperblock {
     #[must_use]
     pub fn label(&self) -> String {
         super::label_text(&self.bytes.0.label)
+    }
+
+    /// The entry that it gets in the array of a set which it joins at this time, in seconds of
+    /// Unix time.
+    #[must_use]
+    pub fn as_volume(&self, now_s: u32) -> UuidEntry {
+        UuidEntry {
+            uuid: self.uuid(),
+            label: self.bytes.0.label,
+            first_registered: now_s,
+            last_registered: now_s,
+            ..UuidEntry::default()
+        }
     }
 
     /// What happens with writes; a number without a meaning counts as none.

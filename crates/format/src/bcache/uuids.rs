@@ -94,6 +94,20 @@ pub struct UuidEntry {
 }
 
 impl UuidEntry {
+    /// A volume of so many sectors without a backing device, that is made at this time, in seconds
+    /// of Unix time.
+    #[must_use]
+    pub fn flash_only(uuid: Uuid, sectors: u64, now_s: u32) -> UuidEntry {
+        UuidEntry {
+            uuid,
+            first_registered: now_s,
+            last_registered: now_s,
+            flags: FLAG_FLASH_ONLY,
+            sectors,
+            ..UuidEntry::default()
+        }
+    }
+
     /// True if the slot was never used.
     #[must_use]
     pub fn is_empty(&self) -> bool {

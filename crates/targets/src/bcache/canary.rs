@@ -61,6 +61,10 @@ pub enum Bug {
     UncachedBeforeDetach,
     /// What the cache device could not read is read from the backing device, also if it is dirty.
     RetryOfDirty,
+    /// An attach has the superblock name the set before the array has the device (E2).
+    SuperblockBeforeArray,
+    /// A forced run serves requests before its state is on the device (P2).
+    ForcedBeforeStale,
     /// A detach takes the volume out of the array before the superblock names no set.
     ArrayBeforeSuperblock,
 }

@@ -16,6 +16,8 @@ const OPTIONS: &[Opt] = &[
     Opt::new("flash", UUID, "the volume without a backing device to serve").own().once(),
     Opt::new("keep_clean", &[], "clean data counts whatever the kernel did with it").own().once(),
     Opt::new("stale_ok", &[], "without the cache: reads what it may have had newer").own().once(),
+    Opt::new("attach", &[], "the backing device joins the set, if it is not of it").own().once(),
+    Opt::new("force", UUID, "without the cache of this set: gives up what it had").own().once(),
 ];
 
 /// What `bcache` declares.
@@ -24,7 +26,7 @@ pub const SPEC: Spec = Spec {
     group: Group {
         count: "#options",
         item: "option",
-        most: 6,
+        most: 9,
         needed: true,
         prints_zero: true,
         options: OPTIONS,
@@ -44,6 +46,20 @@ pub const SPEC: Spec = Spec {
     )
 };
 
+/// Makes a line of this target one whose backing device has joined the set: the word that asks for
+/// that has been acted upon. One that is wrong stays as it is.
+pub fn without_attach(line: &mut TableLine) {
+    if line.target != SPEC.name {
+        return;
+    }
+    let (words, split) = SPEC.split(line.args.iter().map(String::as_str));
+    if split.is_err() || words.option(&SPEC, "attach").is_none() {
+        return;
+    }
+    line.args.retain(|word| !word.eq_ignore_ascii_case("attach"));
+    line.args[2] = (line.args.len() - 3).to_string();
+}
+
 /// Makes a line of this target one whose cache is gone; what the cache may have newer is read as it
 /// is on the backing device if `stale_ok`. Answers whether it is a line of this target. One that is
 /// wrong stays as it is: it is refused when the table is built.
@@ -56,6 +72,7 @@ pub fn without_cache(line: &mut TableLine, stale_ok: bool) -> bool {
         return true;
     }
     let has_word = words.option(&SPEC, "stale_ok").is_some();
+    without_attach(line);
     line.args[1] = NO_DEVICE.to_owned();
     let mut options = line.args.split_off(3);
     options.retain(|word| !word.eq_ignore_ascii_case("keep_clean"));
@@ -77,6 +94,8 @@ pub(super) enum Devices {
         backing: Device,
         /// What the cache may have newer is read as it is.
         stale_ok: bool,
+        /// What only the cache of this set has is given up.
+        force: Option<Uuid>,
     },
     /// A volume that is all in the cache.
     Flash { cache: Device, volume: Uuid },
@@ -92,6 +111,8 @@ pub(super) struct Config {
     pub set: Option<Uuid>,
     /// Clean data counts that may differ from the backing device.
     pub keeps_clean: bool,
+    /// The backing device joins the set (`attach`).
+    pub attach: bool,
     pub len: SectorCount,
     pub args: Args,
 }
@@ -101,7 +122,8 @@ impl Config {
     pub fn parse(ctor: &Ctor<'_>) -> Result<Config, ConfigError> {
         let args = Args::parse(&SPEC, ctor)?;
         let (backing, cache) = (args.optional_device("backing"), args.optional_device("cache"));
-        let stale_ok = args.has("stale_ok");
+        let (stale_ok, attach, force) =
+            (args.has("stale_ok"), args.has("attach"), args.uuid("force"));
         let devices = match (backing, cache, args.uuid("flash")) {
             (None, None, _) => {
                 return Err(args.refuse("backing", "'-' with cache '-'", "a device at least"));
@@ -115,7 +137,7 @@ impl Config {
                 let found = format!("'{volume}' with a backing device");
                 return Err(args.refuse("flash", found, "'-' as backing"));
             }
-            (Some(backing), None, None) => Devices::Bare { backing, stale_ok },
+            (Some(backing), None, None) => Devices::Bare { backing, stale_ok, force },
             (Some(backing), Some(cache), None) => Devices::Cached { backing, cache },
         };
         if stale_ok && !matches!(devices, Devices::Bare { .. }) {
@@ -126,8 +148,18 @@ impl Config {
             let expected = "a backing device and a cache";
             return Err(args.refuse("keep_clean", "it with one device", expected));
         }
+        if force.is_some() && !matches!(devices, Devices::Bare { .. }) {
+            return Err(args.refuse("force", "it with a cache", "'-' as cache"));
+        }
+        if force.is_some() && stale_ok {
+            return Err(args.refuse("stale_ok", "it with force", "one of both"));
+        }
+        if attach && !matches!(devices, Devices::Cached { .. }) {
+            let found = "it without both devices";
+            return Err(args.refuse("attach", found, "a backing device and a cache"));
+        }
         let (volume, len) = (ctor.events.volume().to_owned(), ctor.len);
-        Ok(Config { volume, devices, set: args.uuid("set"), keeps_clean, len, args })
+        Ok(Config { volume, devices, set: args.uuid("set"), keeps_clean, attach, len, args })
     }
 }
 
@@ -168,6 +200,9 @@ mod tests {
             "/o /c 0".to_owned(),
             format!("/o /c 2 set {ID}"),
             "/o - 1 stale_ok".to_owned(),
+            "/o /c 1 attach".to_owned(),
+            format!("/o /c 3 set {ID} attach"),
+            format!("/o - 2 force {ID}"),
             format!("- /c 4 set {ID} flash {ID}"),
         ] {
             assert_eq!(parse(&line).as_deref(), Ok(line.as_str()));
@@ -193,8 +228,24 @@ mod tests {
         assert_eq!(rewritten(&format!("0 8 bcache {line}"), true), of(&expected));
         assert_eq!(rewritten("0 8 bcache /o /c 1 keep_clean", false), of("/o - 0"));
         assert_eq!(rewritten("0 8 bcache /o /c 1 KEEP_CLEAN", true), of("/o - 1 stale_ok"));
+        assert_eq!(rewritten("0 8 bcache /o /c 1 ATTACH", false), of("/o - 0"));
+        assert_eq!(rewritten("0 8 bcache /o /c 1 attach", true), of("/o - 1 stale_ok"));
         assert_eq!(rewritten("0 8 bcache /o", true), of("/o"));
         assert_eq!(rewritten("0 8 linear /o 0", true), None);
+    }
+
+    #[test]
+    fn word_that_asks_for_an_attach_is_dropped_once_it_was_acted_upon() {
+        for (words, expected) in [
+            ("bcache /o /c 1 attach", "bcache /o /c 0".to_owned()),
+            (&format!("bcache /o /c 3 set {ID} Attach"), format!("bcache /o /c 2 set {ID}")),
+            (&format!("bcache /o /c 2 set {ID}"), format!("bcache /o /c 2 set {ID}")),
+            ("linear attach 0", "linear attach 0".to_owned()),
+        ] {
+            let mut line = TableLine::parse(&format!("0 8 {words}")).expect("a line");
+            without_attach(&mut line);
+            assert_eq!(line.to_string(), format!("0 8 {expected}"));
+        }
     }
 
     #[test]
@@ -210,9 +261,11 @@ mod tests {
                 "/o - 1 keep_clean",
                 "keep_clean: found it with one device, expected a backing device",
             ),
+            ("/o - 1 attach", "attach: found it without both devices, expected a backing device"),
+            ("/o /c 2 force 00112233445566778899aabbccddeeff", "force: found it with a cache"),
             (
                 "/o /c 1 shiny",
-                "option: found 'shiny', expected one of set, flash, keep_clean, stale_ok",
+                "option: found 'shiny', expected one of set, flash, keep_clean, stale_ok, attach",
             ),
         ] {
             let error = parse(line).expect_err(line);

@@ -34,6 +34,9 @@ enum Plan {
 impl Bcache {
     pub(super) fn map_request<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         self.counters.add(env, Count::Requests as usize, 1);
+        if let Some(disk) = self.passes_to() {
+            return self.pass_through(disk.as_ref(), request);
+        }
         if self.is_degraded() {
             return self.map_degraded(env, request);
         }
@@ -73,6 +76,7 @@ impl Bcache {
         if core.is_broken() {
             return (Plan::Degraded, false);
         }
+        let skips = skips || self.is_leaving.load(Ordering::Relaxed);
         let is_bypass = bypasses(self.mode(), set.buckets.in_use_percent(), skips);
         let plan = match set.tree.find(self.inode(), from) {
             Found::Extent(key) => {

@@ -1,5 +1,7 @@
-//! Messages: `set NAME VALUE` changes an attribute of the volume, `get NAME` answers it.
+//! Messages: `set NAME VALUE` changes an attribute of the volume, `get NAME` answers it. Those of
+//! the set are in `flash`.
 
+use cairn_block::sync::atomic::Ordering;
 use cairn_block::{Env, MessageError, Target, Value, mutants, yield_once};
 use cairn_format::bcache::CacheMode;
 
@@ -11,7 +13,7 @@ use super::volume::Bcache;
 use super::writeback::Policy;
 
 /// The first words of all messages.
-pub(super) const MESSAGES: &[&str] = &["set", "get"];
+pub(super) const MESSAGES: &[&str] = &["set", "get", "flash_vol_create", "flash_vol_remove"];
 
 /// The attributes that are set to a word.
 const WORDS: &[&str] =
@@ -50,11 +52,17 @@ impl Bcache {
                     wrong(format!("set {name}"), &format!("set and one of {}", names.join(", ")))
                 }
             },
+            ["flash_vol_create", bytes] => self.create_flash(env, bytes).await,
+            ["flash_vol_remove", uuid] => self.remove_flash(env, uuid).await,
             ["get", name] => match self.text_of(env, name).await {
                 Some(text) => Ok(text),
                 None => wrong(format!("get {name}"), "get and the name of an attribute"),
             },
-            _ => wrong(words.join(" "), "set <name> <value> or get <name>"),
+            _ => {
+                let expected = "set <name> <value>, get <name>, flash_vol_create <bytes> or \
+                                flash_vol_remove <uuid>";
+                wrong(words.join(" "), expected)
+            }
         }
     }
 
@@ -133,6 +141,9 @@ impl Bcache {
             return failed("the volume is open read-only".to_owned());
         }
         let _turn = self.states.lock().await;
+        if !self.is_serving.load(Ordering::Relaxed) {
+            return Err(MessageError::Busy("cache_mode: the volume is suspended".to_owned()));
+        }
         let superblock = self.backing.lock().clone();
         let (Some(backing), Some(mut superblock)) = (self.config.devices.backing(), superblock)
         else {

@@ -25,12 +25,15 @@
 //! the cache, opening, changing it), `journal` (the ring, and group commits), `btree` (nodes, lookup,
 //! changes, splits, writing), `buckets` (what each holds, allocation), `writeback` (batches, in the
 //! background and in a drain, and their rate), `degraded` (a volume whose set or backing device has
-//! failed), `detach` (the backing device leaves its set), `canary` (planted ordering bugs).
+//! failed), `attach` and `detach` (the backing device joins a set, or leaves it), `flash` (volumes
+//! that lie in the cache alone), `passing` (the backing device alone), `canary` (planted ordering
+//! bugs).
 //!
 //! # Invariants
-//! I1. Without a write of a client, a read that misses, a drain, a detach or a message no byte is
-//!     written to any device, at no opening and at no ending; but for clean extents that may differ
-//!     from the backing device, which leave the set at an opening (T1).
+//! I1. Without a write of a client, a read that misses, a drain, a detach, a message, or a word of
+//!     the line that asks for it (`attach`, `force`) no byte is written to any device, at no opening
+//!     and at no ending; but for clean extents that may differ from the backing device, which leave
+//!     the set at an opening (T1).
 //! I2. A drain, a checkpoint and an eviction change no content: each sector of the volume reads the
 //!     same at any time, and after any crash.
 //! I3. A key becomes clean only after its data is durable on the backing device (R2, R10).
@@ -50,6 +53,7 @@
 //! I10. The clean extents of a volume have what its backing device has, durably: those that a start
 //!     finds, too (R13, T1).
 
+mod attach;
 mod attributes;
 mod backing;
 mod btree;
@@ -63,11 +67,13 @@ mod config;
 mod degraded;
 mod detach;
 mod fill;
+mod flash;
 mod human;
 mod journal;
 mod map;
 mod measure;
 mod message;
+mod passing;
 mod removal;
 mod route;
 mod set;
@@ -88,6 +94,7 @@ mod writeback;
 mod writes;
 mod zeroes;
 
-pub use config::without_cache;
+pub use attach::{CacheFound, first_sector_of};
+pub use config::{without_attach, without_cache};
 pub use detach::Attached;
 pub use volume::{BACKING_ROLE, Bcache, CACHE_ROLE, KIND};

@@ -2,7 +2,8 @@
 //!
 //! The order of the rules is the kernel's (section 8.3 of the format's description), but for dirty
 //! data (R9): what overlaps dirty data goes into the cache as dirty data, at any pressure, since
-//! the backing device may not get newer data while an older copy is to be written there.
+//! the backing device may not get newer data while an older copy is to be written there. While the
+//! backing device is about to leave its set, the older copy is written there first.
 
 use cairn_format::bcache::CacheMode;
 
@@ -55,19 +56,22 @@ pub(super) struct Inputs {
     pub is_large_zeroes: bool,
     /// The volume is all in the cache.
     pub is_flash: bool,
+    /// The backing device is about to leave its set: nothing may become dirty (R9).
+    pub is_leaving: bool,
 }
 
 impl Inputs {
     /// True if the write bypasses the cache where it may.
     pub fn bypasses(&self) -> bool {
         let is_around = self.mode == CacheMode::Writearound || self.is_large_zeroes;
-        is_around || bypasses(self.mode, self.in_use, self.skips)
+        is_around || bypasses(self.mode, self.in_use, self.skips || self.is_leaving)
     }
 
     /// True if the write becomes dirty data where the cache has none.
     fn writes_back(&self) -> bool {
         let Cutoffs { plain, sync } = self.cutoffs;
-        if self.mode != CacheMode::Writeback || self.in_use > sync || self.is_large_zeroes {
+        let never = self.is_large_zeroes || self.is_leaving;
+        if self.mode != CacheMode::Writeback || self.in_use > sync || never {
             return false;
         }
         let is_below = self.is_sync || self.in_use <= plain;
@@ -94,12 +98,15 @@ pub(super) enum Route {
     Zero,
     /// Nowhere yet: holes of other writes are on their way.
     Wait,
+    /// Nowhere yet: the dirty data is written back first, and is clean, durably.
+    Ahead,
 }
 
 /// See the module's description.
 pub(super) fn route(inputs: &Inputs) -> Route {
     match inputs.overlap {
         _ if inputs.is_flash => Route::Cache,
+        Overlap::Dirty if inputs.is_leaving => Route::Ahead,
         Overlap::Dirty if inputs.is_large_zeroes => Route::Zero,
         Overlap::Dirty => Route::Cache,
         _ if inputs.writes_back() => Route::Cache,
@@ -124,6 +131,7 @@ mod tests {
         joins_stripe: false,
         is_large_zeroes: false,
         is_flash: false,
+        is_leaving: false,
     };
 
     #[test]
@@ -246,6 +254,29 @@ mod tests {
         for (overlap, in_use) in [(Overlap::None, 71), (Overlap::Clean, 96), (Overlap::Dirty, 0)] {
             let inputs = Inputs { overlap, in_use, skips: true, is_flash: true, ..PLAIN };
             assert_eq!(route(&inputs), Route::Cache, "{inputs:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_becomes_dirty_while_the_backing_device_is_about_to_leave() {
+        use CacheMode::{Writeback, Writethrough};
+        for mode in [Writeback, Writethrough] {
+            for (overlap, expected) in [
+                (Overlap::None, Route::Around),
+                (Overlap::Leaving, Route::Wait),
+                (Overlap::Clean, Route::Ordered),
+                (Overlap::Dirty, Route::Ahead),
+            ] {
+                let inputs = Inputs {
+                    mode,
+                    overlap,
+                    is_sync: true,
+                    is_leaving: true,
+                    joins_stripe: true,
+                    ..PLAIN
+                };
+                assert_eq!((route(&inputs), inputs.bypasses()), (expected, true), "{inputs:?}");
+            }
         }
     }
 }

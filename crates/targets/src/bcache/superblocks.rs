@@ -12,7 +12,9 @@ use cairn_format::bcache::{
     SUPERBLOCK_SECTOR, Superblock,
 };
 
-use super::config::Config;
+use super::attach::refuse_unfit;
+use super::config::{Config, Devices};
+use super::passing::refuse_force;
 use super::set::write_io;
 use crate::args::Device;
 use crate::blank::read_sectors;
@@ -99,7 +101,7 @@ pub(super) async fn read_superblocks(
         }
         superblocks.backing = Some(backing);
     }
-    check_set(config, &superblocks)?;
+    check_set(config, &superblocks, read_only)?;
     check_blocks(config, &superblocks)?;
     Ok(superblocks)
 }
@@ -143,7 +145,11 @@ fn check_cache(
 }
 
 /// Refuses devices of different sets, and a backing device that was used without its cache.
-fn check_set(config: &Config, superblocks: &Superblocks) -> Result<(), ConfigError> {
+fn check_set(
+    config: &Config,
+    superblocks: &Superblocks,
+    read_only: bool,
+) -> Result<(), ConfigError> {
     let expected = superblocks.cache.as_ref().map(CacheSuperblock::set_uuid);
     if let (Some(device), Some(found), Some(wanted)) =
         (config.devices.cache(), expected, config.set)
@@ -155,6 +161,9 @@ fn check_set(config: &Config, superblocks: &Superblocks) -> Result<(), ConfigErr
     let (Some(device), Some(backing)) = (config.devices.backing(), &superblocks.backing) else {
         return Ok(());
     };
+    if let Some(cache) = superblocks.cache.as_ref().filter(|_| config.attach) {
+        return refuse_unfit(device, backing, cache, read_only);
+    }
     let found = backing.set_uuid();
     if let Some(wanted) = expected.or(config.set).filter(|wanted| *wanted != found) {
         let (found, hint) = match found.is_zero() {
@@ -164,8 +173,8 @@ fn check_set(config: &Config, superblocks: &Superblocks) -> Result<(), ConfigErr
         let expected = format!("{wanted}, the set of the cache{hint}");
         return Err(ConfigError::argument(&device.argument, "set_uuid", found, &expected));
     }
-    if superblocks.cache.is_none() {
-        return Ok(());
+    if let Devices::Bare { force, .. } = config.devices {
+        return force.map_or(Ok(()), |set| refuse_force(device, backing, set, read_only));
     }
     if backing.state() == BackingState::None {
         // The kernel attaches such a device with a new volume, and nothing of the old one counts.

@@ -6,6 +6,7 @@ mod cutoffs;
 mod degraded;
 mod dsync;
 mod fill;
+mod life;
 mod overwrite;
 mod policy;
 mod rate;
@@ -579,7 +580,7 @@ fn messages_with_wrong_words_are_refused_with_what_was_expected() {
         (&["set", "speed", "1"], "found 'set speed', expected set and one of cache_mode, write"),
         (&["set", "dirty_data", "0"], "dirty_data: found 'set', expected 'get': it is only read"),
         (&["set", "journal_delay_ms", "65536"], "a number of milliseconds from 0 to 65535"),
-        (&["set", "speed"], "found 'set speed', expected set <name> <value> or get"),
+        (&["set", "speed"], "found 'set speed', expected set <name> <value>, get <name>"),
         (&["set", "cache_mode", "fast"], "found 'fast', expected writethrough, writeback"),
     ] {
         let error = test.message("v", words).expect_err("it is wrong").to_string();

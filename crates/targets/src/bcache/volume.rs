@@ -9,7 +9,8 @@ use cairn_block::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Or
 use cairn_block::{
     Attribute, Claim, ClaimKind, ConfigError, Copier, Counters, Ctor, Dirty, Disk, EndIo, Env,
     Extent, FailureCount, IoError, IoResult, Limits, LocalFuture, MessageError, Report, Request,
-    RequestId, Sector, SectorCount, SectorRange, SuspendMode, Target, TaskGroup, Verdict,
+    RequestId, SECTOR_BYTES, Sector, SectorCount, SectorRange, SuspendMode, Target, TaskGroup,
+    Verdict,
 };
 use cairn_format::bcache::{BackingSuperblock, CacheMode};
 
@@ -17,11 +18,12 @@ use super::backing::Traffic;
 use super::bypass::Bypass;
 use super::config::{Config, Devices, SPEC};
 use super::degraded::Degraded;
+use super::passing::passes;
 use super::set::{Core, Set};
 use super::statistics::Statistics;
 use super::stripes::Stripes;
-use super::superblocks::read_superblocks;
-use super::writeback::{COPY_BYTES, Throttle};
+use super::superblocks::{Superblocks, read_superblocks};
+use super::writeback::{Ahead, COPY_BYTES, Throttle};
 use super::writes::Ready;
 use crate::args::Device;
 use crate::epochs::Epochs;
@@ -42,9 +44,11 @@ pub struct Bcache {
     me: Weak<Bcache>,
     pub(super) config: Config,
     pub(super) read_only: bool,
+    /// Requests pass through to the backing device (`passing`).
+    pub(super) passes: bool,
     /// The first sector of the volume on the backing device; keys count from there, too.
     pub(super) first: u64,
-    /// Bytes of a block of the set.
+    /// Bytes of a block of the set, or of the backing device where requests pass through.
     block_bytes: u32,
     /// Where the cache may have had newer data, which is not there.
     pub(super) is_suspect: AtomicBool,
@@ -75,6 +79,8 @@ pub struct Bcache {
     pub(super) statistics: Statistics,
     /// The task runs that folds the counters into the windows.
     pub(super) is_ticking: AtomicBool,
+    /// The backing device belongs to the set: the word `attach` has been acted upon.
+    pub(super) is_member: AtomicBool,
     /// The superblock of the backing device, as it is there.
     pub(super) backing: Mutex<Option<BackingSuperblock>>,
     /// Its mode, which requests read without the lock.
@@ -88,6 +94,10 @@ pub struct Bcache {
     /// Extents that were written back, and that could not be.
     pub(super) keys_done: AtomicU64,
     pub(super) keys_failed: AtomicU64,
+    /// A drain is under way whose end is a table without the cache.
+    pub(super) is_leaving: AtomicBool,
+    /// The writes whose sectors are written back first.
+    pub(super) ahead: Ahead,
     /// How fast data is written back in the background.
     pub(super) throttle: Throttle,
     /// The state in the superblock of the backing device was written since the last resume.
@@ -96,6 +106,9 @@ pub struct Bcache {
     pub(super) is_vouched: AtomicBool,
     /// One writer of the superblock of the backing device at a time.
     pub(super) states: Fair<()>,
+    /// Between a resume and a suspend: the superblock is this volume's to write. It changes in the
+    /// turn of `states`.
+    pub(super) is_serving: AtomicBool,
     /// Sectors that only the cache has.
     pub(super) dirty_sectors: AtomicU64,
     /// A suspend has begun: a drain ends early.
@@ -125,7 +138,7 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
     refuse_volume(&config, ctor.read_only)?;
     let superblocks = read_superblocks(env, &config, ctor.read_only).await?;
     let first = superblocks.backing.as_ref().map_or(0, BackingSuperblock::data_offset);
-    let block = superblocks.cache.as_ref().map_or(0, |cache| cache.geometry().block_bytes());
+    let passes = passes(&config, superblocks.backing.as_ref());
     let reactors = env.post().reactors();
     let core = match config.devices.cache() {
         Some(device) => {
@@ -138,8 +151,9 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
     Ok(Arc::new_cyclic(|me| Bcache {
         me: me.clone(),
         read_only: ctor.read_only,
+        passes,
         first,
-        block_bytes: block as u32,
+        block_bytes: block_bytes_of(&superblocks, passes),
         is_suspect: AtomicBool::new(false),
         core,
         inode: AtomicU64::new(0),
@@ -161,16 +175,20 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         is_ticking: AtomicBool::new(false),
         mode: AtomicU8::new(mode_of(superblocks.backing.as_ref()) as u8),
         backing: Mutex::new(superblocks.backing),
+        is_member: AtomicBool::new(false),
         copier: Copier::new(COPY_BYTES),
         draining: Fair::new(()),
         batching: Fair::new(()),
         drains_waiting: AtomicUsize::new(0),
         keys_done: AtomicU64::new(0),
         keys_failed: AtomicU64::new(0),
+        is_leaving: AtomicBool::new(false),
+        ahead: Ahead::default(),
         throttle: Throttle::default(),
         has_written_state: AtomicBool::new(false),
         is_vouched: AtomicBool::new(false),
         states: Fair::new(()),
+        is_serving: AtomicBool::new(false),
         dirty_sectors: AtomicU64::new(0),
         suspending: AtomicBool::new(false),
         flush_on_suspend: AtomicBool::new(false),
@@ -181,6 +199,16 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         is_told: AtomicBool::new(false),
         config,
     }))
+}
+
+/// Bytes of a block, if there is one: of the set; or of the backing device where requests pass, so
+/// that its clients may use it with a set of the same blocks later, as in the kernel.
+fn block_bytes_of(superblocks: &Superblocks, passes: bool) -> u32 {
+    match (&superblocks.cache, &superblocks.backing) {
+        (Some(cache), _) => cache.geometry().block_bytes() as u32,
+        (None, Some(backing)) if passes => backing.block_sectors() * SECTOR_BYTES as u32,
+        (None, _) => 0,
+    }
 }
 
 /// Refuses a volume as the backing device of a set that may be written. What another table writes
@@ -288,15 +316,19 @@ impl Target for Bcache {
     }
 
     fn limits(&self, stacked: Limits) -> Limits {
-        let is_bare = matches!(self.config.devices, Devices::Bare { .. });
+        let is_read = matches!(self.config.devices, Devices::Bare { .. }) && !self.passes;
+        let (discard, fast_zero) = match self.passes {
+            true => (stacked.discard, stacked.fast_zero),
+            false => (!is_read && !self.read_only, false),
+        };
         let block = self.block_bytes;
         Limits {
             logical_block: stacked.logical_block.max(block),
             physical_block: stacked.physical_block.max(block),
             io_min: stacked.io_min.max(block),
-            discard: !is_bare && !self.read_only,
-            fast_zero: false,
-            read_only: stacked.read_only || self.read_only || is_bare,
+            discard,
+            fast_zero,
+            read_only: stacked.read_only || self.read_only || is_read,
             ..stacked
         }
     }
@@ -322,16 +354,20 @@ impl Target for Bcache {
         Box::pin(self.stop(env))
     }
 
-    /// Zero: failures of the lower disks are handled here, not passed on.
+    /// Zero with a cache: failures of the lower disks are handled here then, not passed on.
     fn failures(&self) -> u64 {
-        0
+        self.passes_to().map_or(0, |disk| disk.failures())
     }
 
     fn failures_told(&self) -> u64 {
-        0
+        self.passes_to().map_or(0, |disk| disk.failures_told())
     }
 
-    fn acknowledge_failures(&self) {}
+    fn acknowledge_failures(&self) {
+        if let Some(disk) = self.passes_to() {
+            disk.acknowledge_failures(disk.failures());
+        }
+    }
 
     fn report(&self) -> Report {
         self.make_report()
@@ -342,7 +378,11 @@ impl Target for Bcache {
     }
 
     fn table(&self) -> String {
-        self.config.args.to_string()
+        let mut args = self.config.args.clone();
+        if self.is_member.load(Ordering::Relaxed) {
+            args.set_flag("attach", false);
+        }
+        args.to_string()
     }
 
     fn message<'a>(
@@ -377,6 +417,10 @@ impl Target for Bcache {
         self.flush_on_suspend.store(true, Ordering::Relaxed);
     }
 
+    fn set_leaving(&self, is_leaving: bool) {
+        self.is_leaving.store(is_leaving, Ordering::Relaxed);
+    }
+
     fn detaches(&self) -> bool {
         self.config.devices.backing().is_some()
     }
@@ -390,7 +434,11 @@ impl Target for Bcache {
     }
 
     fn shows_of_origin(&self, range: SectorRange) -> Option<(Arc<dyn Disk>, SectorRange)> {
-        let Devices::Cached { backing, .. } = &self.config.devices else { return None };
+        let backing = match &self.config.devices {
+            Devices::Cached { backing, .. } => backing,
+            Devices::Bare { backing, .. } if self.passes => backing,
+            Devices::Bare { .. } | Devices::Flash { .. } => return None,
+        };
         let start = range.start + SectorCount(self.first);
         Some((backing.disk.clone(), SectorRange::new(start, range.count)))
     }

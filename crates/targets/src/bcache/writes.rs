@@ -21,6 +21,8 @@
 //!
 //! While clients flush often, the write is held after step 3 until a flush has made it durable, or
 //! takes the way into the cache (`bypass::restraint`).
+//! While the backing device is about to leave its set, what is dirty is written back before 2
+//! (`writeback::ahead`).
 //!
 //! So a read finds data only after it was written, and a key is never durable before its data: a
 //! flush begins after step 4 has added the key (R3, R14).
@@ -55,6 +57,8 @@ enum Plan {
     Around { class: Class, known: u32, fill: u64 },
     /// Nowhere yet: a hole was laid for it, or holes for others.
     Ordered(Option<Span>),
+    /// Nowhere yet: what is dirty there is written back first.
+    Ahead,
     /// It is a discard, or leaves a hole that reads as zeros.
     Remove,
     /// It is a large write-zeroes over dirty data.
@@ -129,6 +133,7 @@ impl Bcache {
             joins_stripe,
             is_large_zeroes,
             is_flash,
+            is_leaving: self.is_leaving.load(Ordering::Relaxed),
         };
         match self.restrained(env, set, &inputs, request) {
             (Route::Around, class) => {
@@ -149,6 +154,7 @@ impl Bcache {
             }
             (Route::Wait, _) => Plan::Ordered(None),
             (Route::Zero, _) => Plan::Zero,
+            (Route::Ahead, _) => Plan::Ahead,
             (Route::Cache, _) if !self.is_ready(Ready::Dirty) => self.park(request, Ready::Dirty),
             (Route::Cache, _) => self.plan_cached(env, core, set, request, span),
         }
@@ -174,7 +180,8 @@ impl Bcache {
             let cache_sectors = geometry.buckets() * geometry.bucket_sectors();
             bypass.restraint.takes(now, request.range.count.0, cache_sectors)
         };
-        let is_below = inputs.in_use <= inputs.cutoffs.plain && !inputs.is_large_zeroes;
+        let never = inputs.is_large_zeroes || inputs.is_leaving;
+        let is_below = inputs.in_use <= inputs.cutoffs.plain && !never;
         match self.traffic.depth() < DEEP && is_below && takes() {
             true => (Route::Cache, Class::Around),
             false => (route, Class::Held),
@@ -239,6 +246,10 @@ impl Bcache {
             Plan::Ordered(hole) => {
                 let id = request.id();
                 self.spawn(env, async move |volume, env| volume.make_hole(env, hole, id).await);
+                Verdict::Queued
+            }
+            Plan::Ahead => {
+                self.wait_for_writeback(env, span, request.id());
                 Verdict::Queued
             }
             Plan::Remove => {

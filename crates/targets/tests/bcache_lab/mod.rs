@@ -130,6 +130,39 @@ impl Lab {
         })
     }
 
+    /// Opens the volume and ends it, until the power is cut.
+    ///
+    /// # Errors
+    /// It is refused, or cannot be ended well.
+    pub fn open_and_close(&self, line: &str) -> Result<Result<(), String>, Stopped> {
+        self.open_and_write(line, &[])
+    }
+
+    /// Opens the volume, writes its first bytes and ends it, until the power is cut.
+    ///
+    /// # Errors
+    /// It is refused, a write fails, or it cannot be ended well.
+    pub fn open_and_write(&self, line: &str, bytes: &[u8]) -> Result<Result<(), String>, Stopped> {
+        let volume = self.registry.create_volume("volume").expect("a new name");
+        let (registry, line, bytes) = (self.registry.clone(), line.to_owned(), bytes.to_vec());
+        self.world.try_block_on(0, |env| async move {
+            start(&env, &registry, &volume, &line).await?;
+            let count = SectorCount::of_bytes(bytes.len() as u64);
+            if count > SectorCount::ZERO {
+                let disk: Arc<dyn Disk> = volume.clone();
+                let segs = env.segs(count);
+                segs.copy_in(0, &bytes);
+                let write = Io::write(SectorRange::new(Sector(0), count), segs);
+                env.io(&disk, write).await.map_err(|error| error.to_string())?;
+            }
+            let text = |error: ConfigError| error.to_string();
+            volume.suspend(&env, SuspendMode::Flush).await.map_err(text)?;
+            volume.remove(&env).await.map_err(text)?;
+            drop(registry.remove_volume("volume"));
+            Ok(())
+        })
+    }
+
     /// Builds the table and resumes it.
     pub fn try_open(&self, line: &str, read_only: bool) -> Result<Arc<MappedDevice>, ConfigError> {
         let volume = self.registry.create_volume("volume").expect("a new name");

@@ -1,16 +1,29 @@
-//! `cache attach`: puts a `writecache` in front of the device of a served volume.
+//! `cache attach`: puts a cache in front of the device of a served volume.
 //!
-//! The verb is a `replace` of `linear DEVICE 0` by `writecache s DEVICE CACHE`. The new table
-//! formats the cache when it starts, behind the record of the swap: after a kill before that, the
-//! next start formats the cache, or serves the old table.
+//! The cache device says which kind of cache it becomes: one of bcache is known by its superblock;
+//! a blank one becomes a `writecache`.
 //!
-//! The cache must be blank, or a writecache without dirty blocks: dirty blocks are those of another
-//! origin, or of a table that has this origin with that cache already.
+//! **writecache.** The verb is a `replace` of `linear DEVICE 0` by `writecache s DEVICE CACHE`. The
+//! new table formats the cache when it starts, behind the record of the swap: after a kill before
+//! that, the next start formats the cache, or serves the old table. A writecache must have no dirty
+//! blocks: these are those of another origin, or of a table that has this origin with that cache
+//! already.
+//!
+//! **bcache.** The verb is a `replace` of `linear BACKING OFFSET` or `bcache BACKING - ...` by
+//! `bcache BACKING CACHE 1 attach`, where OFFSET is the first sector of data of a formatted backing
+//! device. The swap drains what passed through and flushes it; the new table attaches the device
+//! when it starts, behind the record of the swap, and the record of the table that serves has not
+//! the word (`lasting`). After a kill before that, the next start attaches the device, or serves
+//! the old table. A device that is attached when the new table cannot start has nothing in the
+//! cache, so the old table serves all of its content.
 
 use std::sync::Arc;
 
 use cairn_block::{ConfigError, ConfigKind, Disk, MappedDevice};
 use cairn_outcome::failure::{Outcome, refused, wrong};
+use cairn_targets::args::Device;
+use cairn_targets::bcache::{CacheFound, first_sector_of};
+use cairn_targets::spec::NO_DEVICE;
 
 use super::cache_lines;
 use crate::arguments::device;
@@ -30,11 +43,12 @@ declare! {
     CacheAttach = "cache_attach" -> Done {
         /// The volume
         name: String,
-        /// The cache device: a blank file or block device, or a volume (@NAME)
+        /// The cache device: a blank file or block device, a volume (@NAME), or a cache device of
+        /// bcache
         #[arg(value_name = "CACHE", value_parser = device())]
         cache: String,
-        /// Bytes of a cache block (default: 4096; while clients are connected the logical block
-        /// size of the volume)
+        /// Bytes of a block of a writecache (default: 4096; while clients are connected the
+        /// logical block size of the volume)
         #[arg(long, value_name = "BYTES")]
         block_size: Option<u64>,
     }
@@ -54,12 +68,66 @@ impl Verbs {
         let named = Named::volume(&beneath).with_device(Some(cache));
         let changes = self.change_table(&named, "cache attach", caller)?;
         let volume = self.ready(&beneath)?;
-        let (origin, sectors) = bare_device(name, &volume)?;
-        self.refuse_as_cache(name, cache)?;
-        let block = self.block_bytes(name, &volume, *block_size)?;
-        let table = format!("0 {sectors} writecache s {origin} {cache} {block} 0");
+        let disk = self.world.open(cache)?;
+        let device = Device { argument: cache.clone(), disk };
+        let found = self
+            .world
+            .on_home(name, move |env| async move { CacheFound::of(&env, &device).await })?;
+        let table = match found {
+            Some(found) => self.table_with_set(params, &volume, found)?,
+            None => {
+                let (origin, sectors) = bare_device(name, &volume)?;
+                self.refuse_as_cache(name, cache)?;
+                let block = self.block_bytes(name, &volume, *block_size)?;
+                format!("0 {sectors} writecache s {origin} {cache} {block} 0")
+            }
+        };
         let params = VolumeReplace { name: beneath, table, ..VolumeReplace::default() };
         self.swap_in_turn(changes, Doing::Attach, &params, caller)
+    }
+
+    /// The table with the device of a volume behind a cache of bcache.
+    fn table_with_set(
+        &self,
+        params: &CacheAttach,
+        volume: &MappedDevice,
+        found: CacheFound,
+    ) -> Outcome<String> {
+        let CacheAttach { name, cache, block_size } = params;
+        if let Some(asked) = block_size {
+            let expected = format!("nothing: the set has blocks of {} bytes", found.block_bytes);
+            return Err(wrong(name, "--block-size", asked.to_string(), expected));
+        }
+        let (backing, offset, sectors) = backing_device(name, volume)?;
+        let device = Device { argument: backing.clone(), disk: self.world.open(&backing)? };
+        let first = self
+            .world
+            .on_home(name, move |env| async move { first_sector_of(&env, &device).await })?;
+        let Some(first) = first else {
+            let found = format!("{backing} without a superblock of bcache");
+            let expected = "a formatted backing device (cairn format bcache --backing)";
+            return Err(refused(ConfigKind::Argument, name, "table", found, expected));
+        };
+        if offset.is_some_and(|offset| offset != first) {
+            let found = format!("sectors from {} of {backing} on", offset.unwrap_or_default());
+            let expected = format!("those from {first} on, where its data begins");
+            return Err(refused(ConfigKind::Argument, name, "table", found, expected));
+        }
+        let now = u64::from(volume.limits().logical_block);
+        if found.block_bytes > now && self.is_in_use(name, volume) {
+            let block = found.block_bytes;
+            let found = format!("{block} bytes with users that write blocks of {now}");
+            let expected = format!("at most {now} (or no clients)");
+            return Err(refused(ConfigKind::Busy, cache, "block_size", found, expected));
+        }
+        Ok(format!("0 {sectors} bcache {backing} {cache} 1 attach"))
+    }
+
+    /// True if clients, volumes or snapshots use the volume.
+    fn is_in_use(&self, name: &str, volume: &MappedDevice) -> bool {
+        volume.volume() != name
+            || !self.world.users_of(name).is_empty()
+            || self.exports.refuse_clients(name, "").is_err()
     }
 
     /// Refuses a device that a table uses, and one that is neither blank nor a writecache without
@@ -94,10 +162,7 @@ impl Verbs {
     /// grow while there are any.
     fn block_bytes(&self, name: &str, volume: &MappedDevice, asked: Option<u64>) -> Outcome<u64> {
         let now = u64::from(volume.limits().logical_block);
-        // Snapshots are users, too.
-        let is_used = volume.volume() != name
-            || !self.world.users_of(name).is_empty()
-            || self.exports.refuse_clients(name, "").is_err();
+        let is_used = self.is_in_use(name, volume);
         match asked {
             Some(asked) if is_used && asked > now => {
                 let found = format!("{asked} with users that write blocks of {now}");
@@ -127,6 +192,35 @@ fn bare_device(name: &str, volume: &MappedDevice) -> Outcome<(String, u64)> {
         _ => {
             let found = printed.map_or("no line".to_owned(), |line| format!("'{line}'"));
             let expected = "one line, linear DEVICE 0";
+            Err(wrong(name, "table", found, expected))
+        }
+    }
+}
+
+/// The backing device that a volume maps as a whole, the sector where it begins to do so if its
+/// line says so, and the length.
+fn backing_device(name: &str, volume: &MappedDevice) -> Outcome<(String, Option<u64>, u64)> {
+    let table = volume.live_table();
+    let lines: Vec<_> = table.iter().flat_map(|table| table.lines()).collect();
+    let printed = lines.first().filter(|_| lines.len() == 1).map(|line| line.to_table_line());
+    let words = printed.as_ref().map(|line| (line.target.as_str(), line.args.as_slice()));
+    match (words, lines.first()) {
+        (Some(("linear", [device, offset])), Some(line)) => {
+            Ok((device.clone(), offset.parse().ok(), line.len.0))
+        }
+        (Some(("bcache", [backing, cache, ..])), Some(line)) if cache == NO_DEVICE => {
+            Ok((backing.clone(), None, line.len.0))
+        }
+        (Some(("bcache", _)), _) => {
+            let expected = format!("none (cairn cache detach {name})");
+            Err(wrong(name, "table", "a cache", expected))
+        }
+        _ => {
+            let found = match lines.first() {
+                Some(line) => format!("'{}'", line.to_table_line()),
+                None => "no line".to_owned(),
+            };
+            let expected = "one line, linear BACKING OFFSET or bcache BACKING - 0";
             Err(wrong(name, "table", found, expected))
         }
     }

@@ -7,6 +7,7 @@
 //! - `list` and `get` only read.
 //! - `flush` has the caches write back. It changes no table and takes no turn.
 //! - `set` sends messages, or replaces the table by one with other options.
+//! - `volume` makes a volume that lies in a cache of bcache alone, and serves it.
 //! - `detach` and `attach` replace the table by one without the cache, or with one.
 //!
 //! The verbs that replace a table have the checks, the order and the crash argument of
@@ -18,6 +19,7 @@ pub mod attributes;
 pub mod detach;
 pub mod flush;
 pub mod list;
+pub mod volume;
 
 use std::sync::Arc;
 
@@ -30,6 +32,7 @@ pub use attributes::{CacheGet, CacheSet};
 pub use detach::CacheDetach;
 pub use flush::CacheFlush;
 pub use list::CacheList;
+pub use volume::CacheVolume;
 
 use super::Verbs;
 use crate::names::{is_hidden, parent_of, real_of};
@@ -50,6 +53,13 @@ struct CacheLine {
     /// The cache device as the table names it, or `-`.
     cache: String,
     target: Arc<dyn Target>,
+}
+
+impl CacheLine {
+    /// False if the cache device is absent.
+    fn has_cache(&self) -> bool {
+        self.cache != NO_DEVICE
+    }
 }
 
 /// The lines of a volume's live table with a cache, in order.

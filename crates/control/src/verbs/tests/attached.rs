@@ -10,8 +10,10 @@ use cairn_format::bcache::{
     Replacement, Superblock, Uuid,
 };
 
+use cairn_outcome::failure::Outcome;
+
 use crate::state::StateFile;
-use crate::verbs::cache::CacheDetach;
+use crate::verbs::cache::{CacheAttach, CacheDetach, CacheVolume};
 use crate::verbs::snap::tests::{Content, Moment, Patient, SECTORS, TestServer, folders};
 use crate::verbs::steps::Step;
 use crate::verbs::volume::VolumeReplace;
@@ -19,7 +21,9 @@ use crate::verbs::volume::VolumeReplace;
 const CACHED: &str = "0 1024 bcache slow fast 0";
 /// The backing device alone.
 const BARE: &str = "0 1024 linear slow 16";
-/// The same, and a set that cannot be read: such a table cannot start.
+/// The same, where a superblock is.
+const ALONE: &str = "0 1024 bcache slow - 0";
+/// The backing device alone, and a set that cannot be read: such a table cannot start.
 const REFUSED: &str = "0 1024 linear slow 16\n1024 8 bcache slow2 fast2 0";
 /// Sectors of data before those of the backing device.
 const FIRST: u64 = 16;
@@ -242,4 +246,138 @@ fn a_device_stays_detached_if_no_state_file_can_be_made_once_the_new_table_has_s
     let stray = |state: &StateFile| state.path().with_file_name("state.new");
     let fail = move |state: &StateFile| fs::create_dir(stray(state)).unwrap();
     check_unwritable_state([&old, &new], fail, |state| fs::remove_dir(stray(state)).unwrap());
+}
+
+fn attach(server: &TestServer) -> Outcome<Vec<String>> {
+    let (name, cache) = ("c".to_owned(), "fast".to_owned());
+    let attach = CacheAttach { name, cache, ..CacheAttach::default() };
+    server.verbs.cache_attach(&attach, &Patient)
+}
+
+/// A set, and a server that has detached its backing device and serves it alone by this table.
+fn detached_server(folder: &Path, table: &str) -> TestServer {
+    let server = attached_server(folder);
+    let detach = CacheDetach { name: "c".to_owned(), ..CacheDetach::default() };
+    assert!(server.verbs.cache_detach(&detach, &Patient).unwrap().detached);
+    if table != BARE {
+        server.replace("c", table, false).unwrap();
+    }
+    server
+}
+
+#[test]
+fn a_kill_at_any_step_of_an_attach_leaves_all_data_and_one_table_that_serves_it() {
+    for table in [BARE, ALONE] {
+        let (_all, work, copies) = folders();
+        let server = detached_server(&work, table);
+        let attach = |server: &TestServer| {
+            attach(server).unwrap();
+            server.write("c", 0, 8, 9);
+            server.flush("c");
+        };
+        let moments = server.moments(&copies, attach);
+        let steps: Vec<Option<Step>> = moments.iter().map(|moment| moment.step).collect();
+        assert!(steps.contains(&Some(Step::Started)), "{steps:?}");
+        assert_eq!(server.verbs.told()["c"].table.as_deref(), Some(CACHED), "the word is dropped");
+        for Moment { step, folder } in moments {
+            let what = format!("{table} killed at {step:?}");
+            let server = TestServer::start(&folder, &format!("c={CACHED}"))
+                .unwrap_or_else(|error| panic!("{what}: {error}"));
+            let expected = match step {
+                None => vec![(8, 9), (DIRTY - 8, 7), (SECTORS - DIRTY, 1)],
+                Some(_) => content(),
+            };
+            assert_eq!(server.bytes("c"), expected, "{what}");
+            // The record of the swap is there, so the start attaches.
+            let is_recorded =
+                matches!(step, None | Some(Step::Recorded | Step::Started | Step::Resumed));
+            assert_eq!(is_attached(&folder), is_recorded, "{what}");
+            let recorded = server.verbs.told()["c"].table.clone().unwrap();
+            assert_eq!(recorded.trim_end(), if is_recorded { CACHED } else { table }, "{what}");
+        }
+    }
+}
+
+#[test]
+fn an_attach_that_fails_leaves_the_old_table_and_its_device() {
+    let (_all, work, _) = folders();
+    let server = detached_server(&work, BARE);
+    let mut cache = fs::read(work.join("fast")).unwrap();
+    // The journal: the set cannot be read.
+    cache[8192..8192 + 32 * 512 * 8].fill(0);
+    fs::write(work.join("fast"), cache).unwrap();
+    let refused = attach(&server).unwrap_err().to_string();
+    assert!(refused.contains("fast: journal: "), "{refused}");
+    assert_eq!((live_target(&server).as_str(), server.bytes("c")), ("linear", content()));
+    assert_eq!(server.verbs.told()["c"].table.as_deref().map(str::trim_end), Some(BARE));
+    assert!(!is_attached(&work));
+}
+
+#[test]
+fn an_attach_is_refused_with_one_line_where_a_device_does_not_fit() {
+    let (_all, work, _) = folders();
+    let server = detached_server(&work, "0 512 linear slow 17");
+    let refused = attach(&server).unwrap_err().to_string();
+    let expected = "c: table: found sectors from 17 of slow on, expected those from 16 on, where";
+    assert!(refused.starts_with(expected), "{refused}");
+    server.replace("c", BARE, false).unwrap();
+    let other = |cache: &str| {
+        let (name, cache) = ("c".to_owned(), cache.to_owned());
+        let attach = CacheAttach { name, cache, ..CacheAttach::default() };
+        server.verbs.cache_attach(&attach, &Patient).unwrap_err().to_string()
+    };
+    let refused = other("slow2");
+    let expected = "c: table: found '0 1024 linear slow 16', expected one line, linear DEVICE 0";
+    assert_eq!(refused, expected, "a backing device is no cache");
+    server.verbs.create("w", "0 8 linear fast 0").unwrap();
+    let refused = attach(&server).unwrap_err().to_string();
+    assert!(refused.contains("fast") && refused.contains("'w'"), "{refused}");
+    server.verbs.remove("w").unwrap();
+    attach(&server).unwrap();
+    let refused = attach(&server).unwrap_err().to_string();
+    assert_eq!(refused, "c: table: found a cache, expected none (cairn cache detach c)");
+}
+
+#[test]
+fn a_kill_at_any_step_of_a_new_volume_in_a_set_leaves_it_whole_or_not_there() {
+    let (_all, work, copies) = folders();
+    let server = attached_server(&work);
+    let make = |name: &str, size_bytes: u64| CacheVolume {
+        set: "c".to_owned(),
+        name: name.to_owned(),
+        size_bytes,
+    };
+    let moments = server.moments(&copies, |server: &TestServer| {
+        server.verbs.cache_volume(&make("f", SECTORS * 512), &Patient).unwrap();
+        server.write("f", 0, SECTORS, 3);
+        server.flush("f");
+    });
+    for Moment { step, folder } in moments {
+        let what = format!("killed at {step:?}");
+        let server = TestServer::start(&folder, &format!("c={CACHED}"))
+            .unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(server.bytes("c"), content(), "{what}");
+        let is_recorded = matches!(step, None | Some(Step::Recorded));
+        assert_eq!(server.has("f"), is_recorded, "{what}");
+        match step {
+            None => assert_eq!(server.bytes("f"), [(SECTORS, 3)]),
+            Some(Step::Recorded) => assert_eq!(server.bytes("f"), [(SECTORS, 0)]),
+            _ => {}
+        }
+    }
+    for (params, part) in [
+        (make("f", 512), "f: name: found a volume of this name, expected a new name"),
+        (make("g", 513), "c: flash_vol_create: found '513', expected a multiple of 512 bytes"),
+        (CacheVolume { set: "f".to_owned(), ..make("f@g", 512) }, "volume: name: found"),
+    ] {
+        let refused = server.verbs.cache_volume(&params, &Patient).unwrap_err().to_string();
+        assert!(refused.starts_with(part), "{refused}");
+    }
+    // The set of a volume that lies in it alone.
+    let beside = CacheVolume { set: "f".to_owned(), ..make("h", 512) };
+    server.verbs.cache_volume(&beside, &Patient).unwrap();
+    let detach = CacheDetach { name: "c".to_owned(), ..CacheDetach::default() };
+    assert!(server.verbs.cache_detach(&detach, &Patient).unwrap().detached);
+    let refused = server.verbs.cache_volume(&make("k", 512), &Patient).unwrap_err().to_string();
+    assert!(refused.starts_with("c: table: found no cache"), "{refused}");
 }

@@ -3,6 +3,7 @@
 use cairn_outcome::failure::Outcome;
 
 use crate::control::server::Caller;
+use crate::lasting::lasting;
 use crate::names::refuse_at_sign;
 use crate::reach::Named;
 use crate::state::{CacheRecord, Record};
@@ -74,7 +75,7 @@ impl Verbs {
         self.give_up(&given_up)?;
         self.make_live(name)?;
         self.step(Step::Resumed);
-        changes.record(name, |tables| tables.table = Some(table.to_owned()))?;
+        changes.record(name, |tables| tables.table = Some(lasting(table)))?;
         self.step(Step::Recorded);
         self.exports.add_volume(&self.world, name)?;
         Ok(given_up.iter().map(CacheRecord::farewell).collect())

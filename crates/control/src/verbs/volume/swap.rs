@@ -3,7 +3,8 @@
 //!
 //! Order, and what a kill between two steps leaves:
 //! 1. Checks: claims, the content beneath snapshots, and the size of a volume that is in use.
-//! 2. With `--flush`, the caches of the old table write back while clients are served.
+//! 2. With `--flush`, the caches of the old table write back while clients are served. During a
+//!    `cache detach` nothing becomes dirty in the meantime, so that this ends.
 //! 3. The old table is suspended. A target that drains at a suspend does so.
 //! 4. Verdict: a table that uses the origin of dirty data without its cache is refused.
 //! 5. Recorded: the caches that are given up; then the new table, with the old one as `former`.
@@ -11,7 +12,7 @@
 //!    `world::attached`).
 //! 6. The new table starts. If it cannot, these devices are attached again before the old table
 //!    starts, but for those that the new table may have written to.
-//! 7. Recorded: the new table alone.
+//! 7. Recorded: the new table alone, without words that ask for what its start has done.
 //! 8. The new table serves requests.
 //!
 //! A kill before 5 leaves the old table. After a kill between 5 and 7 the next start tries the new
@@ -53,6 +54,7 @@ use cairn_block::{
 use cairn_outcome::failure::{Outcome, refused, unless_lost};
 
 use crate::control::server::{Caller, TheServer};
+use crate::lasting::lasting;
 use crate::names::{parent_of, real_of, snapshot_of};
 use crate::reach::Named;
 use crate::state::{CacheRecord, Record};
@@ -364,6 +366,9 @@ impl Verbs {
         let volume = self.world.volume(swap.name)?;
         // A suspended cache does not write back.
         self.world.resume_live(swap.name)?;
+        if swap.doing == Doing::Detach {
+            caches_of(&volume).iter().for_each(|cache| cache.set_leaving(true));
+        }
         let mut left = dirty_sectors(&volume);
         loop {
             // Also if nothing is dirty: the origin may not say so yet.
@@ -475,9 +480,10 @@ impl Verbs {
     /// Step 5. Returns the former record and that of the new table.
     fn record_swap(&self, changes: &Changes, swap: &Swap<'_>) -> Outcome<(Record, Record)> {
         let before = changes.record_of(swap.name);
-        let (table, inactive) = (Some(swap.table.clone()), None);
-        let after = Record { table, inactive, ..before.clone() };
-        changes.record_all(vec![Record { former: before.table.clone(), ..after.clone() }])?;
+        let table = Some(swap.table.clone());
+        let during = Record { table, inactive: None, ..before.clone() };
+        let after = Record { table: Some(lasting(&swap.table)), ..during.clone() };
+        changes.record_all(vec![Record { former: before.table.clone(), ..during }])?;
         Ok((before, after))
     }
 
@@ -517,6 +523,9 @@ impl Verbs {
     fn serve_on(&self, swap: &Swap<'_>, error: ConfigError) -> ConfigError {
         if !swap.is_loaded() {
             log_undo_failure(swap.name, self.world.clear(swap.name));
+        }
+        if let Ok(volume) = self.world.volume(swap.name) {
+            caches_of(&volume).iter().for_each(|cache| cache.set_leaving(false));
         }
         // Nothing writes past snapshots that are recorded.
         let has_snapshots = self.changes.record_of(&real_of(swap.name)).table.is_some();

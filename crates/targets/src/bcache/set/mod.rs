@@ -44,6 +44,7 @@ pub(super) use open::open;
 pub(super) use overwrites::TakenOut;
 pub(super) use session::{Session, WriteError};
 pub(super) use users::Serving;
+pub(super) use uuids::Entered;
 
 use super::btree::Tree;
 use super::buckets::{Buckets, OpenBuckets};

@@ -1,4 +1,5 @@
-//! The array of uuids, rewritten without a volume that is detached, or in the 128-byte layout.
+//! The array of uuids, rewritten without a volume that is detached, with one that joins the set, or
+//! in the 128-byte layout.
 //!
 //! U1. It goes to a free bucket (K1), to which no key leads. The entry of the journal that names it
 //!     is written after a flush, and is the one that names the priorities with the generation of
@@ -11,7 +12,7 @@
 //! A power cut leaves the old array or the new one. The inode of a detached volume is never used
 //! again, so keys of it that are left lead to data that no volume has.
 
-use cairn_format::bcache::uuids::{INVALIDATED, encode};
+use cairn_format::bcache::uuids::{INVALIDATED, UuidEntry, encode};
 use cairn_format::bcache::{Key, Pointer, Uuid};
 
 use super::{Session, Set, WriteError};
@@ -22,7 +23,49 @@ pub(super) struct Array {
     bytes: Vec<u8>,
 }
 
+/// How a volume enters the array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Entered {
+    /// With this inode.
+    At(u32),
+    /// Not: each entry has been used.
+    NoSlot,
+    /// Not: there is no bucket for the array, or too few for the priorities.
+    NoBucket,
+}
+
+impl Entered {
+    /// What was found and expected, where it did not enter.
+    pub fn text(self) -> &'static str {
+        match self {
+            Entered::At(_) => "it entered",
+            Entered::NoSlot => {
+                "uuids: found no unused entry, expected one: each device or volume that the set \
+                 ever had keeps its own"
+            }
+            Entered::NoBucket => {
+                "buckets: found too few free ones for the array of uuids and the priorities; \
+                 cairn cache flush on the volumes of the set makes some free"
+            }
+        }
+    }
+}
+
 impl Session<'_> {
+    /// Adds a volume to the array, durably; an entry with its UUID becomes invalid. If it does not
+    /// enter, the array is unchanged, but a session has begun.
+    ///
+    /// # Errors
+    /// The set cannot be written.
+    pub async fn enter_volume(&self, entry: UuidEntry) -> Result<Entered, WriteError> {
+        self.begin().await?;
+        let (entered, array) = self.with(|set| set.plan_with(entry));
+        if let Some(array) = array {
+            self.replace_array(&array).await?;
+        }
+        Ok(entered)
+    }
+
     /// Takes a volume out of the array, durably. False if the set has no room for the new array, or
     /// does not know the volume: then the array is unchanged, but a session has begun, which writes
     /// the superblock and replays the journal.
@@ -33,10 +76,18 @@ impl Session<'_> {
         self.begin().await?;
         let planned = self.with(|set| set.plan_without(uuid, now_s));
         let Some(array) = planned else { return Ok(false) };
-        let replaced = self.write_array(&array).await?;
-        self.end().await?;
-        self.with(|set| set.array_written(replaced));
+        self.replace_array(&array).await?;
         Ok(true)
+    }
+
+    /// Makes an array count, durably. The last entry names it also where other volumes have taken
+    /// the room for the priorities by then.
+    async fn replace_array(&self, array: &Array) -> Result<(), WriteError> {
+        let replaced = self.write_array(array).await?;
+        self.end().await?;
+        self.write_entry().await?;
+        self.with(|set| set.array_written(replaced));
+        Ok(())
     }
 
     /// Writes an array, which the next entry of the journal makes count. Answers the bucket of the
@@ -60,6 +111,24 @@ impl Set {
         let entry = &mut self.volumes[inode as usize];
         (entry.uuid, entry.invalidated) = (INVALIDATED, now_s);
         Some(self.array_at(at))
+    }
+
+    /// Plans the array with another volume. Its inode has never been used: the entry is all zeros,
+    /// and no extent has its number.
+    fn plan_with(&mut self, entry: UuidEntry) -> (Entered, Option<Array>) {
+        let most = self.superblock.geometry().uuids();
+        let slots = self.volumes.iter().take(most).enumerate();
+        let mut unused = slots.filter(|(_, slot)| slot.is_empty()).map(|(slot, _)| slot as u32);
+        let has_none = |inode: &u32| self.tree.extents_from(*inode, 0).next().is_none();
+        let Some(inode) = unused.find(has_none) else { return (Entered::NoSlot, None) };
+        let Some(at) = self.place_for_array() else { return (Entered::NoBucket, None) };
+        let invalidated = entry.last_registered;
+        let former = self.volumes.iter_mut().find(|it| it.is_live() && it.uuid == entry.uuid);
+        if let Some(former) = former {
+            (former.uuid, former.invalidated) = (INVALIDATED, invalidated);
+        }
+        self.volumes[inode as usize] = entry;
+        (Entered::At(inode), Some(self.array_at(at)))
     }
 
     /// Plans the array in the 128-byte layout (U2), if it has the old one and there is room for it

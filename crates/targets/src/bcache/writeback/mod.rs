@@ -49,11 +49,15 @@
 //! copies in flight, one flush and one insertion. If nothing is dirty after that, the drain ends as
 //! if no suspend had come: the answer is the state that the superblock has.
 //!
+//! A write over dirty data waits for a batch of its own while the backing device is about to leave
+//! its set (`ahead`); the batch of the drain is sealed then.
+//!
 //! The background writeback (`background`) makes the same batches (steps 2 to 4) at the pace of the
 //! throttle (`throttle`, with the controller in `rate`), in the order of a policy (`policy`;
 //! `sweep` asks the planner). Its batch is also sealed when a drain waits for its turn, or buckets
 //! are short.
 
+mod ahead;
 mod background;
 mod batch;
 mod policy;
@@ -82,6 +86,7 @@ use batch::{BATCH_TIME, Copied, FAILED_IN_A_ROW};
 use policy::Shape;
 use uncopied::{AllUncopied, Uncopied};
 
+pub(super) use ahead::Ahead;
 pub(super) use batch::COPY_BYTES;
 pub(super) use policy::Policy;
 pub(super) use throttle::{Settings, Throttle};
@@ -295,7 +300,8 @@ impl Bcache {
         uncopied: &mut AllUncopied,
         ends: &dyn Fn() -> bool,
     ) -> Result<Drained, Undrained> {
-        let how = How::of_drain(ends);
+        let seals = || ends() || self.ahead.is_wanted();
+        let how = How::of_drain(&seals);
         let (mut from, mut failed_in_a_row) = (0, 0);
         let (mut turn, mut open) = (None, None::<Open>);
         loop {

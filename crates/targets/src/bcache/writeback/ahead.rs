@@ -1,0 +1,131 @@
+//! Writes over dirty data while the backing device is about to leave its set (R9): what is dirty is
+//! written back first, and is clean, durably. Then the write goes on as over clean data.
+//!
+//! W1. While the device is about to leave, no write makes anything dirty. So each dirty extent is
+//!     written back once, by a drain or ahead of a write, and the drain ends although clients
+//!     overwrite what is dirty all the time.
+//! W2. The batch has the turn of batches: none holds the same sectors (R7), and no discard.
+//! W3. A range that cannot be written back ends the aim: writes go into the cache again, so that
+//!     clients go on while a device fails. The drain reports what it could not copy.
+//!
+//! All writes that wait when a batch begins are in it. A batch of a drain is sealed for them.
+
+use std::time::Duration;
+
+use cairn_block::sync::Mutex;
+use cairn_block::sync::atomic::{AtomicUsize, Ordering};
+use cairn_block::{Env, RequestId};
+use cairn_format::bcache::Key;
+
+use super::{How, Undrained};
+use crate::bcache::btree::Span;
+use crate::bcache::set::Set;
+use crate::bcache::volume::Bcache;
+
+/// How long a batch waits that finds nothing to write: a write around the cache is in flight where
+/// something became dirty since.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// The writes that wait for writeback of their sectors.
+#[derive(Default)]
+pub(in super::super) struct Ahead {
+    queue: Mutex<Queue>,
+    /// How many are in the queue.
+    waiting: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Queue {
+    writes: Vec<(Span, RequestId)>,
+    /// A task takes from the queue.
+    is_served: bool,
+}
+
+impl Ahead {
+    /// True if a write waits for a batch to end.
+    pub fn is_wanted(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
+    /// Adds a write. True if the caller starts the task.
+    fn push(&self, span: Span, id: RequestId) -> bool {
+        let mut queue = self.queue.lock();
+        queue.writes.push((span, id));
+        self.waiting.store(queue.writes.len(), Ordering::Relaxed);
+        !std::mem::replace(&mut queue.is_served, true)
+    }
+
+    /// Takes all; none once the task is to end.
+    fn take(&self) -> Option<Vec<(Span, RequestId)>> {
+        let mut queue = self.queue.lock();
+        let writes = std::mem::take(&mut queue.writes);
+        self.waiting.store(0, Ordering::Relaxed);
+        queue.is_served = !writes.is_empty();
+        queue.is_served.then_some(writes)
+    }
+}
+
+impl Bcache {
+    /// A write waits until nothing of its sectors is dirty; then it is mapped again.
+    pub(in super::super) fn wait_for_writeback(&self, env: &Env, span: Span, id: RequestId) {
+        if self.ahead.push(span, id) {
+            self.spawn(env, async |volume, env| volume.write_back_ahead(env).await);
+        }
+    }
+
+    async fn write_back_ahead(&self, env: &Env) {
+        loop {
+            let turn = self.turn_to_remove().await;
+            let Some(writes) = self.ahead.take() else { return };
+            let spans: Vec<Span> = writes.iter().map(|(span, _)| *span).collect();
+            match self.write_back_spans(env, &spans).await {
+                Ok(true) => {}
+                Ok(false) => {
+                    drop(turn);
+                    env.sleep(PAUSE).await;
+                }
+                Err(error) => {
+                    // W3.
+                    self.is_leaving.store(false, Ordering::Relaxed);
+                    let volume = &self.config.volume;
+                    tracing::warn!("{volume}: writes go into the cache again: {error}");
+                }
+            }
+            writes.into_iter().for_each(|(_, id)| env.remap(id));
+        }
+    }
+
+    /// One batch of what is dirty in these spans. False if there was nothing.
+    async fn write_back_spans(&self, env: &Env, spans: &[Span]) -> Result<bool, Undrained> {
+        let keys = self.dirty_in(spans);
+        if keys.is_empty() {
+            return Ok(false);
+        }
+        let how = How::of_drain(&|| false);
+        let batch = self.write_batch(env, keys, how).await?;
+        self.make_clean(env, &batch.written).await?;
+        if batch.failed.is_empty() {
+            return Ok(true);
+        }
+        self.is_leaving.store(false, Ordering::Relaxed);
+        let volume = &self.config.volume;
+        let count = batch.failed.len();
+        tracing::warn!("{volume}: writes go into the cache again: {count} extents were not copied");
+        Ok(true)
+    }
+
+    /// The dirty extents that overlap spans, each once, in order.
+    fn dirty_in(&self, spans: &[Span]) -> Vec<Key> {
+        let of = |set: &Set, span: &Span| -> Vec<Key> {
+            let extents = set.tree.extents_from(span.inode, span.start);
+            let inside = extents.take_while(|key| key.start() < span.end);
+            let own = |key: &&Key| key.is_dirty() && !self.traffic.overlaps(&Span::of(key));
+            inside.filter(own).copied().collect()
+        };
+        let found = self.look(|set| spans.iter().flat_map(|span| of(set, span)).collect());
+        let mut keys: Vec<Key> = found.unwrap_or_default();
+        keys.sort_unstable_by_key(Key::start);
+        keys.dedup();
+        keys
+    }
+}

@@ -55,7 +55,9 @@ const FEW: u64 = 8;
 const PATIENCE: Duration = Duration::from_millis(2);
 
 impl Core {
-    /// Writes the next entry of the journal, durably, after all that was written before.
+    /// Writes the next entry of the journal, durably, after all that was written before. If that
+    /// fails the set is broken before another one has the turn: an entry behind one that is not
+    /// there is a gap (J1).
     ///
     /// # Errors
     /// There is no room for it, or it cannot be written.
@@ -65,6 +67,9 @@ impl Core {
         build: impl FnOnce(&mut Set) -> Result<EntryWrite, NoEntry>,
     ) -> Result<(), WriteError> {
         let _turn = self.journal_turn.lock().await;
+        if self.is_broken() {
+            return Err(WriteError::Broken);
+        }
         let entry = self.with(build)?;
         let written = self.cache.commit(env, entry.sector, &entry.bytes).await;
         // With the turn: no entry is written behind one that may be damaged.

@@ -107,10 +107,15 @@ fn durable_writes_share_entries_and_flushes_and_need_none_of_the_backing_device(
     for shape in SHAPES {
         for clients in [1, 4] {
             let cost = cost(&fresh(), shape, clients);
-            let entries = if clients == 1 { 1.05 } else { 0.5 };
+            // A flush may come after its key's group was closed: its client joins the next one.
+            let entries = match (clients, shape) {
+                (1, _) => 1.05,
+                (_, Shape::WriteAndFlush) => 0.55,
+                _ => 0.5,
+            };
             assert!(cost.entries <= entries, "{shape:?}, {clients} clients: {cost:?}");
             // One flush for the data, and one for the entry: shared by all clients but one alone.
-            let flushes = if clients == 1 { 2.05 } else { 0.6 };
+            let flushes = if clients == 1 { 2.05 } else { 0.65 };
             assert!(cost.flushes <= flushes, "{shape:?}, {clients} clients: {cost:?}");
             assert_eq!(cost.backing, 0.0, "{shape:?}, {clients} clients");
         }

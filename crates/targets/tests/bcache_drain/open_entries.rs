@@ -47,6 +47,7 @@ fn empty_cache(buckets: u64) -> (Device, CacheSuperblock, Header) {
     let builder = Builder::new(&superblock.expect("legal"), 11, &mut device);
     let volume = UuidEntry { uuid: Uuid([3; 16]), ..UuidEntry::default() };
     let Ok(superblock) = builder.finish(&[volume]) else { panic!("there is room") };
+    let superblock = superblock.registered(0);
     let Ok(()) = device.write(SUPERBLOCK_SECTOR, &superblock.encode());
     let first = superblock.geometry().sector_of(superblock.journal_buckets().start + 1);
     let entry = device.0.sector(Sector(first));

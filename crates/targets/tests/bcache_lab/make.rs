@@ -137,6 +137,7 @@ impl Maker<'_> {
             ..UuidEntry::default()
         };
         let superblock = builder.finish(&[volume(3, 0, 0), volume(4, 1, self.shape.sectors)])?;
+        let superblock = superblock.registered(0);
         Ok((superblock, placed, image))
     }
 }
@@ -155,8 +156,10 @@ pub fn backing_of(uuid: Uuid, block_sectors: u16, data: &[u8], mode: CacheMode) 
     let mut backing = vec![0; FIRST as usize * SECTOR_BYTES];
     backing.extend(data);
     let mut superblock = BackingSuperblock::fresh(&new).expect("legal");
-    // Clean extents count, as if a session of cairn had cached them.
-    superblock.set_intent(&IntentMap::new(new.set_uuid, FIRST + data.len() as u64 / 512));
+    // Clean extents count: the first session of cairn cached them, whose number is 1.
+    let mut map = IntentMap::new(new.set_uuid, FIRST + data.len() as u64 / 512);
+    map.cache_seq = 1;
+    superblock.set_intent(&map);
     put(&mut backing, 8, &superblock.encode());
     backing
 }

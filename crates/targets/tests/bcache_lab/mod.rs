@@ -232,6 +232,11 @@ impl Lab {
         })
     }
 
+    pub fn flush(&self, volume: &Arc<MappedDevice>) -> IoResult {
+        let disk: Arc<dyn Disk> = volume.clone();
+        self.world.block_on(1, |env| async move { env.io(&disk, Io::flush()).await })
+    }
+
     pub fn drain(&self, volume: &Arc<MappedDevice>) -> Result<(), String> {
         let volume = volume.clone();
         self.world.block_on(0, |env| async move {

@@ -133,7 +133,7 @@ impl Shape {
             UuidEntry { uuid: uuid_of(index), flags, sectors, ..UuidEntry::default() }
         };
         let entries: Vec<UuidEntry> = (0..self.volumes).map(entry).collect();
-        let superblock = builder.finish(&entries).expect("there is room");
+        let superblock = builder.finish(&entries).expect("there is room").registered(0);
         let mut cache = Image::of_bytes(&bytes);
         cache.write(Sector(SUPERBLOCK_SECTOR), &superblock.encode());
         let data = vec![0; self.sectors as usize * SECTOR_BYTES];

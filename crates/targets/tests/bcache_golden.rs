@@ -104,6 +104,14 @@ fn a_writable_table_reads_the_same_while_its_cache_is_filled() {
     }
 }
 
+/// The state of the backing device.
+fn state_of(lab: &Lab) -> BackingState {
+    match superblock_of(&lab.images()[1]) {
+        Superblock::Backing(superblock) => superblock.state(),
+        Superblock::Cache(_) => panic!("it is a backing device"),
+    }
+}
+
 #[test]
 fn a_golden_set_is_written_and_sound_after_it() {
     for golden in goldens() {
@@ -114,7 +122,7 @@ fn a_golden_set_is_written_and_sound_after_it() {
         let mut content = lab.read_all(&volume);
         let written: Vec<u8> = (0..16).flat_map(stamp).collect();
         let ended = lab.try_write(&volume, 24, &written);
-        if golden.cache.is_none() {
+        if golden.cache.is_none() && state_of(&lab) != BackingState::None {
             assert!(ended.is_err(), "{name}: without its cache it is read-only");
             continue;
         }
@@ -122,7 +130,9 @@ fn a_golden_set_is_written_and_sound_after_it() {
         content[24 * SECTOR_BYTES..40 * SECTOR_BYTES].copy_from_slice(&written);
         assert!(lab.read_all(&volume) == content, "{name}: while it is open");
         lab.close(&volume);
-        Cache::try_read(&lab.images()[0]).unwrap_or_else(|error| panic!("{name}: {error}"));
+        if golden.cache.is_some() {
+            Cache::try_read(&lab.images()[0]).unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
         let volume = lab.open(&line, false);
         assert!(lab.read_all(&volume) == content, "{name}: opened again");
         lab.close(&volume);

@@ -351,6 +351,22 @@ impl Buckets {
         self.settled = number;
     }
 
+    /// The buckets of these extents whose content on the device is that of the tree, or is hidden
+    /// there, durably (K1).
+    pub fn settled_of(&self, extents: &[Key]) -> Vec<usize> {
+        let at = |key: &Key| key.cached_at().map(|pointer| self.bucket_of(pointer));
+        let mut buckets: Vec<usize> = extents.iter().filter_map(at).collect();
+        buckets.sort_unstable();
+        buckets.dedup();
+        buckets.retain(|at| self.buckets[*at].lost_in <= self.settled);
+        buckets
+    }
+
+    /// What these buckets lost since [`Buckets::settled_of`] is hidden by durable holes.
+    pub fn have_settled(&mut self, buckets: &[usize]) {
+        buckets.iter().for_each(|at| self.buckets[*at].lost_in = self.settled);
+    }
+
     /// The node at `pointer` was replaced, durably. Its parent has a key of the next generation.
     pub fn node_replaced(&mut self, pointer: Pointer) {
         let at = self.bucket_of(pointer);

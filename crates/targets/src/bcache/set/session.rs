@@ -169,20 +169,31 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Makes `needed` buckets free that have only clean data.
+    /// Makes `needed` buckets free that have only clean data. The holes are those of the extents that
+    /// the tree has when their entry is built, and are laid where it has them still: a key that a
+    /// client lays in between is in a later entry, and stays.
     async fn empty_buckets(&self, left: &mut Left, needed: usize) -> Result<(), WriteError> {
-        let holes = self.with(|set| set.holes_for(needed));
-        if holes.is_empty() {
+        if self.with(|set| set.clean_extents(needed)).is_empty() {
             return Err(match self.with(|set| set.journal.holes_max()) {
                 0 => WriteError::Journal(NoEntry::Full),
                 _ => WriteError::NoBucket(needed),
             });
         }
-        if !planted(Bug::ReuseBeforeDurable) {
-            self.write_entry_of(|set| set.entry_of_holes(&holes)).await?;
+        let mut extents = Vec::new();
+        let build = |set: &mut Set| {
+            extents = set.clean_extents(needed);
+            set.entry_of_holes(&holes_of(&extents))
+        };
+        match planted(Bug::ReuseBeforeDurable) {
+            true => extents = self.with(|set| set.clean_extents(needed)),
+            false => self.write_entry_of(build).await?,
         }
-        self.with(|set| set.tree.apply(&holes, &mut set.buckets));
-        left.holes.add(&holes);
+        if extents.is_empty() {
+            // Clients have taken them since. The next plan looks again.
+            return Ok(());
+        }
+        self.with(|set| set.empty(&extents));
+        left.holes.add(&extents);
         if !mutants::skips("bcache: wait for readers of emptied buckets") {
             self.core.readers.quiesce(0).await;
         }
@@ -319,32 +330,47 @@ impl Set {
         plan.replaced.iter().for_each(|pointer| self.buckets.node_replaced(*pointer));
     }
 
-    /// The holes that empty `needed` buckets with only clean data; fewer buckets if an entry of the
-    /// journal has no room for more.
-    fn holes_for(&self, needed: usize) -> Vec<Key> {
+    /// The extents of `needed` buckets with only clean data; of fewer buckets if an entry of the
+    /// journal has no room for more holes.
+    fn clean_extents(&self, needed: usize) -> Vec<Key> {
         let (most, geometry) = (self.journal.holes_max(), *self.superblock.geometry());
         let mut wanted = self.buckets.clean();
         wanted.truncate(needed);
         while !wanted.is_empty() {
             wanted.sort_unstable();
-            let mut holes: Vec<Key> = Vec::new();
-            for key in self.tree.extents() {
+            let is_wanted = |key: &&Key| {
                 let pointer = key.cached_at().expect("an extent leads somewhere");
-                let bucket = geometry.bucket_of(pointer.sector());
-                if wanted.binary_search(&bucket).is_err() {
-                    continue;
-                }
-                let hole = key.without_pointer();
-                match holes.last().and_then(|last| last.joined(&hole, u64::MAX)) {
-                    Some(both) => *holes.last_mut().expect("there is one") = both,
-                    None => holes.push(hole),
-                }
-            }
-            if holes.len() <= most {
-                return holes;
+                wanted.binary_search(&geometry.bucket_of(pointer.sector())).is_ok()
+            };
+            let extents: Vec<Key> = self.tree.extents().filter(is_wanted).copied().collect();
+            if holes_of(&extents).len() <= most {
+                return extents;
             }
             wanted.truncate(wanted.len() / 2);
         }
         Vec::new()
     }
+
+    /// The durable holes of these extents enter the tree where it still has them. Buckets that lost
+    /// nothing else since are empty on the device, too (K1).
+    fn empty(&mut self, extents: &[Key]) {
+        let settled = self.buckets.settled_of(extents);
+        for key in extents {
+            self.tree.replace(key, &key.without_pointer(), &mut self.buckets);
+        }
+        self.buckets.have_settled(&settled);
+    }
+}
+
+/// The holes that extents leave, which are in order: those that touch are one.
+fn holes_of(extents: &[Key]) -> Vec<Key> {
+    let mut holes: Vec<Key> = Vec::new();
+    for key in extents {
+        let hole = key.without_pointer();
+        match holes.last().and_then(|last| last.joined(&hole, u64::MAX)) {
+            Some(both) => *holes.last_mut().expect("there is one") = both,
+            None => holes.push(hole),
+        }
+    }
+    holes
 }

@@ -1,6 +1,6 @@
 //! Tests of writes in place (R15).
 
-use cairn_block::Flags;
+use cairn_block::{Disk, Flags};
 
 use super::*;
 use crate::fixture::{Seen, write_io};

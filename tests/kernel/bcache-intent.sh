@@ -1,8 +1,8 @@
 #!/bin/bash
 # The kernel keeps the write-intent map of cairn, in bytes 1024 to 4095 of the superblock of a
-# backing device: when it registers the devices, when the state becomes dirty and clean, when mode or label
-# change, and when the device is detached and attached. It raises the sequence of the cache's
-# superblock when it registers the set: that ends the trust in the map.
+# backing device: when it registers the devices, when the state becomes dirty and clean, when mode
+# or label change, and when the device is detached and attached. It raises the sequence of the
+# cache's superblock when it registers the set: that ends the trust in the map.
 . "$(dirname "$0")/../lib.sh"
 need make-bcache bcache-super-show losetup
 

@@ -4,8 +4,8 @@
 //!
 //! # Invariants
 //! A1. A write from above is sent to the backing device only where the cache has nothing, durably,
-//!     and nothing dirty in memory (but for large write-zeroes, see `zeroes`). It is listed from its
-//!     verdict to its end.
+//!     and nothing dirty in memory (but for large write-zeroes, see `zeroes`). It is listed from
+//!     its verdict to its end.
 //! A2. Writeback copies no extent that overlaps a write in the list (R7). A write that comes while
 //!     an extent is copied finds it dirty, and goes into the cache (R9).
 //! A3. A flush of a client ends well only if a flush of the backing device covers the client's

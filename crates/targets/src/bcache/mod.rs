@@ -20,20 +20,20 @@
 //! (those of writes), `route` (where a write goes), `bypass` (sequential streams, congestion),
 //! `word` (what a watched request says), `fill` (clean data enters the cache), `removal`
 //! (discards), `zeroes` (large write-zeroes), `stripes` (of a backing device with parity),
-//! `statistics` (the windows of sysfs), `human` (amounts as text), `trust` (which clean extents of a
-//! start count), `backing` (what clients write there, and its flushes), `set` (what is in memory of
-//! the cache, opening, changing it), `journal` (the ring, and group commits), `btree` (nodes, lookup,
-//! changes, splits, writing), `buckets` (what each holds, allocation), `writeback` (batches, in the
-//! background and in a drain, and their rate), `degraded` (a volume whose set or backing device has
-//! failed), `attach` and `detach` (the backing device joins a set, or leaves it), `flash` (volumes
-//! that lie in the cache alone), `passing` (the backing device alone), `canary` (planted ordering
-//! bugs).
+//! `statistics` (the windows of sysfs), `human` (amounts as text), `trust` (which clean extents of
+//! a start count), `backing` (what clients write there, and its flushes), `set` (what is in memory
+//! of the cache, opening, changing it), `journal` (the ring, and group commits), `btree` (nodes,
+//! lookup, changes, splits, writing), `buckets` (what each holds, allocation), `writeback`
+//! (batches, in the background and in a drain, and their rate), `degraded` (a volume whose set or
+//! backing device has failed), `attach` and `detach` (the backing device joins a set, or leaves
+//! it), `flash` (volumes that lie in the cache alone), `passing` (the backing device alone),
+//! `canary` (planted ordering bugs).
 //!
 //! # Invariants
 //! I1. Without a write of a client, a read that misses, a drain, a detach, a message, or a word of
-//!     the line that asks for it (`attach`, `force`) no byte is written to any device, at no opening
-//!     and at no ending; but for clean extents that may differ from the backing device, which leave
-//!     the set at an opening (T1).
+//!     the line that asks for it (`attach`, `force`) no byte is written to any device, at no
+//!     opening and at no ending; but for clean extents that may differ from the backing device,
+//!     which leave the set at an opening (T1).
 //! I2. A drain, a checkpoint and an eviction change no content: each sector of the volume reads the
 //!     same at any time, and after any crash.
 //! I3. A key becomes clean only after its data is durable on the backing device (R2, R10).

@@ -41,9 +41,9 @@ pub(super) struct Word {
     pub epoch: Epoch,
     /// From its start until it was mapped; zero if the class keeps no such time.
     pub waited: Waited,
-    /// Of a hit, an insertion or an overwrite: the sector of the cache device. Of a write around the
-    /// cache: the low bits of the failures of the backing device that were known, and above them
-    /// the number of its fill. Of a miss: that of its fill.
+    /// Of a hit, an insertion or an overwrite: the sector of the cache device. Of a write around
+    /// the cache: the low bits of the failures of the backing device that were known, and above
+    /// them the number of its fill. Of a miss: that of its fill.
     pub number: u64,
 }
 

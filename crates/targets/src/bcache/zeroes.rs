@@ -1,7 +1,7 @@
 //! Large write-zeroes: they do not fill the cache with zeros.
 //!
-//! A write-zeroes is *large* if it is as long as `write_zeroes_cutoff` (1 MiB). Without dirty data in its sectors it goes
-//! around the cache in each mode (`writes`). With some, the order is (R9):
+//! A write-zeroes is *large* if it is as long as `write_zeroes_cutoff` (1 MiB). Without dirty data
+//! in its sectors it goes around the cache in each mode (`writes`). With some, the order is (R9):
 //!
 //! 1. A batch of writeback that runs ends, and none begins before 5: its copies could reach the
 //!    backing device after the zeros. The request is listed as a write from above, so that no data

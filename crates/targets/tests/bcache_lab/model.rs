@@ -2,7 +2,8 @@
 //! requests of a batch are in flight together, and have ended before the next one begins.
 //!
 //! A content is named by one byte that fills a sector. The model knows nothing of caches:
-//! - In a batch a read may find what was there before it, or what any write of the batch puts there.
+//! - In a batch a read may find what was there before it, or what any write of the batch puts
+//!   there.
 //! - After it a sector holds what one of the writes put there that touched it.
 //! - What a discard touched may hold anything until it is written by a later batch.
 //! - What a read found that no write of its batch touched is what the sector holds.

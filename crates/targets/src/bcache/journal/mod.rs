@@ -4,8 +4,8 @@
 //! open: what they name (root, priorities, array of uuids) is named by each later one as well.
 //!
 //! # Invariants
-//! J1. Entries are numbered without a gap. An entry is written once the one before it is durable. So
-//!     at most one entry is written and not durable: the newest.
+//! J1. Entries are numbered without a gap. An entry is written once the one before it is durable.
+//!     So at most one entry is written and not durable: the newest.
 //! J2. A bucket of the ring is written to from its beginning only when no entry in it counts. A
 //!     session begins in the bucket behind that of the newest entry, as the kernel's does; if
 //!     entries there count, it goes on behind the newest entry.
@@ -16,9 +16,9 @@
 //!     that. A writer that needs it durable, since it overwrites what the entry frees or answers
 //!     for what it has, waits for that: the holder of a session writes entries with FUA, a group
 //!     commit answers behind the flush (`groups`), and [`Journal::says`] counts durable entries.
-//!     A session names a root, priorities or an array once it has written them, and its own entry is
-//!     the first that names them: it is built before the flush, which makes them durable. An entry
-//!     of a group is built behind its flush, so it names what the newest entry names.
+//!     A session names a root, priorities or an array once it has written them, and its own entry
+//!     is the first that names them: it is built before the flush, which makes them durable. An
+//!     entry of a group is built behind its flush, so it names what the newest entry names.
 //! J5. An entry that is open or leaves others open leaves room for one more, without keys. So the
 //!     entry that says that none is open can always be written.
 //! J6. An entry that frees none leaves at most [`COUNTING_MAX`] that count. One that frees some
@@ -244,15 +244,15 @@ impl Journal {
         self.next.has_long_uuids
     }
 
-    /// The next entry of the session names this array of uuids, in the 128-byte layout (J4). Answers
-    /// the old one.
+    /// The next entry of the session names this array of uuids, in the 128-byte layout (J4).
+    /// Answers the old one.
     pub fn name_uuids(&mut self, uuids: Key) -> Key {
         self.next.has_long_uuids = true;
         std::mem::replace(&mut self.next.uuids, uuids)
     }
 
-    /// The next entry, of a session, with these keys. `open` is the oldest open entry, if one is. If this one is
-    /// open, or leaves others open, it leaves room for `spare` entries without keys.
+    /// The next entry, of a session, with these keys. `open` is the oldest open entry, if one is.
+    /// If this one is open, or leaves others open, it leaves room for `spare` entries without keys.
     ///
     /// # Errors
     /// There is no room, or none is left (J5), or too many entries count (J6).

@@ -7,8 +7,8 @@
 //! `checkpoint` brings the device up to date with them, `eviction` empties buckets with clean data,
 //! and `keeper` decides when; `distrust` drops clean data that may differ from the backing device;
 //! `priorities` writes the generations and priorities of the buckets; `uuids` rewrites the array of
-//! volumes; `overwrites` is what clients write in place, and `recent` says where keys are not durable
-//! yet; `users` has the volumes that serve the set.
+//! volumes; `overwrites` is what clients write in place, and `recent` says where keys are not
+//! durable yet; `users` has the volumes that serve the set.
 
 mod changes;
 mod checkpoint;

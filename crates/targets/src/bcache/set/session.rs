@@ -169,9 +169,9 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Makes `needed` buckets free that have only clean data. The holes are those of the extents that
-    /// the tree has when their entry is built, and are laid where it has them still: a key that a
-    /// client lays in between is in a later entry, and stays.
+    /// Makes `needed` buckets free that have only clean data. The holes are those of the extents
+    /// that the tree has when their entry is built, and are laid where it has them still: a key
+    /// that a client lays in between is in a later entry, and stays.
     async fn empty_buckets(&self, left: &mut Left, needed: usize) -> Result<(), WriteError> {
         if self.with(|set| set.clean_extents(needed)).is_empty() {
             return Err(match self.with(|set| set.journal.holes_max()) {

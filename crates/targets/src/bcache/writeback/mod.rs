@@ -3,8 +3,8 @@
 //! # Order of a drain
 //! 1. A session begins (`set`), so that the journal has nothing that leaves lack.
 //! 2. A batch: dirty extents in the order of the backing device. They are taken out of use in place
-//!    until 4 has ended (W3: a compare does not see a write in place). Their keys enter the journal,
-//!    durably. Then their data is copied there; what touches is one write (`batch`).
+//!    until 4 has ended (W3: a compare does not see a write in place). Their keys enter the
+//!    journal, durably. Then their data is copied there; what touches is one write (`batch`).
 //! 3. The backing device is flushed.
 //! 4. The keys of the batch enter the leaves as clean ones, durably. Then 2, until each dirty
 //!    extent was tried.

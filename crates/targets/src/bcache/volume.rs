@@ -129,12 +129,7 @@ pub struct Bcache {
 
 async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigError> {
     let config = Config::parse(&ctor)?;
-    if let Devices::Cached { backing, cache } = &config.devices
-        && Arc::ptr_eq(&backing.disk, &cache.disk)
-    {
-        let cache = &cache.argument;
-        return Err(ConfigError::argument(cache, "cache", "the backing device", "another device"));
-    }
+    refuse_one_device(&config)?;
     refuse_volume(&config, ctor.read_only)?;
     let superblocks = read_superblocks(env, &config, ctor.read_only).await?;
     let first = superblocks.backing.as_ref().map_or(0, BackingSuperblock::data_offset);
@@ -199,6 +194,17 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         is_told: AtomicBool::new(false),
         config,
     }))
+}
+
+/// Refuses a device that is both.
+fn refuse_one_device(config: &Config) -> Result<(), ConfigError> {
+    match &config.devices {
+        Devices::Cached { backing, cache } if Arc::ptr_eq(&backing.disk, &cache.disk) => {
+            let (cache, found) = (&cache.argument, "the backing device");
+            Err(ConfigError::argument(cache, "cache", found, "another device"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Bytes of a block, if there is one: of the set; or of the backing device where requests pass, so

@@ -34,7 +34,8 @@ kernel_finds() { # STATE WHAT: that of one.img
   "$tests/kernel/uml" -t 300 "$tests/kernel/guest/bcache-life.sh" "$work"
   same "$(cut -d ' ' -f 1 found | tr '\n' ' ')" "flash one two " "$2: the volumes"
   same "$(grep ^one found)" "one $(sha one.content) $1" "$2"
-  same "$(grep ^two found)" "two $(sha two.content) dirty" "$2"
+  # Its state is dirty until a kernel has written it back.
+  same "$(grep ^two found | cut -d ' ' -f 2)" "$(sha two.content)" "$2: two"
   same "$(grep ^flash found | cut -d ' ' -f 2)" "$(sha flash.content)" "$2: flash"
 }
 

@@ -160,7 +160,9 @@ fn set_that_cannot_be_written_is_listed_as_failed() {
     let place = with_set();
     let fail = "cairn replace c --table \"$(cairn table c | cut -d ' ' -f 1,2) error\"";
     let list = "cairn cache list set --json | grep '\"state\"'";
-    let script = format!("{list}; {fail}; {WRITE}; {list}; cairn cache get set io_disable");
+    let limit = "cairn cache set set cache/io_error_limit=1";
+    let script =
+        format!("{list}; {limit}; {fail}; {WRITE}; {list}; cairn cache get set io_disable");
     let cache = "c=0 N linear wb_stop.cache 0";
     let set = "set=0 N bcache wb_stop.backing @c 0";
     let args = ["--state", "state", "--export", "set", "--table", cache, "--table", set];

@@ -1,7 +1,7 @@
 //! Attaching: the backing device joins the cache set of its table line.
 //!
 //! The word `attach` of the line asks for it, and resume acts on it. It is a word and not a method
-//! of the target beside `detach`, for three reasons. The set may be open already, for other
+//! of the target like `detach`, for three reasons. The set may be open already, for other
 //! volumes, and only a resume has the handover of its core. The swap of tables (`volume::swap` of
 //! the crate `control`) has drained and flushed by then what passed through. And the state file has
 //! the line before the first write, so a start after a kill goes on with it. A device that belongs
@@ -9,12 +9,12 @@
 //! record of the swap drops it. So it does not act on a device that left the set later.
 //!
 //! # Invariants
-//! E1. A number of the set (an inode) is never used twice: the device gets an entry of the array
+//! M1. A number of the set (an inode) is never used twice: the device gets an entry of the array
 //!     that is all zeros. An entry that names the device, from before it was detached or became
 //!     inconsistent, becomes invalid, so keys of its inode count for no volume.
-//! E2. The superblock names the set only after the array has the device, durably.
-//! E3. A device with data that only another cache has is refused: that would be lost.
-//! E4. Nothing of the volume is cached when it is attached, so the cache hides nothing of what was
+//! M2. The superblock names the set only after the array has the device, durably.
+//! M3. A device with data that only another cache has is refused: that would be lost.
+//! M4. Nothing of the volume is cached when it is attached, so the cache hides nothing of what was
 //!     written without it.
 //!
 //! # Order
@@ -31,7 +31,7 @@
 //! - After 4: an attached device of which nothing is cached.
 //!
 //! If step 4 fails, the former superblock is written again, as far as the device takes it. Either
-//! superblock is sound, with and without the cache: nothing is cached (E4).
+//! superblock is sound, with and without the cache: nothing is cached (M4).
 
 use cairn_block::{ConfigError, ConfigKind, Env};
 use cairn_format::bcache::{BackingState, BackingSuperblock, CacheSuperblock, Superblock, Uuid};
@@ -50,7 +50,7 @@ pub(super) enum Joining {
     Member,
     /// It is to join the set.
     Joins,
-    /// It has data of another set (E3).
+    /// It has data of another set (M3).
     Dirty,
     /// Its blocks are smaller than those of the set.
     SmallBlocks,

@@ -55,7 +55,7 @@ const ROWS: &[Row] = &[
             false => Value::Absent,
         },
     },
-    // 1 after a failure: all requests fail until the table is loaded again.
+    // 1 if all requests fail, after failures (`degraded`).
     Row {
         name: "io_disable",
         value: |volume| match &volume.core {

@@ -12,7 +12,7 @@ pub enum Bug {
     CleanBeforeFlush,
     /// Data is copied to the backing device whose key may not be durable.
     CopyBeforeCommit,
-    /// A write goes around the cache over dirty data, behind a hole (H2).
+    /// A write goes around the cache over dirty data, behind a hole (R9).
     HoleOverDirty,
     /// A write goes around the cache where the device may have a clean key.
     GhostsForgotten,
@@ -25,17 +25,17 @@ pub enum Bug {
     /// An entry is written although the one before it is not durable (O2): what that frees in the
     /// ring is overwritten.
     EntryBehindVolatile,
-    /// A write with FUA goes in place where the key may not be durable (W1).
+    /// A write with FUA goes in place where the key may not be durable (V1).
     OverwriteVolatile,
-    /// A batch copies an extent while a write in place is in flight, and makes it clean (W3).
+    /// A batch copies an extent while a write in place is in flight, and makes it clean (V3).
     CopyDuringOverwrite,
-    /// A write in place is not counted, so no flush of a client covers it (W4).
+    /// A write in place is not counted, so no flush of a client covers it (V4).
     OverwriteUncounted,
     /// A held write is answered although no flush has covered it (A5).
     HeldBeforeFlush,
-    /// Data enters the cache as clean that the backing device may lose (H3).
+    /// Data enters the cache as clean that the backing device may lose (L2).
     FillBeforeFlush,
-    /// Clean data counts that a kernel has cached since.
+    /// Clean data counts that a kernel has cached since (T1).
     ForeignTrusted,
     /// Data enters the cache that a write from above has replaced since.
     FillOverWrite,
@@ -61,9 +61,9 @@ pub enum Bug {
     UncachedBeforeDetach,
     /// What the cache device could not read is read from the backing device, also if it is dirty.
     RetryOfDirty,
-    /// An attach has the superblock name the set before the array has the device (E2).
+    /// An attach has the superblock name the set before the array has the device (M2).
     SuperblockBeforeArray,
-    /// A forced run serves requests before its state is on the device (P2).
+    /// A forced run serves requests before its state is on the device (Q2).
     ForcedBeforeStale,
     /// A detach takes the volume out of the array before the superblock names no set.
     ArrayBeforeSuperblock,

@@ -39,13 +39,15 @@
 //! I3. A key becomes clean only after its data is durable on the backing device (R2, R10).
 //! I4. A session that ends anywhere leaves a set that opens, here and in a kernel, with every dirty
 //!     key whose data the backing device lacks. What a crash leaves is argued in `writes`,
-//!     `journal::groups`, `set::checkpoint`, `writeback`, `set::session` and `btree::write`.
+//!     `journal::groups`, `set::checkpoint`, `set::overwrites`, `writeback`, `set::session` and
+//!     `btree::write`.
 //! I5. A bucket is reused only if no key that counts leads to it (K1), and the requests that had
 //!     found one have ended (R6).
 //! I6. The backing device is called clean only when nothing in the cache is dirty, durably; it is
 //!     called dirty, durably, before something is (R11).
-//! I7. A flush ends well only if the keys of all writes that had completed are durable, and the
-//!     backing device was flushed after those that went there (R1).
+//! I7. A flush ends well only if the keys of all writes that had completed are durable, the cache
+//!     device was flushed after those in place (V4), and the backing device after those that went
+//!     there (R1).
 //! I8. No data is sent to the backing device where a key of the cache may hide it after a power cut
 //!     (R9, N5), but for zeros of a request that has not ended (`zeroes`).
 //! I9. Clean data that enters the cache is durable on the backing device, and no write from above

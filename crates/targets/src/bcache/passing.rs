@@ -9,15 +9,15 @@
 //! any of a set   force <set>      pass through      the same    stale, unless it is
 //! ```
 //!
-//! P1. Requests pass through only while no cache counts for the device: its state is `none`, or
+//! Q1. Requests pass through only while no cache counts for the device: its state is `none`, or
 //!     `stale`, durably. Each goes to the sector behind the superblock, with its flags; a flush
 //!     goes to the device, and so do its failures to the clients.
-//! P2. A forced run makes `stale` durable before the first request (R11). From then on the set
+//! Q2. A forced run makes `stale` durable before the first request (R11). From then on the set
 //!     refuses the device, here and in a kernel, until it is attached as a new volume: what the old
 //!     cache has neither hides nor overwrites what is written now.
-//! P3. What the cache may have had is given up only by the UUID of its set.
+//! Q3. What the cache may have had is given up only by the UUID of its set.
 //!
-//! A crash before P2 ends leaves the former state, and no request has passed.
+//! A crash before Q2 ends leaves the former state, and no request has passed.
 
 use std::sync::Arc;
 
@@ -71,7 +71,7 @@ impl Bcache {
         Some(&backing.disk)
     }
 
-    /// P1.
+    /// Q1.
     pub(super) fn pass_through<'a>(&self, disk: &'a dyn Disk, request: &Request) -> Verdict<'a> {
         let is_write = matches!(request.op, Op::Write | Op::WriteZeroes | Op::Discard);
         if self.read_only && is_write {
@@ -108,7 +108,7 @@ impl Bcache {
         }
     }
 
-    /// P2.
+    /// Q2.
     async fn force(
         &self,
         env: &Env,

@@ -2,7 +2,8 @@
 //!
 //! The superblocks are read again, so a device that another server or the kernel changed since the
 //! table was loaded is noticed. The set is read if no other volume serves it; otherwise the volume
-//! takes part in what is in memory (`set::users`).
+//! takes part in what is in memory (`set::users`). A backing device that is to join the set does so
+//! then (`attach`). Clean extents that may differ from the backing device leave the set (`trust`).
 //!
 //! Opening for more than reading flushes both devices before anything that it reads is relied on
 //! (R12): a killed server leaves completed writes in volatile caches. If another volume opened the

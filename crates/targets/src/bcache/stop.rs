@@ -1,5 +1,6 @@
 //! Suspending: what clients wrote becomes durable. The last volume of a set leaves it as small as
-//! it can be (`set::users`).
+//! it can be (`set::users`). From the end of a suspend to the next resume no message writes the
+//! superblock of the backing device.
 
 use cairn_block::sync::atomic::Ordering;
 use cairn_block::{ConfigError, ConfigKind, Env, IoError};

@@ -7,7 +7,7 @@
 //! backing device says so ([`IntentMap::vouches`]).
 //!
 //! # Order of a start
-//! 1. The set is read, and the map is held against it.
+//! 1. The set is read, and the map is compared with it.
 //! 2. If it does not vouch for the clean extents, they leave the set, durably (`set::distrust`);
 //!    those in regions with a bit leave in any case. With `--read-only` they leave in memory alone.
 //! 3. The volume serves. With its first session it writes the map of that session.
@@ -41,7 +41,7 @@ use super::volume::Bcache;
 pub(super) enum Judged {
     /// They count.
     Vouched,
-    /// They count, though they may differ from the backing device: the user wants that.
+    /// They count, though they may differ from the backing device: the table has `keep_clean`.
     Kept,
     /// These leave the set.
     Suspect(Suspects),
@@ -49,7 +49,7 @@ pub(super) enum Judged {
 
 /// Which clean extents may differ from the backing device.
 pub(super) enum Suspects {
-    /// All of them: there is no map, or the set was written by others since.
+    /// All of them: there is no map, or it does not vouch for the set as it is now.
     All,
     /// Those in regions with a bit.
     InRegions(IntentMap),

@@ -1,5 +1,6 @@
 //! The numbers that a message changes, under their names in sysfs. They are not in the superblocks,
 //! so a change lasts until the table is loaded again, as in the kernel until the device is stopped.
+//! Those of the set ([`super::set::Core`]) last until no volume of it has a table.
 
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
 use cairn_block::{Attribute, MessageError, Value};
@@ -103,7 +104,7 @@ const TUNABLES: &[Tunable] = &[
         most: U32,
         cell: |volume| Some(&volume.core.as_ref()?.errors.limit),
     },
-    // After so many of its requests half of them count; 0: they count for ever.
+    // After so many of its requests half of them count; 0: the count does not decay.
     Tunable {
         name: "cache/io_error_halflife",
         unit: "requests",

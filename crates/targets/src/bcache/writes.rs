@@ -462,7 +462,7 @@ impl Bcache {
         core.start_keeper(env);
         match for_dirty {
             true => self.write_state(env, BackingState::Dirty).await?,
-            // Without it the next start only caches anew.
+            // If this fails, the next start removes the clean extents, and no more.
             false => drop(self.write_map(env, false).await),
         }
         let is_cached = matches!(self.config.devices, Devices::Cached { .. });

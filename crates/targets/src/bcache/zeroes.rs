@@ -1,7 +1,8 @@
 //! Large write-zeroes: they do not fill the cache with zeros.
 //!
-//! A write-zeroes is *large* if it is as long as `write_zeroes_cutoff` (1 MiB). Without dirty data
-//! in its sectors it goes around the cache in each mode (`writes`). With some, the order is (R9):
+//! A write-zeroes is *large* if it has `write_zeroes_cutoff` bytes (1 MiB) or more. Without dirty
+//! data in its sectors it goes around the cache in each mode (`writes`). With some, the order is
+//! (R9):
 //!
 //! 1. A batch of writeback that runs ends, and none begins before 5: its copies could reach the
 //!    backing device after the zeros. The request is listed as a write from above, so that no data
@@ -20,8 +21,8 @@
 //! - During 4: each dirty extent has its old data, or a hole over durable zeros.
 //! - After it: zeros.
 //!
-//! A write of a client that comes between belongs to the same time as the zeros: one that goes into
-//! the cache before 4 is replaced by them, one that enters it later replaces them. A failure in 3
+//! A write of a client that comes between is concurrent with the zeros: one that goes into the
+//! cache before 4 is replaced by them, one that enters it later replaces them. A failure in 3
 //! leaves the dirty data; one in 4 leaves a set in error, whose volume has the zeros durably on its
 //! backing device (`degraded`).
 
@@ -49,8 +50,7 @@ impl Bcache {
             && matches!(cutoff(), cutoff if cutoff > 0 && request.range.to_bytes() >= cutoff)
     }
 
-    /// See the module's description.
-    /// `flags` are those of the request.
+    /// See the module's description. `flags` are those of the request.
     pub(super) async fn write_zeroes(&self, env: &Env, span: Span, flags: Flags, id: RequestId) {
         match self.zero(env, span, flags & Flags::NO_UNMAP).await {
             Err(_) if self.is_broken() => env.remap(id),

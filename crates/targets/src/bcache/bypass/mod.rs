@@ -1,7 +1,7 @@
 //! Bypass: which requests do not enter the cache, since they are part of a long sequential stream,
 //! or since the cache device is congested.
 //!
-//! `restraint` says what becomes of them while clients flush often.
+//! `restraint` decides how such writes are answered while clients flush often.
 //!
 //! The other reasons to bypass the cache (its mode, how full it is) are in `route`.
 
@@ -23,7 +23,8 @@ pub(super) use restraint::{DEEP, Restraint, SHARED};
 /// The default of the attribute `sequential_cutoff`, in bytes.
 const SEQUENTIAL_CUTOFF: u64 = 4 << 20;
 
-/// That of `write_zeroes_cutoff`: the longest fill, and the longest write of a batch.
+/// The default of `write_zeroes_cutoff`, in bytes: as long as the longest fill, and as the longest
+/// write of a batch.
 pub(super) const WRITE_ZEROES_CUTOFF: u64 = 1 << 20;
 /// The words of `readahead_cache_policy`.
 const READAHEAD: [&str; 2] = ["all", "meta-only"];

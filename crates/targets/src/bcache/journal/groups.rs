@@ -6,7 +6,7 @@
 //! 1. With the turn of the journal, under the lock: the group is closed. It has all pending keys,
 //!    and all waiters (G2).
 //! 2. Directly after that the cache device is flushed, if there are keys, a group has entered (O2),
-//!    or a client relies on a write in place (W4). The data of the keys is durable then, as it
+//!    or a client relies on a write in place (V4). The data of the keys is durable then, as it
 //!    had completed when they became pending. Keys whose data completes later join the next group.
 //! 3. The entries with the keys are written, one at a time (J1). Each but the last has FUA. The
 //!    last one has FUA on an idle ring: no waiter of the next group has come, and the flush of 2

@@ -363,7 +363,7 @@ impl Set {
 
     /// The set is broken: the requests that wait for a bucket, and the volumes with lost keys.
     /// Fills whose data may be lost leave the tree: the backing device has it. A flush has covered
-    /// the first `overwrites` of the writes in place (W5).
+    /// the first `overwrites` of the writes in place (V5).
     pub fn give_up(&mut self, overwrites: u64) -> (Vec<RequestId>, Vec<u32>) {
         let changes = &mut self.changes;
         for key in changes.filled_before.drain(..).chain(changes.filled.drain(..)) {
@@ -373,9 +373,9 @@ impl Set {
         for keys in [&mut changes.entered, &mut changes.committing, &mut changes.pending] {
             changes.lost.append(keys);
         }
-        // Holes: without them the cache counts nowhere any more, or the volume is stopped.
+        // A lost hole does no harm: the cache counts nowhere any more, or the volume is stopped.
         changes.lost.retain(Key::is_dirty);
-        // Their clients are told by the counts of failures.
+        // Clients see the loss in the counts of failures.
         changes.durable = changes.inserted;
         changes.commit_at = None;
         let overwrote = changes.overwrote.drain(..).filter(|(_, number)| *number > overwrites);

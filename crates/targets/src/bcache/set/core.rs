@@ -10,8 +10,8 @@
 //!
 //! # Failures
 //! C1. After the first write or flush of metadata that fails, or the error that reaches
-//!     `io_error_limit`, the set is *broken*: nothing is written to it until it is opened again.
-//!     What becomes of its volumes: `degraded`.
+//!     `cache/io_error_limit`, the set is *broken*: nothing is written to it until it is opened
+//!     again. `degraded` says what its volumes do then.
 //! C2. Keys that a client relies on and that no durable entry has are lost with that, so the counts
 //!     of failures of their volumes rise, and these are stopped.
 
@@ -34,7 +34,7 @@ use crate::fair::Fair;
 
 /// The default of `journal_delay_ms`.
 const JOURNAL_DELAY_MS: u64 = 100;
-/// The default of `io_error_limit`: after so many errors of the cache device the set is in error.
+/// The default of `cache/io_error_limit`: after so many errors of the device the set is in error.
 const ERROR_LIMIT: u64 = 8;
 
 /// See the module's description.
@@ -45,7 +45,7 @@ pub(in super::super) struct Core {
     set: Mutex<Option<Set>>,
     /// Requests that read from the cache device.
     pub readers: Arc<Epochs<1>>,
-    /// Requests that write in place on the cache device (W3).
+    /// Requests that write in place on the cache device (V3).
     pub overwriters: Arc<Epochs<1>>,
     turn: Fair<()>,
     pub(in super::super) journal_turn: Fair<()>,

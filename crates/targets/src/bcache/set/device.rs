@@ -32,7 +32,7 @@ pub(in super::super) struct CacheDevice {
     /// The failure count at opening.
     known: AtomicU64,
     uncovered: Mutex<Uncovered>,
-    /// How many writes in place without FUA have ended (W4), and how many of them a flush has
+    /// How many writes in place without FUA have ended (V4), and how many of them a flush has
     /// covered: the counts of R1.
     overwrites: AtomicU64,
     covered: AtomicU64,

@@ -3,12 +3,12 @@
 //! `core` is what the volumes of a set share; `device` is the cache device; `open` reads the set,
 //! and writes nothing; `session` changes it on the device; `replay` has the entries of the journal
 //! that were found at opening; `changes` has the keys of clients that the device does not have yet;
-//! `errors` counts the errors of a device;
 //! `checkpoint` brings the device up to date with them, `eviction` empties buckets with clean data,
-//! and `keeper` decides when; `distrust` drops clean data that may differ from the backing device;
-//! `priorities` writes the generations and priorities of the buckets; `uuids` rewrites the array of
-//! volumes; `overwrites` is what clients write in place, and `recent` says where keys are not
-//! durable yet; `users` has the volumes that serve the set.
+//! and `keeper` decides when; `ghosts` says where the device may have clean keys that the tree has
+//! not; `distrust` drops clean data that may differ from the backing device; `priorities` writes
+//! the generations and priorities of the buckets; `uuids` rewrites the array of volumes;
+//! `overwrites` is what clients write in place, and `recent` says where keys are not durable yet;
+//! `errors` counts the errors of a device; `users` has the volumes that serve the set.
 
 mod changes;
 mod checkpoint;

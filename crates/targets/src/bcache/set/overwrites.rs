@@ -3,23 +3,23 @@
 //! its end, and the next flush of a client waits for a flush of the cache device.
 //!
 //! # Invariants
-//! W1. A write goes in place only where the tree has one dirty extent, and where every key is in a
-//!     durable entry of the journal, or in none any more ([`Recent`]). So a power cut at any later
+//! V1. A write goes in place only where the tree has one dirty extent, and where every key is in a
+//!     durable entry of the journal, or in none any more (`Recent`). So a power cut at any later
 //!     time leaves a key to that place, or a newer one.
-//! W2. The bucket counts the write from its verdict to its end. So the bucket is not reused before
+//! V2. The bucket counts the write from its verdict to its end. So the bucket is not reused before
 //!     the data has arrived, also if another write, a hole or a discard takes the key away.
-//! W3. What was *taken out* ([`Core::take_out`]) is not written in place: a write there takes a new
+//! V3. What was *taken out* ([`Core::take_out`]) is not written in place: a write there takes a new
 //!     place, and the key of that tells a compare that the extent has changed. Writes in place that
-//!     began before have ended when `take_out` answers. Whatever reads an extent to move or copy
-//!     its data, and then replaces its key if that is unchanged (a batch of writeback, a move by
-//!     GC), takes it out before it reads, and until the replace has ended. Only then is the data
+//!     began before have ended when `take_out` answers. A task that reads an extent to move or
+//!     copy its data, and then replaces its key if that is unchanged (a batch of writeback, a move
+//!     by GC), takes it out before it reads, and until the replace has ended. Only then is the data
 //!     that was read the data that the extent has.
-//! W4. A write without FUA is counted before it is answered. A flush of a client ends once a flush
+//! V4. A write without FUA is counted before it is answered. A flush of a client ends once a flush
 //!     of the cache device has succeeded that began after all of these.
-//! W5. If the cache device fails, the volumes whose writes in place were answered and are not
+//! V5. If the cache device fails, the volumes whose writes in place were answered and are not
 //!     covered by a flush count a loss, once.
 //!
-//! An eviction needs no more than W2: it takes buckets with clean data only, to which nothing is
+//! An eviction needs no more than V2: it takes buckets with clean data only, to which nothing is
 //! being written. A discard, and a write that takes a new place, may come while a write in place is
 //! in flight, as both are of clients then: the order of such requests is not defined. After it the
 //! data of the write in place is where no key leads.
@@ -51,7 +51,7 @@ pub(super) struct Taken {
     sectors: Unwritten,
 }
 
-/// Extents that are taken out until this is dropped (W3).
+/// Extents that are taken out until this is dropped (V3).
 #[must_use = "the extents are in use again once it is dropped"]
 pub(in super::super) struct TakenOut {
     core: Arc<Core>,
@@ -67,7 +67,7 @@ impl Drop for TakenOut {
 }
 
 impl Core {
-    /// Takes extents out of use in place (W3), until the answer is dropped. The caller reads their
+    /// Takes extents out of use in place (V3), until the answer is dropped. The caller reads their
     /// data after that.
     pub async fn take_out(&self, keys: &[Key]) -> TakenOut {
         let sectors = Unwritten::of(keys);
@@ -114,7 +114,7 @@ impl Core {
 }
 
 impl Changes {
-    /// A volume relies on the write in place with this number (W5).
+    /// A volume relies on the write in place with this number (V5).
     fn overwrote(&mut self, inode: u32, number: u64) {
         match self.overwrote.iter_mut().find(|(own, _)| *own == inode) {
             Some((_, last)) => *last = number,
@@ -124,7 +124,7 @@ impl Changes {
 }
 
 impl Set {
-    /// Where these sectors, or the first of them, may be written in place (W1, W3).
+    /// Where these sectors, or the first of them, may be written in place (V1, V3).
     fn place_of_overwrite(&self, span: &Span) -> Option<(Pointer, u64)> {
         let Found::Extent(key) = self.tree.find(span.inode, span.start) else { return None };
         let want = span.end - span.start;

@@ -56,7 +56,7 @@ pub(in super::super) enum WriteError {
     #[error("superblock seq: found {}, expected a number to be left", u64::MAX)]
     Numbers,
     /// Too many requests of the cache device failed.
-    #[error("{0} requests of the cache device failed: io_error_limit is reached")]
+    #[error("{0} requests of the cache device failed: cache/io_error_limit is reached")]
     Errors(u64),
     /// The set could not be written before.
     #[error("it failed before; see the log, and open it again")]

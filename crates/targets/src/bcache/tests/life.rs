@@ -268,7 +268,7 @@ fn drain_of_a_detach_ends_although_a_client_overwrites_dirty_data_all_the_time()
     assert_eq!(dirty(), 4096);
     let is_over = Rc::new(RefCell::new(false));
     let written = overwrite(&test, 4096, &is_over);
-    // An usual drain leaves what was overwritten since.
+    // A plain drain leaves what was overwritten since.
     drain(&test).expect("the drives are well");
     assert!(dirty() > 0);
     test.target("v").set_leaving(true);

@@ -67,7 +67,7 @@ fn large_write_zeroes_that_fail_leave_the_dirty_data() {
 }
 
 #[test]
-fn writes_join_the_dirty_data_of_their_stripe() {
+fn write_joins_nothing_on_a_device_without_stripes() {
     let test = clean();
     let io_opt = test.drive("b").limits().io_opt;
     test.message("v", &["set", "sequential_cutoff", "512"]).expect("all bypass");

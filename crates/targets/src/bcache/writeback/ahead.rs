@@ -1,11 +1,11 @@
 //! Writes over dirty data while the backing device is about to leave its set (R9): what is dirty is
 //! written back first, and is clean, durably. Then the write goes on as over clean data.
 //!
-//! W1. While the device is about to leave, no write makes anything dirty. So each dirty extent is
+//! Z1. While the device is about to leave, no write makes anything dirty. So each dirty extent is
 //!     written back once, by a drain or ahead of a write, and the drain ends although clients
 //!     overwrite what is dirty all the time.
-//! W2. The batch has the turn of batches: none holds the same sectors (R7), and no discard.
-//! W3. A range that cannot be written back ends the aim: writes go into the cache again, so that
+//! Z2. The batch has the turn of batches: none holds the same sectors (R7), and no discard.
+//! Z3. If a range cannot be written back, this mode ends: writes go into the cache again, so that
 //!     clients go on while a device fails. The drain reports what it could not copy.
 //!
 //! All writes that wait when a batch begins are in it. A batch of a drain is sealed for them.
@@ -85,7 +85,7 @@ impl Bcache {
                     env.sleep(PAUSE).await;
                 }
                 Err(error) => {
-                    // W3.
+                    // Z3.
                     self.is_leaving.store(false, Ordering::Relaxed);
                     let volume = &self.config.volume;
                     tracing::warn!("{volume}: writes go into the cache again: {error}");

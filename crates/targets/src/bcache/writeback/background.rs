@@ -146,7 +146,7 @@ impl Bcache {
     }
 
     /// Nothing of a batch could be copied. If requests wait for a bucket, its errors count, so that
-    /// these do not wait for a dead device for ever.
+    /// a dead device reaches its limit and these requests are answered.
     fn count_uncopied(&self, env: &Env, failed: &[Uncopied]) {
         let is_wanted = self.look(|set| !set.changes.waiting.is_empty());
         if !is_wanted.unwrap_or_default() {

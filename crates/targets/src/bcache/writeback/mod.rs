@@ -3,7 +3,7 @@
 //! # Order of a drain
 //! 1. A session begins (`set`), so that the journal has nothing that leaves lack.
 //! 2. A batch: dirty extents in the order of the backing device. They are taken out of use in place
-//!    until 4 has ended (W3: a compare does not see a write in place). Their keys enter the
+//!    until 4 has ended (V3: a compare does not see a write in place). Their keys enter the
 //!    journal, durably. Then their data is copied there; what touches is one write (`batch`).
 //! 3. The backing device is flushed.
 //! 4. The keys of the batch enter the leaves as clean ones, durably. Then 2, until each dirty
@@ -129,7 +129,7 @@ struct Open {
     known: u64,
     /// Where its last key ends.
     end: u64,
-    /// No client writes its extents in place until they are clean (W3).
+    /// No client writes its extents in place until they are clean (V3).
     taken: TakenOut,
 }
 
@@ -156,7 +156,7 @@ struct Batch {
     next: u64,
     /// How many extents failed after the last one that was copied.
     failed_in_a_row: usize,
-    /// No client writes the extents in place until they are clean (W3).
+    /// No client writes the extents in place until they are clean (V3).
     _taken: TakenOut,
 }
 

@@ -452,6 +452,7 @@ mod tests {
                 load.dirty = (load.dirty + writes * 5).saturating_sub(rate * 5);
             }
             let target = load.target(TERMS.percent);
+            // Up to the lowest rate, what is dirty stays so.
             let least = if writes <= 8 { 0 } else { target * 9 / 10 };
             let expected = least..target * 11 / 10;
             prop_assert!(expected.contains(&load.dirty), "{} of {target}", load.dirty);

@@ -104,7 +104,7 @@ impl Bcache {
         sweep
     }
 
-    /// The dirty extents that the planner chooses, of about `most` sectors at most.
+    /// The dirty extents that the sweep chooses, of about `most` sectors at most.
     pub(super) async fn next_swept(&self, sweep: &mut Sweep, most: u64) -> Vec<Key> {
         let (mut keys, mut sectors) = (Vec::new(), 0);
         let most = most.min(BATCH_SECTORS);

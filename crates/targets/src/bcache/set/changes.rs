@@ -321,7 +321,8 @@ impl Set {
     /// The journal has no room.
     pub fn entry_of_commit(&mut self, first: usize) -> Result<(EntryWrite, usize), NoEntry> {
         let (open, spare) = (self.open(), self.journal.clients_spare());
-        let keys = &self.changes.committing[first..];
+        // None if the set broke since: the caller sees that.
+        let keys = self.changes.committing.get(first..).unwrap_or_default();
         let count = keys.len().min(self.journal.keys_max());
         let entry = self.journal.entry_of_group(&keys[..count], open, spare)?;
         let seq = self.journal.newest();

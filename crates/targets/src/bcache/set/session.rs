@@ -179,20 +179,24 @@ impl Session<'_> {
                 _ => WriteError::NoBucket(needed),
             });
         }
-        let mut extents = Vec::new();
+        let (mut extents, mut settled) = (Vec::new(), Vec::new());
         let build = |set: &mut Set| {
             extents = set.clean_extents(needed);
+            settled = set.buckets.settled_of(&extents);
             set.entry_of_holes(&holes_of(&extents))
         };
         match planted(Bug::ReuseBeforeDurable) {
-            true => extents = self.with(|set| set.clean_extents(needed)),
+            true => self.with(|set| {
+                extents = set.clean_extents(needed);
+                settled = set.buckets.settled_of(&extents);
+            }),
             false => self.write_entry_of(build).await?,
         }
         if extents.is_empty() {
             // Clients have taken them since. The next plan looks again.
             return Ok(());
         }
-        self.with(|set| set.empty(&extents));
+        self.with(|set| set.empty(&extents, &settled));
         left.holes.add(&extents);
         if !mutants::skips("bcache: wait for readers of emptied buckets") {
             self.core.readers.quiesce(0).await;
@@ -351,14 +355,14 @@ impl Set {
         Vec::new()
     }
 
-    /// The durable holes of these extents enter the tree where it still has them. Buckets that lost
-    /// nothing else since are empty on the device, too (K1).
-    fn empty(&mut self, extents: &[Key]) {
-        let settled = self.buckets.settled_of(extents);
+    /// The durable holes of these extents enter the tree where it still has them. `settled` are the
+    /// buckets of them that were settled when the entry was built: the holes hide on the device all
+    /// that these have lost since (K1).
+    fn empty(&mut self, extents: &[Key], settled: &[usize]) {
         for key in extents {
             self.tree.replace(key, &key.without_pointer(), &mut self.buckets);
         }
-        self.buckets.have_settled(&settled);
+        self.buckets.have_settled(settled);
     }
 }
 

@@ -178,7 +178,8 @@ impl Bcache {
     /// Dirty extents from a sector on, at even distances.
     fn dirty_sample(&self, from: u64) -> Vec<Key> {
         let sample = |set: &Set| {
-            let dirty = || set.tree.extents_from(self.inode(), from).filter(|key| key.is_dirty());
+            let own = |key: &&Key| key.is_dirty() && !self.traffic.overlaps(&Span::of(key));
+            let dirty = || set.tree.extents_from(self.inode(), from).filter(own);
             let distance = dirty().count().div_ceil(SAMPLE).max(1);
             dirty().step_by(distance).copied().collect()
         };

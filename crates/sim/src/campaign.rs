@@ -149,6 +149,7 @@ pub fn plant_failures(
 pub struct Campaign<S> {
     scenario: S,
     cuts: u64,
+    part: u64,
 }
 
 /// How the lives ended.
@@ -165,13 +166,20 @@ struct Tally {
 impl<S: Scenario> Campaign<S> {
     /// A campaign. A test runs it on the test's own thread, whose name [`replay`] prints.
     pub fn new(scenario: S) -> Campaign<S> {
-        Campaign { scenario, cuts: CUTS }
+        Campaign { scenario, cuts: CUTS, part: 1 }
     }
 
     /// Sets the number of lives, unless the environment does.
     #[must_use]
     pub fn cuts(mut self, cuts: u64) -> Campaign<S> {
         self.cuts = cuts;
+        self
+    }
+
+    /// Runs one of so many lives that are asked for: where several campaigns share a time.
+    #[must_use]
+    pub fn one_in(mut self, part: u64) -> Campaign<S> {
+        self.part = part;
         self
     }
 
@@ -186,8 +194,8 @@ impl<S: Scenario> Campaign<S> {
             self.run_cut(seed, cut);
             return;
         }
-        let (lives, mut tally) =
-            (from_environment("CAIRN_CUTS").unwrap_or(self.cuts), Tally::default());
+        let asked = from_environment("CAIRN_CUTS").unwrap_or(self.cuts);
+        let (lives, mut tally) = (asked.div_ceil(self.part), Tally::default());
         for cut in 0..lives {
             let ends = self.run_cut(seed, cut);
             tally.cuts += ends.cuts;

@@ -56,8 +56,11 @@ pub fn without_attach(line: &mut TableLine) {
     if split.is_err() || words.option(&SPEC, "attach").is_none() {
         return;
     }
-    line.args.retain(|word| !word.eq_ignore_ascii_case("attach"));
-    line.args[2] = (line.args.len() - 3).to_string();
+    // A device may have this name, too.
+    let mut options = line.args.split_off(3);
+    options.retain(|word| !word.eq_ignore_ascii_case("attach"));
+    line.args[2] = options.len().to_string();
+    line.args.append(&mut options);
 }
 
 /// Makes a line of this target one whose cache is gone; what the cache may have newer is read as it
@@ -240,6 +243,7 @@ mod tests {
             ("bcache /o /c 1 attach", "bcache /o /c 0".to_owned()),
             (&format!("bcache /o /c 3 set {ID} Attach"), format!("bcache /o /c 2 set {ID}")),
             (&format!("bcache /o /c 2 set {ID}"), format!("bcache /o /c 2 set {ID}")),
+            ("bcache attach /c 1 attach", "bcache attach /c 0".to_owned()),
             ("linear attach 0", "linear attach 0".to_owned()),
         ] {
             let mut line = TableLine::parse(&format!("0 8 {words}")).expect("a line");

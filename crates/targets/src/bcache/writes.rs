@@ -363,10 +363,7 @@ impl Bcache {
         self.measure(env, request, Direction::Write, word.waited);
         let core = self.core.as_ref().expect("it has a cache");
         let ended = core.with(|set| {
-            if result.is_err() {
-                set.write_failed(word.number);
-            }
-            let ended = result.and(if core.is_broken() { Err(IoError::IO) } else { Ok(()) });
+            let ended = core.end_of_write(set, word.number, result);
             let is_volatile = ended.is_ok() && !request.is_fua();
             let is_counted = is_volatile && !planted(Bug::OverwriteUncounted);
             core.end_overwrite(set, self.inode(), word.number, is_counted);
@@ -395,11 +392,7 @@ impl Bcache {
             set.changes.fills.touch(&span);
             let pointer = set.buckets.end_write(word.number);
             set.changes.arrivals.end();
-            if result.is_err() {
-                set.write_failed(word.number);
-            }
-            let ended = result.and(if core.is_broken() { Err(IoError::IO) } else { Ok(()) });
-            match ended {
+            match core.end_of_write(set, word.number, result) {
                 Err(error) => (EndIo::Done(Err(error)), false, false),
                 Ok(()) => {
                     let sectors = span.end - span.start;

@@ -238,7 +238,8 @@ impl Verbs {
         let held = held.and_then(|()| self.suspend_for(swap, under_way.call_off(), caller));
         // Also without its caller: the volume is suspended, and must serve on.
         let named = Named::volume(swap.name).with_table(&swap.table);
-        let changes = self.change(&named, swap.doing.verb(), &TheServer)?;
+        let changes = self.change(&named, swap.doing.verb(), &TheServer);
+        let changes = changes.inspect_err(|_| self.set_leaving(swap.name, false))?;
         drop(under_way);
         let caches_before = self.caches().map(|caches| caches.recorded()).unwrap_or_default();
         let mut touched = self.caches_of_loaded(swap.name);
@@ -367,7 +368,7 @@ impl Verbs {
         // A suspended cache does not write back.
         self.world.resume_live(swap.name)?;
         if swap.doing == Doing::Detach {
-            caches_of(&volume).iter().for_each(|cache| cache.set_leaving(true));
+            self.set_leaving(swap.name, true);
         }
         let mut left = dirty_sectors(&volume);
         loop {
@@ -519,14 +520,18 @@ impl Verbs {
         self.world.refuse_attached_beneath_swap(swap.name, swap.allowed.flush)
     }
 
+    /// Whether the caches of a volume are about to leave it: nothing becomes dirty then.
+    fn set_leaving(&self, name: &str, is_leaving: bool) {
+        let caches = self.world.volume(name).map(|volume| caches_of(&volume)).unwrap_or_default();
+        caches.iter().for_each(|cache| cache.set_leaving(is_leaving));
+    }
+
     /// Makes the old table serve again after a refusal. Returns the error for the caller.
     fn serve_on(&self, swap: &Swap<'_>, error: ConfigError) -> ConfigError {
         if !swap.is_loaded() {
             log_undo_failure(swap.name, self.world.clear(swap.name));
         }
-        if let Ok(volume) = self.world.volume(swap.name) {
-            caches_of(&volume).iter().for_each(|cache| cache.set_leaving(false));
-        }
+        self.set_leaving(swap.name, false);
         // Nothing writes past snapshots that are recorded.
         let has_snapshots = self.changes.record_of(&real_of(swap.name)).table.is_some();
         let back = match has_snapshots {

@@ -103,11 +103,7 @@ impl Tree {
             let leaves = leaves(key);
             if leaves {
                 buckets.replace(from_ref(key), &[]);
-                let hole = key.without_pointer();
-                match holes.last().and_then(|last| last.joined(&hole, u64::MAX)) {
-                    Some(both) => *holes.last_mut().expect("there is one") = both,
-                    None => holes.push(hole),
-                }
+                add_hole(&mut holes, key);
             }
             !leaves
         });
@@ -130,6 +126,22 @@ impl Tree {
             }
         }
         joined
+    }
+}
+
+/// The holes that extents leave, which are in order: those that touch are one.
+pub(in super::super) fn holes_of(extents: &[Key]) -> Vec<Key> {
+    let mut holes = Vec::new();
+    extents.iter().for_each(|key| add_hole(&mut holes, key));
+    holes
+}
+
+/// Adds the hole that an extent behind the others leaves.
+fn add_hole(holes: &mut Vec<Key>, extent: &Key) {
+    let hole = extent.without_pointer();
+    match holes.last().and_then(|last| last.joined(&hole, u64::MAX)) {
+        Some(both) => *holes.last_mut().expect("there is one") = both,
+        None => holes.push(hole),
     }
 }
 

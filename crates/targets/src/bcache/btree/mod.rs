@@ -37,7 +37,7 @@ use cairn_format::bcache::{Geometry, Key, SetMagic};
 
 use super::buckets::Buckets;
 
-pub(super) use change::Change;
+pub(super) use change::{Change, holes_of};
 pub(super) use insert::{NoBucket, Plan};
 pub(super) use lookup::Found;
 pub(super) use node::Node;

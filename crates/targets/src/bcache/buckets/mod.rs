@@ -70,10 +70,10 @@ struct Bucket {
 impl Bucket {
     /// True if it has nothing, also on the device once the checkpoint `settled` has ended.
     fn is_idle(&self, settled: u32) -> bool {
-        let is_in_use = self.is_metadata || self.is_open || self.is_free || self.writing > 0;
-        let is_in_use = is_in_use || self.is_bad;
+        let is_in_use = self.is_metadata || self.is_open || self.writing > 0;
+        let is_taken = is_in_use || self.is_free || self.is_bad;
         let is_settled = self.lost_in <= settled || planted(Bug::ReuseBeforeCheckpoint);
-        self.live == 0 && !is_in_use && is_settled
+        self.live == 0 && !is_taken && is_settled
     }
 
     /// K3: its next use makes no pointer too old.

@@ -19,7 +19,7 @@ use std::sync::{Arc, Weak};
 
 use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_block::sync::{Mutex, MutexGuard};
-use cairn_block::{Env, IoResult, RequestId, TaskGroup, mutants};
+use cairn_block::{Env, IoError, IoResult, RequestId, TaskGroup, mutants};
 use event_listener::Event;
 use futures_util::lock::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard};
 
@@ -173,6 +173,15 @@ impl Core {
     /// Has requests that waited mapped again.
     pub fn remap_all(&self, env: &Env, requests: Vec<RequestId>) {
         requests.into_iter().for_each(|id| env.remap(id));
+    }
+
+    /// A write of data to this sector has ended. Answers what its client gets. The caller has
+    /// locked the set.
+    pub fn end_of_write(&self, set: &mut Set, sector: u64, result: IoResult) -> IoResult {
+        if result.is_err() {
+            set.write_failed(sector);
+        }
+        result.and(if self.is_broken() { Err(IoError::IO) } else { Ok(()) })
     }
 
     /// Starts the keeper, unless it runs.

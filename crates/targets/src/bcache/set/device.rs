@@ -36,12 +36,12 @@ pub(in super::super) struct CacheDevice {
     /// covered: the counts of R1.
     overwrites: AtomicU64,
     covered: AtomicU64,
-    pub work: Work,
+    pub work: MetadataWork,
 }
 
 /// What was done on the device for metadata since it was opened.
 #[derive(Default)]
-pub(in super::super) struct Work {
+pub(in super::super) struct MetadataWork {
     /// Sectors of metadata, and of these those of nodes.
     pub metadata: AtomicU64,
     pub nodes: AtomicU64,
@@ -97,7 +97,7 @@ impl Uncovered {
 impl CacheDevice {
     pub fn new(device: Device) -> CacheDevice {
         let [known, overwrites, covered] = std::array::from_fn(|_| AtomicU64::new(0));
-        let (uncovered, work) = (Mutex::default(), Work::default());
+        let (uncovered, work) = (Mutex::default(), MetadataWork::default());
         CacheDevice { device, known, uncovered, overwrites, covered, work }
     }
 

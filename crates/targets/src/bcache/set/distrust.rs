@@ -23,7 +23,7 @@ use super::session::{Session, WriteError};
 const KEYS_AT_ONCE: usize = 8192;
 
 /// What became of the extents of a leaf.
-pub(in super::super) struct Dropped {
+pub(in super::super) struct LeafDropped {
     /// Sectors that left.
     pub sectors: u64,
     /// The first sector of the volume in the next leaf; none if this was the last one.
@@ -72,7 +72,7 @@ impl Set {
         inode: u32,
         from: u64,
         is_suspect: &impl Fn(&Key) -> bool,
-    ) -> Dropped {
+    ) -> LeafDropped {
         let (leaf, end) = self.tree.leaf_at(inode, from);
         let mut sectors = 0;
         self.evict_of_leaf(leaf, |key| {
@@ -80,6 +80,6 @@ impl Set {
             sectors += if leaves { key.sectors() } else { 0 };
             leaves
         });
-        Dropped { sectors, next: (end < OFFSET_MAX).then_some(end) }
+        LeafDropped { sectors, next: (end < OFFSET_MAX).then_some(end) }
     }
 }

@@ -36,7 +36,7 @@ use cairn_format::bcache::{Key, SUPERBLOCK_SECTOR};
 
 use super::replay::Replay;
 use super::{Core, Set};
-use crate::bcache::btree::{Fill, NoBucket, Plan, Unwritten, write_plan};
+use crate::bcache::btree::{Fill, NoBucket, Plan, Unwritten, holes_of, write_plan};
 use crate::bcache::canary::{Bug, planted};
 use crate::bcache::journal::{EntryWrite, NoEntry, SPARE};
 
@@ -364,17 +364,4 @@ impl Set {
         }
         self.buckets.have_settled(settled);
     }
-}
-
-/// The holes that extents leave, which are in order: those that touch are one.
-fn holes_of(extents: &[Key]) -> Vec<Key> {
-    let mut holes: Vec<Key> = Vec::new();
-    for key in extents {
-        let hole = key.without_pointer();
-        match holes.last().and_then(|last| last.joined(&hole, u64::MAX)) {
-            Some(both) => *holes.last_mut().expect("there is one") = both,
-            None => holes.push(hole),
-        }
-    }
-    holes
 }

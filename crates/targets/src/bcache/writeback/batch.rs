@@ -273,13 +273,19 @@ impl Bcache {
         let admitted =
             admitted.take_while(|run| future::ready(run.is_some())).filter_map(future::ready);
         let Shape { in_flight, is_ordered, .. } = pace.how.shape;
-        if is_ordered {
-            let reads = admitted.map(read).buffered(in_flight);
-            return reads.map(write).buffered(in_flight).collect().await;
-        }
-        let copy = async |(place, run)| (place, write(read(run).await).await);
-        let copies = admitted.enumerate().map(copy).buffer_unordered(in_flight);
-        let mut ended: Vec<(usize, _)> = copies.collect().await;
+        let read = async |(place, run)| (place, read(run).await);
+        let write = async |(place, read)| (place, write(read).await);
+        let admitted = admitted.enumerate();
+        let mut ended: Vec<(usize, _)> = match is_ordered {
+            true => {
+                let reads = admitted.map(read).buffered(in_flight);
+                reads.map(write).buffer_unordered(in_flight).collect().await
+            }
+            false => {
+                let copy = async |run| write(read(run).await).await;
+                admitted.map(copy).buffer_unordered(in_flight).collect().await
+            }
+        };
         ended.sort_unstable_by_key(|(place, _)| *place);
         ended.into_iter().map(|(_, result)| result).collect()
     }

@@ -17,7 +17,7 @@ use cairn_block::{SECTOR_BYTES, Sector, SectorCount, Time};
 
 use super::writeback::{Action, Batch, COPY_BYTES};
 use super::{State, WriteCache};
-use crate::planner::{Members, Planner};
+use crate::planner::{Answer, Members, Planner, Urgency};
 
 /// How many slots are counted while the lock is held.
 const COUNT_SLOTS: u32 = 8192;
@@ -49,7 +49,7 @@ impl WriteCache {
     pub(super) fn collect_swept(&self, state: &mut State, now: Time, batch: &mut Batch) -> Action {
         let Some(mut sweep) = state.sweep.take() else { return Action::Wait };
         if sweep.counted < state.index.len() {
-            self.count_zones(state, &mut sweep);
+            self.count_zones(state, now, &mut sweep);
             state.sweep = Some(sweep);
             return Action::Again;
         }
@@ -58,7 +58,11 @@ impl WriteCache {
             return Action::Sleep(until);
         }
         for _ in 0..PIECES_MAX {
-            let Some(piece) = sweep.planner.next() else { return Action::Wait };
+            let piece = match sweep.planner.next(Urgency::Drain) {
+                Answer::Look(piece) => piece,
+                Answer::Again => continue,
+                Answer::Nothing => return Action::Wait,
+            };
             let (before, end) = (batch.blocks, piece.range.end().0.div_ceil(self.block_sectors));
             let blocks = piece.range.start.0 / self.block_sectors..end;
             let most = piece.most.0.div_ceil(self.block_sectors);
@@ -75,10 +79,10 @@ impl WriteCache {
     }
 
     /// Tells the planner of the blocks in the next slots.
-    fn count_zones(&self, state: &State, sweep: &mut Sweep) {
+    fn count_zones(&self, state: &State, now: Time, sweep: &mut Sweep) {
         let len = COUNT_SLOTS.min(state.index.len() - sweep.counted);
         for run in state.index.runs_of(sweep.counted, len) {
-            sweep.planner.add(self.origin_range(run.block, u64::from(run.len)));
+            sweep.planner.add(self.origin_range(run.block, u64::from(run.len)), now);
         }
         sweep.counted += len;
     }

@@ -131,16 +131,17 @@ impl Bcache {
     }
 
     /// The keys of the next batch of a pass.
-    async fn next_keys(&self, pass: &mut Pass, policy: Policy, most: u64) -> Vec<Key> {
+    async fn next_keys(&self, env: &Env, pass: &mut Pass, policy: Policy, most: u64) -> Vec<Key> {
         if policy != Policy::Sweep {
             pass.sweep = None;
             return self.next_dirty(pass.from, most);
         }
+        let is_above = || self.look(|set| self.dirty_sectors() > self.dirty_target(set));
         let mut sweep = match pass.sweep.take() {
-            Some(sweep) => sweep,
-            None => self.plan_pass().await,
+            Some(sweep) if !sweep.is_old(env.now()) || is_above() != Some(true) => sweep,
+            before => self.plan_pass(env.now(), before).await,
         };
-        let keys = self.next_swept(&mut sweep, most).await;
+        let keys = self.next_swept(env, &mut sweep, most).await;
         pass.sweep = Some(sweep);
         keys
     }
@@ -172,7 +173,7 @@ impl Bcache {
         let _batch = self.batching.lock().await;
         let policy = self.throttle.settings.policy();
         let most = if is_paced { self.paced_batch() } else { u64::MAX };
-        let keys = self.next_keys(pass, policy, most).await;
+        let keys = self.next_keys(env, pass, policy, most).await;
         if keys.is_empty() {
             return Ok(false);
         }

@@ -257,7 +257,9 @@ impl Bcache {
         let write = async |(run, data): (&'k [Key], Result<CopyData<'_>, IoError>)| {
             let result = match data {
                 Ok(data) => {
-                    let written = data.write(env, &backing, range_of(run), Flags::empty()).await;
+                    let (began, range) = (env.now(), range_of(run));
+                    let written = data.write(env, &backing, range, Flags::empty()).await;
+                    self.throttle.prices.lock().wrote(range, began, env.now());
                     written.map_err(CopyError::Write)
                 }
                 Err(error) => Err(CopyError::Read(error)),

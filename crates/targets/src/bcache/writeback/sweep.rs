@@ -2,13 +2,17 @@
 //!
 //! A pass fills a planner with what is dirty, in pieces, and ends when nothing is left of it. The
 //! planner knows zones and no extents; the extents of a zone are looked up when it is their turn,
-//! so what became dirty there since the pass began goes with them. The rest waits for the next
-//! pass.
+//! so what became dirty there since goes with them. While more than the target is dirty, the
+//! planner is filled again after [`REFILL`]: then it knows which zones clients have written since,
+//! and no write of a client pays for that. Zones keep their age.
 //!
 //! While parts of stripes are expensive, stripes that are dirty as a whole go home first: they have
 //! a planner of their own. Its parts may have neighbors of these stripes, too.
 
-use cairn_block::{Sector, SectorCount, SectorRange, yield_once};
+use std::time::Duration;
+
+use cairn_block::sync::atomic::Ordering;
+use cairn_block::{Env, Sector, SectorCount, SectorRange, Time, yield_once};
 use cairn_format::bcache::Key;
 
 use super::batch::{BATCH_KEYS, BATCH_SECTORS};
@@ -16,15 +20,20 @@ use crate::bcache::btree::Span;
 use crate::bcache::set::Set;
 use crate::bcache::stripes::Stripes;
 use crate::bcache::volume::Bcache;
-use crate::planner::{Members, Piece, Planner};
+use crate::planner::{Answer, Members, Piece, Planner, Urgency};
 
 /// How many extents are looked at while the lock is held.
 const PIECE_KEYS: usize = 8192;
+
+/// How long a planner knows enough of what is dirty.
+const REFILL: Duration = Duration::from_secs(60);
 
 /// What is left of a pass.
 pub(super) struct Sweep {
     /// Of stripes that are dirty as a whole, and of the rest.
     planners: [Planner; 2],
+    /// When they were filled.
+    filled: Time,
 }
 
 /// Sectors that are dirty in a row.
@@ -39,8 +48,8 @@ fn range_of(start: u64, end: u64) -> SectorRange {
 }
 
 impl Sweep {
-    fn new(members: &Members) -> Sweep {
-        Sweep { planners: [(); 2].map(|()| Planner::new(members.clone())) }
+    fn new(members: &Members, now: Time) -> Sweep {
+        Sweep { planners: [(); 2].map(|()| Planner::new(members.clone())), filled: now }
     }
 
     /// Adds a row, of which nothing follows. `stripe` is 0 if parts are not expensive.
@@ -50,36 +59,53 @@ impl Sweep {
             0 => (end, end),
             _ => (start.next_multiple_of(stripe), end / stripe * stripe),
         };
-        let [whole, rest] = &mut self.planners;
+        let ([whole, rest], now) = (&mut self.planners, self.filled);
         if first >= last {
-            return rest.add(range_of(start, end));
+            return rest.add(range_of(start, end), now);
         }
-        whole.add(range_of(first, last));
+        whole.add(range_of(first, last), now);
         for (start, end) in [(start, first), (last, end)] {
             if start < end {
-                rest.add(range_of(start, end));
+                rest.add(range_of(start, end), now);
             }
         }
     }
 
-    /// Where to look next, and which planner says so.
-    fn next(&mut self) -> Option<(usize, Piece)> {
-        let planners = self.planners.iter_mut().enumerate();
-        planners.filter_map(|(at, planner)| Some((at, planner.next()?))).next()
+    /// Goes on where another one was.
+    fn follow(&mut self, before: &Sweep) {
+        for (planner, before) in self.planners.iter_mut().zip(&before.planners) {
+            planner.follow(before);
+        }
+    }
+
+    /// True if the planners are to be filled again, above the target.
+    pub fn is_old(&self, now: Time) -> bool {
+        now.since(self.filled) >= REFILL
+    }
+
+    /// What the first planner says that knows of dirty data, and which one that is.
+    fn next(&mut self, urgency: Urgency<'_>) -> (usize, Answer) {
+        let [whole, rest] = &mut self.planners;
+        match whole.next(urgency) {
+            Answer::Nothing => (1, rest.next(urgency)),
+            answer => (0, answer),
+        }
     }
 
     /// What a batch left goes with a later one of the pass.
     pub fn add_again(&mut self, untried: &[Key]) {
-        let [_, rest] = &mut self.planners;
-        untried.iter().for_each(|key| rest.add(range_of(key.start(), key.end())));
+        let ([_, rest], now) = (&mut self.planners, self.filled);
+        untried.iter().for_each(|key| rest.add(range_of(key.start(), key.end()), now));
     }
 }
 
 impl Bcache {
-    /// A sweep that knows what is dirty now.
-    pub(super) async fn plan_pass(&self) -> Sweep {
+    /// A sweep that knows what is dirty now, and goes on where another one was.
+    pub(super) async fn plan_pass(&self, now: Time, before: Option<Sweep>) -> Sweep {
         let backing = &self.config.devices.backing().expect("a volume that is drained").disk;
-        let mut sweep = Sweep::new(&Members::of(backing));
+        let members = Members::of(backing);
+        self.throttle.prices.lock().know(&members);
+        let mut sweep = Sweep::new(&members, now);
         let stripe = self.stripes.as_ref().map_or(0, Stripes::expensive_size);
         let (mut from, mut row) = (0, Row::default());
         loop {
@@ -101,15 +127,31 @@ impl Bcache {
             yield_once().await;
         }
         sweep.add(row, stripe);
+        if let Some(before) = &before {
+            sweep.follow(before);
+        }
         sweep
     }
 
+    fn ask(&self, sweep: &mut Sweep, now: Time, is_drain: bool) -> (usize, Answer) {
+        let prices = self.throttle.prices.lock();
+        sweep.next(if is_drain { Urgency::Drain } else { Urgency::Target { now, prices: &prices } })
+    }
+
     /// The dirty extents that the sweep chooses, of about `most` sectors at most.
-    pub(super) async fn next_swept(&self, sweep: &mut Sweep, most: u64) -> Vec<Key> {
+    pub(super) async fn next_swept(&self, env: &Env, sweep: &mut Sweep, most: u64) -> Vec<Key> {
         let (mut keys, mut sectors) = (Vec::new(), 0);
         let most = most.min(BATCH_SECTORS);
         while keys.len() < BATCH_KEYS && sectors < most {
-            let Some((planner, piece)) = sweep.next() else { break };
+            let is_drain = self.throttle.settings.percent.load(Ordering::Relaxed) == 0;
+            let (planner, piece) = match self.ask(sweep, env.now(), is_drain) {
+                (planner, Answer::Look(piece)) => (planner, piece),
+                (_, Answer::Again) => {
+                    yield_once().await;
+                    continue;
+                }
+                (_, Answer::Nothing) => break,
+            };
             let room = (most - sectors).min(piece.most.0);
             let before = keys.len();
             let looked = self.look(|set| self.dirty_of(set, &piece, room, &mut keys));
@@ -159,10 +201,10 @@ mod tests {
     /// The pieces of a sweep over these rows, in sectors.
     fn pieces(rows: &[(u64, u64)], stripe: u64) -> Vec<(u64, u64)> {
         let members = Members::of_one(SectorCount(1 << 20));
-        let mut sweep = Sweep::new(&members);
+        let mut sweep = Sweep::new(&members, Time(0));
         rows.iter().for_each(|(start, end)| sweep.add(Row { start: *start, end: *end }, stripe));
         std::iter::from_fn(|| {
-            let (at, piece) = sweep.next()?;
+            let (at, Answer::Look(piece)) = sweep.next(Urgency::Drain) else { return None };
             sweep.planners[at].looked(&piece, piece.range.end(), piece.range.count);
             Some((piece.range.start.0, piece.range.end().0))
         })

@@ -16,6 +16,7 @@ use super::rate::{Idle, Load, Memory, Pacer, RATE_FIRST, Step, Terms, step};
 use crate::bcache::human::human;
 use crate::bcache::set::Set;
 use crate::bcache::volume::Bcache;
+use crate::planner::Prices;
 
 /// The rate of an idle device, in sectors each second.
 const RATE_BOOSTED: u64 = i32::MAX as u64;
@@ -110,6 +111,8 @@ struct State {
 #[derive(Default)]
 pub(in super::super) struct Throttle {
     pub settings: Settings,
+    /// What writes to the backing device take.
+    pub(super) prices: Mutex<Prices>,
     state: Mutex<State>,
 }
 

@@ -332,10 +332,11 @@ impl Bytes {
         }
         let block = u64::from(raw.block_size.get());
         in_range("block_size", block, block.is_power_of_two() && block <= 8, "1, 2, 4 or 8")?;
-        bytes.refuse_features()?;
         Ok(bytes)
     }
 
+    /// For a cache alone: the kernel neither reads the features of a backing device nor keeps them.
+    /// It writes leftovers of its memory there (seen in 6.1).
     fn refuse_features(&self) -> Result<(), Error> {
         let known_incompat = INCOMPAT_LARGE_BUCKET | INCOMPAT_OBSOLETE_BUCKET;
         let features = [
@@ -461,6 +462,7 @@ common_fields!(BackingSuperblock);
 
 impl CacheSuperblock {
     fn validated(bytes: Bytes) -> Result<CacheSuperblock, Error> {
+        bytes.refuse_features()?;
         let raw = &bytes.0;
         if Uuid(raw.set_uuid).is_zero() {
             return Err(Error::NoUuid { field: "set_uuid" });

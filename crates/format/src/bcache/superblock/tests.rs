@@ -142,6 +142,20 @@ fn what_is_not_legal_is_refused_by_its_field() {
     assert!(error.starts_with("superblock data_offset: found 18446744073709551615"), "{error}");
 }
 
+#[test]
+fn features_of_a_backing_device_are_what_a_kernel_left_there_and_count_for_nothing() {
+    let mut superblock = BackingSuperblock::fresh(&new_backing()).expect("legal");
+    superblock.bytes.0.version = U64::new(6);
+    // Linux 6.1 wrote these, the second where it had read a cache before.
+    for features in [[0x2000_0008_e298_0e80, 0, 0x1_0080_0080], [0, 2, 0]] {
+        superblock.bytes.0.feature_compat = U64::new(features[0]);
+        superblock.bytes.0.feature_incompat = U64::new(features[1]);
+        superblock.bytes.0.feature_ro_compat = U64::new(features[2]);
+        let read = Superblock::decode(&superblock.encode());
+        assert_eq!(read, Ok(Superblock::Backing(superblock.clone())), "{features:x?}");
+    }
+}
+
 proptest! {
     #[test]
     fn each_damaged_bit_that_the_checksum_covers_is_found(bit in 0..(208 + 8 * 4) * 8_usize) {

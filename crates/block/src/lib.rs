@@ -50,6 +50,7 @@ mod target;
 mod task_group;
 mod units;
 mod wait;
+mod zone_maps;
 
 pub use buf::{BUF_ALIGN, Buf, BufPool, HugeWords, Segs};
 pub use call_off::CallOff;
@@ -82,3 +83,4 @@ pub use target::{Dirty, EndIo, MessageError, SuspendMode, Target, Verdict};
 pub use task_group::TaskGroup;
 pub use units::{SECTOR_BYTES, Sector, SectorCount, SectorRange, Time};
 pub use wait::{until, until_some};
+pub use zone_maps::{ZoneMaps, keep_zones};

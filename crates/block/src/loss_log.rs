@@ -53,7 +53,12 @@ impl Drop for Receipt {
 
 /// Tells a loss log that a volume's content is lost, and waits. True if it is durably known.
 pub(crate) async fn tell_content_lost(loss_log: &dyn LossLog) -> bool {
+    until_kept(|receipt| loss_log.content_lost(receipt)).await
+}
+
+/// Hands out a receipt, and waits. True if it was given.
+pub(crate) async fn until_kept(tell: impl FnOnce(Receipt)) -> bool {
     let answer = Arc::<Answer>::default();
-    loss_log.content_lost(Receipt(answer.clone()));
+    tell(Receipt(answer.clone()));
     until_some(&answer.told, || answer.kept.get().copied()).await
 }

@@ -25,6 +25,7 @@ use crate::ids::DeviceId;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::wait::until_some;
+use crate::zone_maps::ZoneMaps;
 
 /// Opens what a device argument of a table line names, other than `@VOLUME`.
 pub trait Opener: Send + Sync {
@@ -93,6 +94,7 @@ pub struct Registry {
     kin: Mutex<Kin>,
     claims: Arc<Claims>,
     failure_counts: Mutex<HashMap<Identity, Arc<FailureCount>>>,
+    zone_maps: Mutex<Option<Arc<dyn ZoneMaps>>>,
     next_device: AtomicU32,
     next_unique: AtomicU64,
 }
@@ -109,9 +111,20 @@ impl Registry {
             kin: Mutex::default(),
             claims: Arc::default(),
             failure_counts: Mutex::default(),
+            zone_maps: Mutex::default(),
             next_device: AtomicU32::new(0),
             next_unique: AtomicU64::new(0),
         }
+    }
+
+    /// From now on `maps` keeps the maps of dirty zones of tables that are loaded.
+    pub fn set_zone_maps(&self, maps: Arc<dyn ZoneMaps>) {
+        *self.zone_maps.lock() = Some(maps);
+    }
+
+    /// What keeps them; none if the server has no place for them.
+    pub fn zone_maps(&self) -> Option<Arc<dyn ZoneMaps>> {
+        self.zone_maps.lock().clone()
     }
 
     /// Adds a volume: a mapped device without a table, suspended.

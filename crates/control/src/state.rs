@@ -22,6 +22,8 @@
 //!
 //! The file also records caches that may hold data that their origins lack: see `caches`.
 //!
+//! Beside the file lie the maps of dirty zones of bcache volumes: see `zones`.
+//!
 //! If acknowledged writes were lost and no client was told before the server ended, the file has
 //! the names of their volumes. After the next start the first flush of each client fails.
 //!
@@ -39,6 +41,7 @@ mod caches;
 mod forget;
 mod lost;
 mod show;
+mod zones;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -58,6 +61,7 @@ pub use caches::{CacheRecord, CacheState, Extent, Known, forget_cache};
 pub use forget::forget;
 pub use lost::Noting;
 pub use show::{Shown, shown};
+pub use zones::ZoneFiles;
 
 const VERSION: u32 = 1;
 /// A volume under a name for clients.

@@ -90,7 +90,7 @@ fn the_thin_tables_match_the_codec() {
 
 #[test]
 fn the_bcache_tables_match_the_codec() {
-    use bcache::{intent, journal, node, priorities, superblock, uuids};
+    use bcache::{intent, journal, node, priorities, superblock, uuids, zones};
 
     let document = document("bcache.md");
     let matches = |heading, fields: &[Field], size| {
@@ -99,6 +99,7 @@ fn the_bcache_tables_match_the_codec() {
     matches("### Superblock, 4096 bytes", &superblock::SUPERBLOCK_FIELDS, bcache::SUPERBLOCK_BYTES);
     matches("### Write-intent slot, 1536 bytes", &intent::SLOT_FIELDS, intent::SLOT_BYTES);
     matches("### Lineage, 40 bytes", &intent::LINEAGE_FIELDS, intent::LINEAGE_BYTES);
+    matches("### Zone map header, 128 bytes", &zones::HEADER_FIELDS, zones::HEADER_BYTES);
     matches("### Bset, 32 bytes", &node::BSET_FIELDS, node::SET_HEADER_BYTES);
     matches("### Journal entry, 240 bytes", &journal::ENTRY_FIELDS, journal::ENTRY_HEADER_BYTES);
     matches("### Priorities, 40 bytes", &priorities::PRIORITIES_FIELDS, priorities::HEADER_BYTES);

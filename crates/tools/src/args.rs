@@ -175,6 +175,10 @@ pub struct CheckArgs {
     #[arg(long, value_name = "FORM", value_enum, num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "ranges")]
     pub list_lost: Option<ListLost>,
+    /// The map of dirty zones of a server, STATE.zones-VOLUME: only zones that it names may lack
+    /// what a missing cache had
+    #[arg(long, value_name = "FILE", requires = "list_lost")]
+    pub zones: Option<PathBuf>,
     /// Check the metadata snapshot of a thin pool; the pool may be in use
     #[arg(long)]
     pub metadata_snapshot: bool,

@@ -73,6 +73,7 @@ fn judge(args: &CheckArgs, told: &mut dyn FnMut(&str, &Verdict) -> Outcome<()>) 
                 bcache::check::verdict(&source, start_sector, &args.backing, list_lost)?
             }
             Some(Kind::BcacheBacking) => {
+                let list_lost = args.list_lost.map(|_| args.zones.as_deref());
                 bcache::check::backing_verdict(&source, start_sector, list_lost)?
             }
             None => unknown(),
@@ -96,7 +97,7 @@ fn print_lost_map(args: &CheckArgs) -> Outcome<u8> {
     refuse_options(args, &source, kind)?;
     let (severity, parts) = match kind {
         Some(Kind::Bcache) => bcache::check::lost_map(&source, start_sector, &args.backing)?,
-        _ => bcache::check::backing_lost_map(&source, start_sector)?,
+        _ => bcache::check::backing_lost_map(&source, start_sector, args.zones.as_deref())?,
     };
     match args.json {
         true => stdout::print_json(&bcache::lost::map_json(&parts))?,
@@ -113,6 +114,10 @@ fn refuse_options(args: &CheckArgs, source: &Source, kind: Option<Kind>) -> Outc
     }
     if args.list_lost.is_some() && !matches!(kind, Some(Kind::Bcache | Kind::BcacheBacking)) {
         return Err(wrong(&source.name, "--list-lost", "no bcache device", "one"));
+    }
+    if args.zones.is_some() && kind != Some(Kind::BcacheBacking) {
+        let expected = "a backing device without its cache";
+        return Err(wrong(&source.name, "--zones", "another device", expected));
     }
     Ok(())
 }

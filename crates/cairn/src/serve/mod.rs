@@ -37,7 +37,7 @@ use cairn_control::exports::Exports;
 use cairn_control::names::is_hidden;
 use cairn_control::plan::{self, BroughtUp, Failure, Plan};
 use cairn_control::sockets;
-use cairn_control::state::StateFile;
+use cairn_control::state::{StateFile, ZoneFiles};
 use cairn_control::verbs::Verbs;
 use cairn_control::world::{World, WorldOptions, is_of};
 use command::{PrivateFolder, Running};
@@ -85,6 +85,9 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
     }
     let (events, happened) = signals::watch()?;
     let world = Arc::new(World::start(world_of(&args, &config))?);
+    if let Some(state) = state.as_ref().filter(|_| !read_only) {
+        world.registry().set_zone_maps(ZoneFiles::open(state)?);
+    }
     let nbd = limits::nbd_options(&args, &config);
     let spin = args.spin_us.or(config.spin_us).unwrap_or(0);
     world.reactors().set_spin(Duration::from_micros(spin.into()));

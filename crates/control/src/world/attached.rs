@@ -163,6 +163,7 @@ impl Parted<'_> {
 
     /// The new table has started: the devices stay detached. Returns a note for each.
     pub fn into_notes(self) -> Vec<String> {
+        self.left.iter().for_each(|left| left.forget_zones(self.world.registry()));
         let note =
             |left: &Attached| format!("{}: detached from set {}", left.argument(), left.set());
         self.left.iter().map(note).collect()

@@ -199,6 +199,11 @@ impl IntentMap {
         superblock[SLOT_OFFSETS[at]..][..SLOT_BYTES].copy_from_slice(&slot);
     }
 
+    /// Leaves no slot of a superblock sound.
+    pub(super) fn clear(superblock: &mut [u8]) {
+        SLOT_OFFSETS.iter().for_each(|at| superblock[*at..][..SLOT_BYTES].fill(0));
+    }
+
     /// The bytes of a slot.
     #[must_use]
     pub fn encode_slot(&self, sequence: u64) -> Vec<u8> {
@@ -388,6 +393,9 @@ mod tests {
         superblock.set_mode(CacheMode::None);
         superblock.set_set_uuid(Uuid::ZERO);
         assert_eq!(read(&superblock.encode()).intent(), Some(map));
+        assert!(superblock.clear_intent());
+        assert_eq!(read(&superblock.encode()).intent(), None);
+        assert!(!superblock.clear_intent());
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! says where; its nodes are logs of *bsets*, which hold keys ([`node`]). A *journal* ([`journal`])
 //! holds the keys that leaves do not have yet, and names the root, the array of volumes ([`uuids`])
 //! and the *priorities* ([`priorities`]), which hold each bucket's [`Generation`]. Backing devices
-//! have a [`superblock`] alone, which has cairn's write-intent map, too ([`intent`]).
+//! have a [`superblock`] alone, which has cairn's write-intent map, too ([`intent`]). A server may
+//! keep a map of the dirty zones of a backing device in a file ([`zones`]).
 //!
 //! A *set* is a cache set: a cache device and its backing devices. A part of a node is a *bset*, a
 //! part of the priorities a *prio_set*; what the kernel calls jset is an *entry* of the journal.
@@ -32,6 +33,7 @@ pub mod places;
 pub mod priorities;
 pub mod superblock;
 pub mod uuids;
+pub mod zones;
 
 use std::fmt;
 use std::str::FromStr;
@@ -46,6 +48,7 @@ pub use superblock::{
     BackingState, BackingSuperblock, CacheMode, CacheSuperblock, DATA_OFFSET, JOURNAL_BUCKETS_MAX,
     NewBacking, NewCache, Replacement, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock,
 };
+pub use zones::ZoneMap;
 
 /// The identifier of a device or a set.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -713,6 +713,15 @@ impl BackingSuperblock {
         has_room
     }
 
+    /// Drops the write-intent map: no session is known to be the newest. False if there is none.
+    pub fn clear_intent(&mut self) -> bool {
+        let has_map = self.intent().is_some();
+        if has_map {
+            IntentMap::clear(self.bytes.0.as_mut_bytes());
+        }
+        has_map
+    }
+
     /// Says which set it belongs to; zeros for none.
     pub fn set_set_uuid(&mut self, set_uuid: Uuid) {
         self.bytes.0.set_uuid = set_uuid.0;

@@ -65,6 +65,8 @@ pub enum Bug {
     SuperblockBeforeArray,
     /// A forced run serves requests before its state is on the device (Q2).
     ForcedBeforeStale,
+    /// Data becomes dirty before the map with its zone is durable (Y1).
+    DirtyBeforeMark,
     /// A detach takes the volume out of the array before the superblock names no set.
     ArrayBeforeSuperblock,
 }

@@ -28,7 +28,7 @@
 
 use std::sync::Arc;
 
-use cairn_block::{ConfigError, Env, IoResult, MessageError, mutants};
+use cairn_block::{ConfigError, Env, IoResult, MessageError, Registry, mutants};
 use cairn_format::bcache::{BackingState, BackingSuperblock, Superblock, Uuid};
 
 use super::canary::{Bug, planted};
@@ -37,6 +37,7 @@ use super::degraded::Service;
 use super::set::Session;
 use super::superblocks::{find_superblock, write_backing};
 use super::volume::Bcache;
+use super::zones::forget_zones;
 use crate::args::Device;
 use crate::blank::unreadable;
 
@@ -91,6 +92,13 @@ impl Attached {
         let mut superblock = self.superblock.clone();
         leave(&mut superblock);
         self.write(env, &superblock).await
+    }
+
+    /// The device stays out of its set: drops the maps of its dirty zones.
+    pub fn forget_zones(&self, registry: &Registry) {
+        if let Some(maps) = registry.zone_maps() {
+            forget_zones(maps.as_ref(), self.superblock.uuid());
+        }
     }
 
     /// Writes the superblock that was read. Nothing may have written to the device since.
@@ -192,6 +200,9 @@ impl Bcache {
         self.set_backing(Some(superblock));
         if !is_detached {
             return Ok(format!("{name}: inconsistent: what only its cache had is given up"));
+        }
+        if let Some(zones) = &self.zones {
+            zones.forget(uuid);
         }
         self.forget_volume(env, uuid).await;
         Ok(format!("{name}: detached: it belongs to no set"))

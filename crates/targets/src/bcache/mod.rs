@@ -26,8 +26,8 @@
 //! lookup, changes, splits, writing), `buckets` (what each holds, allocation), `writeback`
 //! (batches, in the background and in a drain, and their rate), `degraded` (a volume whose set or
 //! backing device has failed), `attach` and `detach` (the backing device joins a set, or leaves
-//! it), `flash` (volumes that lie in the cache alone), `passing` (the backing device alone),
-//! `canary` (planted ordering bugs).
+//! it), `flash` (volumes that lie in the cache alone), `passing` (the backing device alone), `zones`
+//! (the map of dirty zones, for when the cache is gone), `canary` (planted ordering bugs).
 //!
 //! # Invariants
 //! I1. Without a write of a client, a read that misses, a drain, a detach, a message, or a word of
@@ -54,6 +54,8 @@
 //!     has come between (L1, L2).
 //! I10. The clean extents of a volume have what its backing device has, durably: those that a start
 //!     finds, too (R13, T1).
+//! I11. If the server keeps maps of dirty zones, data becomes dirty only in a zone that the map of
+//!     the volume names, durably (Y1).
 
 mod attach;
 mod attributes;
@@ -95,6 +97,7 @@ mod word;
 mod writeback;
 mod writes;
 mod zeroes;
+mod zones;
 
 pub use attach::{CacheFound, first_sector_of};
 pub use config::{without_attach, without_cache};

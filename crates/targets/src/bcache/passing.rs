@@ -22,7 +22,8 @@
 use std::sync::Arc;
 
 use cairn_block::{
-    ConfigError, ConfigKind, Disk, Env, IoError, Op, Request, Sector, Verdict, mutants,
+    ConfigError, ConfigKind, Disk, Env, IoError, Op, Request, SECTOR_BYTES, Sector, Verdict,
+    mutants,
 };
 use cairn_format::bcache::{BackingState, BackingSuperblock, Uuid};
 
@@ -31,6 +32,9 @@ use super::config::{Config, Devices};
 use super::superblocks::{intact, write_backing};
 use super::volume::Bcache;
 use crate::args::Device;
+
+/// How many ranges of lost data are logged.
+const REPORTED_MAX: usize = 32;
 
 /// True if the line and the superblock make a volume whose requests pass through.
 pub(super) fn passes(config: &Config, backing: Option<&BackingSuperblock>) -> bool {
@@ -108,6 +112,32 @@ impl Bcache {
         }
     }
 
+    /// Logs where data is lost, by the map of dirty zones.
+    fn report_lost(&self, device: &Device, backing: &BackingSuperblock) {
+        let (volume, name, first) = (&self.config.volume, &device.argument, backing.data_offset());
+        let lost =
+            self.zones.as_ref().and_then(|zones| zones.lost(backing, self.backing_sectors()));
+        let Some(lost) = lost else {
+            tracing::warn!(
+                "{volume}: {name}: no map of dirty zones of the last session: the lost data may be \
+                 anywhere in the volume"
+            );
+            return;
+        };
+        for range in lost.iter().take(REPORTED_MAX) {
+            let bytes = (range.end - range.start) * SECTOR_BYTES;
+            let at = (range.start - first) * SECTOR_BYTES;
+            tracing::warn!("{volume}: {name}: suspect: {bytes} bytes at {at}");
+        }
+        let more = lost.len().saturating_sub(REPORTED_MAX);
+        if more > 0 {
+            tracing::warn!("{volume}: {name}: {more} more ranges; see: cairn check --list-lost");
+        }
+        tracing::warn!(
+            "{volume}: {name}: all else is sound, unless a kernel has used the set since"
+        );
+    }
+
     /// Q2.
     async fn force(
         &self,
@@ -123,11 +153,13 @@ impl Bcache {
             return Ok(());
         }
         match former {
-            BackingState::Dirty => tracing::warn!(
-                "{volume}: {name}: forced to run without its dirty set {set}: what only the cache \
-                 had is lost, which may be anywhere in the volume; where is known with the cache \
-                 alone (cairn dump)"
-            ),
+            BackingState::Dirty => {
+                tracing::warn!(
+                    "{volume}: {name}: forced to run without its dirty set {set}: what only the \
+                     cache had is lost"
+                );
+                self.report_lost(device, &backing);
+            }
             _ => tracing::warn!(
                 "{volume}: {name}: forced to run without set {set}, which was clean: nothing is \
                  lost"

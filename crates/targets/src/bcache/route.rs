@@ -56,21 +56,22 @@ pub(super) struct Inputs {
     pub is_large_zeroes: bool,
     /// The volume is all in the cache.
     pub is_flash: bool,
-    /// The backing device is about to leave its set: nothing may become dirty (R9).
-    pub is_leaving: bool,
+    /// Nothing may become dirty: the backing device is about to leave its set (R9), or the map of
+    /// dirty zones cannot be written (Y5).
+    pub never_dirty: bool,
 }
 
 impl Inputs {
     /// True if the write bypasses the cache where it may.
     pub fn bypasses(&self) -> bool {
         let is_around = self.mode == CacheMode::Writearound || self.is_large_zeroes;
-        is_around || bypasses(self.mode, self.in_use, self.skips || self.is_leaving)
+        is_around || bypasses(self.mode, self.in_use, self.skips || self.never_dirty)
     }
 
     /// True if the write becomes dirty data where the cache has none.
     fn writes_back(&self) -> bool {
         let Cutoffs { plain, sync } = self.cutoffs;
-        let never = self.is_large_zeroes || self.is_leaving;
+        let never = self.is_large_zeroes || self.never_dirty;
         if self.mode != CacheMode::Writeback || self.in_use > sync || never {
             return false;
         }
@@ -106,7 +107,7 @@ pub(super) enum Route {
 pub(super) fn route(inputs: &Inputs) -> Route {
     match inputs.overlap {
         _ if inputs.is_flash => Route::Cache,
-        Overlap::Dirty if inputs.is_leaving => Route::Ahead,
+        Overlap::Dirty if inputs.never_dirty => Route::Ahead,
         Overlap::Dirty if inputs.is_large_zeroes => Route::Zero,
         Overlap::Dirty => Route::Cache,
         _ if inputs.writes_back() => Route::Cache,
@@ -131,7 +132,7 @@ mod tests {
         joins_stripe: false,
         is_large_zeroes: false,
         is_flash: false,
-        is_leaving: false,
+        never_dirty: false,
     };
 
     #[test]
@@ -271,7 +272,7 @@ mod tests {
                     mode,
                     overlap,
                     is_sync: true,
-                    is_leaving: true,
+                    never_dirty: true,
                     joins_stripe: true,
                     ..PLAIN
                 };

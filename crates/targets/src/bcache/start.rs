@@ -135,6 +135,7 @@ impl Bcache {
         let sectors = self.find_in_set(core, backing.as_ref())?;
         let (cached, dirty) = self.count_extents(core, &sectors).await?;
         self.dirty_sectors.store(dirty, Ordering::Relaxed);
+        self.name_dirty_zones(core).await;
         let has_clean = cached > dirty && backing.is_some();
         let (judged, gone) = self.settle_trust(env, core, backing.as_ref(), has_clean).await?;
         self.report_found(dirty, backing.as_ref().map(BackingSuperblock::state));
@@ -218,6 +219,18 @@ impl Bcache {
             yield_once().await;
         }
         Ok((cached, dirty))
+    }
+
+    /// The next map of dirty zones names what is dirty now.
+    async fn name_dirty_zones(&self, core: &Core) {
+        let Some(zones) = &self.zones else { return };
+        zones.reset();
+        let mut next = Some(0).filter(|_| self.dirty_sectors() > 0);
+        while let Some(from) = next {
+            let name = |sectors| zones.name(sectors);
+            next = core.with(|set| set.each_dirty_of_part(self.inode(), from, name));
+            yield_once().await;
+        }
     }
 
     /// Logs the dirty data that was found.

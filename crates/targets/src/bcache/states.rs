@@ -17,6 +17,7 @@ use super::superblocks::write_backing;
 use super::volume::Bcache;
 use super::writeback::Undrained;
 use super::writes::Ready;
+use super::zones::Zones;
 
 impl Bcache {
     /// Writes the state of the backing device, durably, unless this life has written it already:
@@ -64,7 +65,12 @@ impl Bcache {
                 Some(BackingState::Dirty) if is_written => {
                     self.ready.store(ready, Ordering::Relaxed)
                 }
-                _ => drop(self.wanted.fetch_min(change, Ordering::Relaxed)),
+                state => {
+                    self.wanted.fetch_min(change, Ordering::Relaxed);
+                    let is_clean = state == Some(BackingState::Clean) && is_written;
+                    let zones = self.zones.as_ref().filter(|_| is_clean);
+                    zones.into_iter().for_each(Zones::end_marks);
+                }
             }
             std::mem::take(&mut *self.parked.lock())
         });

@@ -73,6 +73,7 @@ impl Bcache {
             let _turn = self.states.lock().await;
             // The map of the session stays, which vouches, too.
             let _ = self.write_map(env, true).await;
+            self.close_zones().await;
         }
         flushed.map_err(Undrained::Flush)
     }

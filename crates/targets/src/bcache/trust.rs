@@ -152,11 +152,16 @@ impl Bcache {
         Ok(())
     }
 
-    /// Puts the map of this session into a superblock (T2). False if it has it, or there is none.
+    /// Puts the map of this session into a superblock (T2), or takes an older one out if there is
+    /// none of this session: a map names the newest session of cairn (`zones`). False if nothing
+    /// changes.
     pub(super) fn renew_map(&self, superblock: &mut BackingSuperblock, is_closed: bool) -> bool {
         let is_cached = matches!(self.config.devices, Devices::Cached { .. });
-        if !is_cached || !self.is_vouched.load(Ordering::Relaxed) || self.is_broken() {
+        if !is_cached || self.is_broken() {
             return false;
+        }
+        if !self.is_vouched.load(Ordering::Relaxed) {
+            return superblock.clear_intent();
         }
         let session = |set: &Set| {
             let number = (set.superblock.set_uuid(), set.superblock.seq());

@@ -25,6 +25,7 @@ use super::stripes::Stripes;
 use super::superblocks::{Superblocks, read_superblocks};
 use super::writeback::{Ahead, COPY_BYTES, Throttle};
 use super::writes::Ready;
+use super::zones::Zones;
 use crate::args::Device;
 use crate::epochs::Epochs;
 use crate::fair::Fair;
@@ -104,6 +105,8 @@ pub struct Bcache {
     pub(super) has_written_state: AtomicBool,
     /// Its clean extents are what the backing device has (T2).
     pub(super) is_vouched: AtomicBool,
+    /// Which zones may become dirty; none without a backing device, or a server that keeps maps.
+    pub(super) zones: Option<Zones>,
     /// One writer of the superblock of the backing device at a time.
     pub(super) states: Fair<()>,
     /// Between a resume and a suspend: the superblock is this volume's to write. It changes in the
@@ -182,6 +185,7 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         throttle: Throttle::default(),
         has_written_state: AtomicBool::new(false),
         is_vouched: AtomicBool::new(false),
+        zones: zones_of(&ctor, &config),
         states: Fair::new(()),
         is_serving: AtomicBool::new(false),
         dirty_sectors: AtomicU64::new(0),
@@ -194,6 +198,13 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         is_told: AtomicBool::new(false),
         config,
     }))
+}
+
+/// The dirty zones of a volume, if the server keeps maps of them.
+fn zones_of(ctor: &Ctor<'_>, config: &Config) -> Option<Zones> {
+    let backing = config.devices.backing().filter(|_| !ctor.read_only)?;
+    let (maps, sectors) = (ctor.registry.zone_maps()?, backing.disk.sectors().0);
+    Some(Zones::new(maps, &config.volume, ctor.start.0, sectors))
 }
 
 /// Refuses a device that is both.

@@ -2,7 +2,8 @@
 //!
 //! # Order of a write into the cache
 //! 1. Before the first write of a life a session begins; before the first dirty data the superblock
-//!    of the backing device says `dirty`, durably (R11). Writes wait for that.
+//!    of the backing device says `dirty`, durably (R11); before the first dirty data of a zone the
+//!    map of dirty zones names it, durably (`zones`). Writes wait for that.
 //! 2. A place in an open bucket; the bucket counts the write.
 //! 3. The data goes to the cache device.
 //! 4. The key enters the tree, and the keys that wait for the journal (N1). Reads see it from then
@@ -65,6 +66,8 @@ enum Plan {
     Zero,
     /// Nowhere yet: the volume is not ready for it.
     Begin,
+    /// Nowhere yet: the map of dirty zones lacks its zones. It starts the task, or not.
+    Mark { starts: bool },
     /// Nowhere yet: no bucket is free.
     Wait,
     /// To the mapped device, until the next table.
@@ -98,6 +101,12 @@ impl Bcache {
         Plan::Begin
     }
 
+    /// Parks a write until the map of dirty zones has its zones (Y1).
+    fn park_for_mark(&self, request: &Request, span: &Span) -> Plan {
+        let zones = self.zones.as_ref().expect("without a map no write waits for it");
+        Plan::Mark { starts: zones.park(span, request.id()) }
+    }
+
     fn plan_write(&self, env: &Env, request: &Request, span: Span) -> Plan {
         let skips = request.op != Op::Discard && self.skips(env, request);
         let core = self.core.as_ref().expect("a volume with a cache is written");
@@ -123,6 +132,8 @@ impl Bcache {
         let is_sync = request.flags.intersects(Flags::FUA | Flags::META);
         let joins_stripe = mode == CacheMode::Writeback
             && self.stripes.as_ref().is_some_and(|it| it.are_joined(set, &span));
+        let is_marked = self.is_zone_marked(&span);
+        let is_refused = || self.zones.as_ref().is_some_and(|zones| zones.refuse(env.now()));
         let inputs = Inputs {
             mode,
             overlap,
@@ -133,7 +144,7 @@ impl Bcache {
             joins_stripe,
             is_large_zeroes,
             is_flash,
-            is_leaving: self.is_leaving.load(Ordering::Relaxed),
+            never_dirty: self.is_leaving.load(Ordering::Relaxed) || !is_marked && is_refused(),
         };
         match self.restrained(env, set, &inputs, request) {
             (Route::Around, class) => {
@@ -156,6 +167,7 @@ impl Bcache {
             (Route::Zero, _) => Plan::Zero,
             (Route::Ahead, _) => Plan::Ahead,
             (Route::Cache, _) if !self.is_ready(Ready::Dirty) => self.park(request, Ready::Dirty),
+            (Route::Cache, _) if !is_marked => self.park_for_mark(request, &span),
             (Route::Cache, _) => self.plan_cached(env, core, set, request, span),
         }
     }
@@ -180,7 +192,7 @@ impl Bcache {
             let cache_sectors = geometry.buckets() * geometry.bucket_sectors();
             bypass.restraint.takes(now, request.range.count.0, cache_sectors)
         };
-        let never = inputs.is_large_zeroes || inputs.is_leaving;
+        let never = inputs.is_large_zeroes || inputs.never_dirty;
         let is_below = inputs.in_use <= inputs.cutoffs.plain && !never;
         match self.traffic.depth() < DEEP && is_below && takes() {
             true => (Route::Cache, Class::Around),
@@ -267,6 +279,12 @@ impl Bcache {
             Plan::Begin => {
                 if !self.beginning.swap(true, Ordering::Relaxed) {
                     self.spawn(env, async |volume, env| volume.begin_writing(env).await);
+                }
+                Verdict::Queued
+            }
+            Plan::Mark { starts } => {
+                if starts {
+                    self.spawn(env, async |volume, env| volume.mark_zones(env).await);
                 }
                 Verdict::Queued
             }
@@ -458,6 +476,7 @@ impl Bcache {
             // If this fails, the next start removes the clean extents, and no more.
             false => drop(self.write_map(env, false).await),
         }
+        self.renew_zones(env).await;
         let is_cached = matches!(self.config.devices, Devices::Cached { .. });
         if is_cached && !self.is_writing_back.swap(true, Ordering::Relaxed) {
             self.spawn(env, async |volume, env| volume.write_back(env).await);

@@ -75,11 +75,15 @@ pub fn lost_map(
     Ok((report.severity, one_map(source, &volumes)?))
 }
 
-/// The same of a backing device without its cache.
+/// The same of a backing device without its cache, by a map of dirty zones if there is one.
 ///
 /// # Errors
-/// The device cannot be read, or has no superblock.
-pub fn backing_lost_map(source: &Source, start_sector: u64) -> Outcome<(Severity, Vec<MapPart>)> {
+/// The device or the map cannot be read, the device has no superblock, or the map does not count.
+pub fn backing_lost_map(
+    source: &Source,
+    start_sector: u64,
+    zones: Option<&Path>,
+) -> Outcome<(Severity, Vec<MapPart>)> {
     let backing = match super::superblock(source, start_sector)? {
         Ok(Superblock::Backing(backing)) => backing,
         Ok(Superblock::Cache(_)) => return Err(super::damaged(source, "found a cache device")),
@@ -88,7 +92,16 @@ pub fn backing_lost_map(source: &Source, start_sector: u64) -> Outcome<(Severity
     let sectors = source.area_bytes(start_sector)? / SECTOR_BYTES;
     let finding = finding_of(&backing, sectors);
     let severity = finding.map_or(Severity::Sound, |(severity, _)| severity);
-    Ok((severity, one_map(source, &[lost::without_cache(&backing, sectors)])?))
+    Ok((severity, one_map(source, &[lost_of(&backing, sectors, zones)?])?))
+}
+
+fn lost_of(
+    backing: &BackingSuperblock,
+    sectors: u64,
+    zones: Option<&Path>,
+) -> Outcome<VolumeLosses> {
+    let lost = zones.map(|zones| lost::by_zones(zones, backing, sectors)).transpose()?;
+    Ok(lost::without_cache(backing, sectors, lost))
 }
 
 fn one_map(source: &Source, volumes: &[VolumeLosses]) -> Outcome<Vec<MapPart>> {
@@ -105,11 +118,16 @@ fn with_lost(mut facts: Value, lost: Option<&[VolumeLosses]>) -> Value {
     facts
 }
 
-/// Checks what a backing device says of itself. Without its cache no more can be known.
+/// Checks what a backing device says of itself. Without its cache no more can be known, but for a
+/// map of dirty zones. `list_lost`: and what is lost, by such a map if there is one.
 ///
 /// # Errors
-/// The device cannot be read.
-pub fn backing_verdict(source: &Source, start_sector: u64, list_lost: bool) -> Outcome<Verdict> {
+/// The device or the map cannot be read, or the map does not count.
+pub fn backing_verdict(
+    source: &Source,
+    start_sector: u64,
+    list_lost: Option<Option<&Path>>,
+) -> Outcome<Verdict> {
     let superblock = super::superblock(source, start_sector)?;
     let sectors = source.area_bytes(start_sector)? / SECTOR_BYTES;
     let (finding, facts) = match &superblock {
@@ -121,9 +139,9 @@ pub fn backing_verdict(source: &Source, start_sector: u64, list_lost: bool) -> O
         Ok(Superblock::Backing(backing)) => Some(backing.state().word()),
         _ => None,
     };
-    let lost = match &superblock {
-        Ok(Superblock::Backing(backing)) if list_lost => {
-            Some(vec![lost::without_cache(backing, sectors)])
+    let lost = match (&superblock, list_lost) {
+        (Ok(Superblock::Backing(backing)), Some(zones)) => {
+            Some(vec![lost_of(backing, sectors, zones)?])
         }
         _ => None,
     };

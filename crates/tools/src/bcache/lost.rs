@@ -1,9 +1,13 @@
 //! Which sectors of which volume a damaged cache took with it, or one that is gone, for
 //! `check --list-lost`.
 
-use cairn_block::SECTOR_BYTES;
+use std::path::Path;
+
+use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
 use cairn_format::bcache::check::{Backing, Certainty, Losses, Report, Volume};
+use cairn_format::bcache::zones::Newest;
 use cairn_format::bcache::{BackingState, BackingSuperblock, OFFSET_MAX, Uuid};
+use cairn_outcome::failure::{Outcome, system};
 use serde_json::{Value, json};
 
 /// A range of bytes; it has no end where the size of the volume is not known.
@@ -54,25 +58,57 @@ pub fn of_set(report: &Report, losses: &Losses, backings: &[Backing]) -> Vec<Vol
         let is_known = all.iter().any(|volume| volume.uuid == superblock.uuid());
         let set = report.superblock.as_ref().map(|cache| cache.set_uuid());
         if !is_known && set.is_none_or(|set| set == superblock.set_uuid()) {
-            all.push(without_cache(superblock, device_sectors));
+            all.push(without_cache(superblock, device_sectors, None));
         }
     }
     all
 }
 
-/// What is not sound of a backing device whose cache is gone: what only the cache had is not known.
-pub fn without_cache(superblock: &BackingSuperblock, device_sectors: u64) -> VolumeLosses {
-    let bytes = device_sectors.saturating_sub(superblock.data_offset()) * SECTOR_BYTES;
-    let all = Range { certainty: Certainty::Suspect, offset: 0, length: Some(bytes) };
+/// What is not sound of a backing device whose cache is gone: what lies in these sectors, or anything
+/// if they are not known.
+pub fn without_cache(
+    superblock: &BackingSuperblock,
+    device_sectors: u64,
+    lost: Option<Vec<std::ops::Range<u64>>>,
+) -> VolumeLosses {
+    let first = superblock.data_offset();
+    let all = || std::iter::once(first..device_sectors.max(first)).collect();
+    let lost = if lacks_nothing(superblock) { Vec::new() } else { lost.unwrap_or_else(all) };
+    let range = |sectors: std::ops::Range<u64>| Range {
+        certainty: Certainty::Suspect,
+        offset: (sectors.start - first) * SECTOR_BYTES,
+        length: Some((sectors.end - sectors.start) * SECTOR_BYTES),
+    };
     VolumeLosses {
         uuid: superblock.uuid(),
         label: superblock.label(),
         inode: None,
         is_of_device: false,
         has_device: true,
-        bytes: Some(bytes),
-        ranges: if lacks_nothing(superblock) { Vec::new() } else { vec![all] },
+        bytes: Some(device_sectors.saturating_sub(first) * SECTOR_BYTES),
+        ranges: lost.into_iter().map(range).collect(),
     }
+}
+
+/// The sectors of a backing device that may be lost, by the map of dirty zones in a file.
+///
+/// # Errors
+/// The file cannot be read, has no sound map, or the map does not count for the device.
+pub fn by_zones(
+    path: &Path,
+    superblock: &BackingSuperblock,
+    device_sectors: u64,
+) -> Outcome<Vec<std::ops::Range<u64>>> {
+    let shown = || path.display().to_string();
+    let bytes = std::fs::read(path).map_err(|error| system(shown(), "read", error))?;
+    let newest = Newest::of(&bytes).ok_or_else(|| {
+        let detail = "zones: found no sound map, expected a map of dirty zones";
+        ConfigError::new(ConfigKind::Damaged, shown(), detail)
+    })?;
+    newest.map.lost(superblock, device_sectors).map_err(|error| {
+        let detail = format!("{error}; the map does not count for the device: all may be lost");
+        ConfigError::new(ConfigKind::Argument, shown(), detail)
+    })
 }
 
 fn its_superblock(backing: &Backing) -> Option<(&BackingSuperblock, u64)> {

@@ -121,6 +121,21 @@ impl Set {
         Ok(counted)
     }
 
+    /// Calls for the sectors of each dirty extent among some extents of a volume, from this sector
+    /// on. Answers where the next extents begin, if these were not all.
+    pub fn each_dirty_of_part(
+        &self,
+        inode: u32,
+        from: u64,
+        mut each: impl FnMut(Range<u64>),
+    ) -> Option<u64> {
+        let mut extents = self.tree.extents_from(inode, from);
+        for key in extents.by_ref().take(COUNTED_AT_ONCE).filter(|key| key.is_dirty()) {
+            each(key.start()..key.end());
+        }
+        extents.next().map(Key::start)
+    }
+
     /// Dirty sectors of the flash-only volumes.
     pub fn flash_dirty(&self) -> u64 {
         let is_flash = |(_, entry): &(usize, &UuidEntry)| entry.is_live() && entry.is_flash_only();

@@ -1,12 +1,14 @@
-//! Writes over dirty data while the backing device is about to leave its set (R9): what is dirty is
-//! written back first, and is clean, durably. Then the write goes on as over clean data.
+//! Writes over dirty data while nothing may become dirty: the backing device is about to leave its
+//! set (R9), or the map of dirty zones cannot be written (Y5). What is dirty is written back first,
+//! and is clean, durably. Then the write goes on as over clean data.
 //!
 //! Z1. While the device is about to leave, no write makes anything dirty. So each dirty extent is
 //!     written back once, by a drain or ahead of a write, and the drain ends although clients
 //!     overwrite what is dirty all the time.
 //! Z2. The batch has the turn of batches: none holds the same sectors (R7), and no discard.
-//! Z3. If a range cannot be written back, this mode ends: writes go into the cache again, so that
-//!     clients go on while a device fails. The drain reports what it could not copy.
+//! Z3. If a range cannot be written back, a device does not leave any more: writes go into the
+//!     cache again, so that clients go on while a device fails. The drain reports what it could not
+//!     copy. Where there is no map of dirty zones, the write fails: neither device takes it.
 //!
 //! All writes that wait when a batch begins are in it. A batch of a drain is sealed for them.
 
@@ -14,7 +16,7 @@ use std::time::Duration;
 
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicUsize, Ordering};
-use cairn_block::{Env, RequestId};
+use cairn_block::{Env, IoError, RequestId};
 use cairn_format::bcache::Key;
 
 use super::{How, Undrained};
@@ -79,39 +81,50 @@ impl Bcache {
             let Some(writes) = self.ahead.take() else { return };
             let spans: Vec<Span> = writes.iter().map(|(span, _)| *span).collect();
             match self.write_back_spans(env, &spans).await {
-                Ok(true) => {}
+                Ok(true) => writes.into_iter().for_each(|(_, id)| env.remap(id)),
                 Ok(false) => {
                     drop(turn);
                     env.sleep(PAUSE).await;
+                    writes.into_iter().for_each(|(_, id)| env.remap(id));
                 }
-                Err(error) => {
-                    // Z3.
-                    self.is_leaving.store(false, Ordering::Relaxed);
-                    let volume = &self.config.volume;
-                    tracing::warn!("{volume}: writes go into the cache again: {error}");
-                }
+                Err(error) => self.go_on_unwritten(env, &writes, &error),
             }
-            writes.into_iter().for_each(|(_, id)| env.remap(id));
+        }
+    }
+
+    /// Z3.
+    fn go_on_unwritten(&self, env: &Env, writes: &[(Span, RequestId)], error: &str) {
+        let volume = &self.config.volume;
+        let may_be_dirty = self.is_leaving.swap(false, Ordering::Relaxed);
+        match may_be_dirty {
+            true => tracing::warn!("{volume}: writes go into the cache again: {error}"),
+            false => env.warn(volume, || format!("{volume}: writes over dirty data fail: {error}")),
+        }
+        for (span, id) in writes {
+            match may_be_dirty || self.dirty_in(&[*span]).is_empty() {
+                true => env.remap(*id),
+                false => env.complete(*id, Err(IoError::IO)),
+            }
         }
     }
 
     /// One batch of what is dirty in these spans. False if there was nothing.
-    async fn write_back_spans(&self, env: &Env, spans: &[Span]) -> Result<bool, Undrained> {
+    ///
+    /// # Errors
+    /// Not all of it is written back.
+    async fn write_back_spans(&self, env: &Env, spans: &[Span]) -> Result<bool, String> {
         let keys = self.dirty_in(spans);
         if keys.is_empty() {
             return Ok(false);
         }
         let how = How::of_drain(&|| false);
-        let batch = self.write_batch(env, keys, how).await?;
-        self.make_clean(env, &batch.written).await?;
-        if batch.failed.is_empty() {
-            return Ok(true);
+        let failed = |error: Undrained| error.to_string();
+        let batch = self.write_batch(env, keys, how).await.map_err(failed)?;
+        self.make_clean(env, &batch.written).await.map_err(failed)?;
+        match batch.failed.len() {
+            0 => Ok(true),
+            count => Err(format!("{count} extents were not copied")),
         }
-        self.is_leaving.store(false, Ordering::Relaxed);
-        let volume = &self.config.volume;
-        let count = batch.failed.len();
-        tracing::warn!("{volume}: writes go into the cache again: {count} extents were not copied");
-        Ok(true)
     }
 
     /// The dirty extents that overlap spans, each once, in order.

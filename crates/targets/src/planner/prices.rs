@@ -1,12 +1,13 @@
 //! What writes to a member take, fitted to the times at which they ended.
 //!
 //! ```text
-//! time of a write = seek + way * root of the distance + sector * sectors
+//! time of a write = arm + sector * sectors
+//! arm             = seek + way * root of the distance; at most sector * distance
 //! ```
 //!
-//! `seek` and `way` count if the write does not begin where the one before it ended. The distance
-//! is that from there, in sectors. So a drive with an arm, one without, and several side by side
-//! differ in three numbers.
+//! The distance is that from the end of the write before, in sectors: what lies between passes under
+//! the arm of a drive if nothing quicker does. So a drive with an arm, one without, and several side
+//! by side differ in three numbers.
 //!
 //! The time of a write is that from its beginning, or from the end of the write that ended before
 //! it, whichever is later: of writes in flight together each counts for its part.
@@ -15,8 +16,11 @@
 //! C1. No term is negative, and a sector is not free, so a price is finite and above 0.
 //! C2. A write counts for [`SURPRISE`] times its price at most, however long it took: one that
 //!     waited for clients tells little of the drive.
-//! C3. A term that the writes do not determine stays what it was. The first prices are those of a
-//!     drive with an arm.
+//! C3. A term that the writes do not determine stays what it was: that of a sector if none is
+//!     [`LONG`], those of the arm if no shorter one begins far from the one before. The first prices
+//!     are those of a drive with an arm.
+
+use std::time::Duration;
 
 use cairn_block::{Sector, SectorRange, Time};
 
@@ -27,31 +31,42 @@ const FORGET: f64 = 1.0 / 256.0;
 /// A write counts for so many times its price at most (C2), and for this many seconds in any case.
 const SURPRISE: f64 = 4.0;
 const UNSURPRISING: f64 = 0.000_1;
-/// How often each term is corrected after a write.
+/// How often each term of the arm is corrected after a write.
 const CORRECTIONS: usize = 4;
 /// The least price of a sector, in seconds: 500 GB/s.
 const SECTOR_MIN: f64 = 1e-9;
+/// Writes of so many sectors say what a sector takes.
+const LONG: f64 = 128.0;
 
-/// Seconds: of a seek, of the root of a sector of its distance, and of a sector written.
-type Terms = [f64; 3];
-
-/// What a write takes.
+/// What a write takes, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Price(pub Terms);
+pub(super) struct Price {
+    pub seek: f64,
+    /// For the root of a sector of its distance.
+    pub way: f64,
+    pub sector: f64,
+}
 
 impl Price {
     /// A drive of 7200 turns per minute that has a queue to choose from.
-    pub const FIRST: Price = Price([0.003, 0.000_001, 0.000_002_7]);
+    pub const FIRST: Price = Price { seek: 0.002, way: 0.000_002, sector: 0.000_002_7 };
 
-    fn of(&self, amounts: &Terms) -> f64 {
-        self.0.iter().zip(amounts).map(|(term, amount)| term * amount).sum()
+    /// From the end of one write to the beginning of the next. `Err`: what lies between passes
+    /// under the arm.
+    fn arm(&self, distance: f64) -> Result<f64, f64> {
+        let (moved, passed) = (self.seek + self.way * distance.sqrt(), self.sector * distance);
+        if moved < passed { Ok(moved) } else { Err(passed) }
     }
 
-    /// Seconds for so many sectors of a zone, in so many runs of touching ones.
+    fn of(&self, distance: f64, sectors: f64) -> f64 {
+        let (Ok(arm) | Err(arm)) = self.arm(distance);
+        arm + self.sector * sectors
+    }
+
+    /// So many sectors of a zone, in so many runs of touching ones.
     fn of_visit(&self, runs: u32, sectors: u32) -> f64 {
-        let runs = f64::from(runs.max(1));
-        let gap = ZONE_SECTORS as f64 / runs;
-        self.of(&[runs, runs * gap.sqrt(), f64::from(sectors)]).max(SECTOR_MIN)
+        let (runs, sectors) = (f64::from(runs.max(1)), f64::from(sectors.max(1)));
+        runs * self.of(ZONE_SECTORS as f64 / runs, sectors / runs)
     }
 
     /// How many sectors of a zone go home in a second.
@@ -60,54 +75,67 @@ impl Price {
     }
 }
 
-/// The fit of one member.
+/// The fit of one member: least squares, of which each term is corrected in turn (C1, C3). All sums
+/// are over the writes that say something of their term.
 #[derive(Clone, Debug)]
 struct Fit {
     price: Price,
-    /// Sums over the writes: the products of their amounts, and of these with the times.
-    products: [Terms; 3],
-    times: Terms,
+    /// Of the squares of long writes, and of their lengths with what sectors took.
+    long: [f64; 2],
+    /// Of the products of 1 and the root of the distance, and of both with what the arm took.
+    products: [[f64; 2]; 2],
+    times: [f64; 2],
     /// Where the last write ended, and when.
     end: Sector,
     at: Time,
 }
 
+/// Adds to a sum of which older parts are forgotten.
+fn remember(sum: &mut f64, part: f64) {
+    *sum += part - *sum * FORGET;
+}
+
 impl Fit {
     const NEW: Fit = Fit {
         price: Price::FIRST,
-        products: [[0.0; 3]; 3],
-        times: [0.0; 3],
+        long: [0.0; 2],
+        products: [[0.0; 2]; 2],
+        times: [0.0; 2],
         end: Sector(0),
         at: Time(0),
     };
 
     fn wrote(&mut self, range: SectorRange, began: Time, ended: Time) {
         let distance = range.start.0.abs_diff(self.end.0) as f64;
-        let is_apart = if distance == 0.0 { 0.0 } else { 1.0 };
-        let amounts = [is_apart, distance.sqrt(), range.count.0 as f64];
+        let sectors = range.count.0 as f64;
         let took = ended.since(began.max(self.at)).as_secs_f64();
-        let most = SURPRISE * self.price.of(&amounts) + UNSURPRISING;
-        self.fit(&amounts, took.min(most));
+        let took = took.min(SURPRISE * self.price.of(distance, sectors) + UNSURPRISING);
+        match self.price.arm(distance) {
+            Ok(arm) | Err(arm) if sectors >= LONG => self.fit_sector(sectors, took - arm),
+            Ok(_) => self.fit_arm(&[1.0, distance.sqrt()], took - self.price.sector * sectors),
+            Err(_) => {}
+        }
         (self.end, self.at) = (range.end(), ended);
     }
 
-    /// Least squares, of which each term is corrected in turn (C1, C3).
-    fn fit(&mut self, amounts: &Terms, took: f64) {
+    fn fit_sector(&mut self, sectors: f64, took: f64) {
+        remember(&mut self.long[0], sectors * sectors);
+        remember(&mut self.long[1], sectors * took);
+        self.price.sector = (self.long[1] / self.long[0]).max(SECTOR_MIN);
+    }
+
+    fn fit_arm(&mut self, amounts: &[f64; 2], took: f64) {
         for (row, amount) in amounts.iter().enumerate() {
-            self.times[row] += amount * took - self.times[row] * FORGET;
+            remember(&mut self.times[row], amount * took);
             for (column, other) in amounts.iter().enumerate() {
-                let product = &mut self.products[row][column];
-                *product += amount * other - *product * FORGET;
+                remember(&mut self.products[row][column], amount * other);
             }
         }
-        let least = [0.0, 0.0, SECTOR_MIN];
-        for row in (0..3).cycle().take(3 * CORRECTIONS) {
-            let own = self.products[row][row];
-            if own > f64::EPSILON {
-                let missing = self.times[row] - self.price.of(&self.products[row]);
-                let term = &mut self.price.0[row];
-                *term = (*term + missing / own).max(least[row]);
-            }
+        let ([[one, root], [_, distance]], [time, far]) = (self.products, self.times);
+        let Price { seek, way, .. } = &mut self.price;
+        for _ in 0..CORRECTIONS {
+            *seek = ((time - *way * root) / one).max(0.0);
+            *way = ((far - *seek * root) / distance).max(0.0);
         }
     }
 }
@@ -137,6 +165,19 @@ impl Prices {
         }
     }
 
+    /// What runs of touching sectors take that are written in this order.
+    pub fn time_of(&self, runs: impl Iterator<Item = SectorRange>) -> Duration {
+        let Some(members) = &self.members else { return Duration::ZERO };
+        let (mut end, mut seconds) = (None, 0.0);
+        for run in runs.filter(|run| run.start < members.end()) {
+            let (member, _) = members.zone_of(run.start);
+            let distance = run.start.0.abs_diff(end.unwrap_or(self.fits[member].end).0);
+            seconds += self.of(member).of(distance as f64, run.count.0 as f64);
+            end = Some(run.end());
+        }
+        Duration::from_secs_f64(seconds)
+    }
+
     /// Those of a member.
     pub(super) fn of(&self, member: usize) -> Price {
         self.fits.get(member).map_or(Price::FIRST, |fit| fit.price)
@@ -159,46 +200,68 @@ mod tests {
 
     const DISK: u64 = 1 << 31;
 
-    /// Writes at random places, a third of which continue the last one, take what a drive with
-    /// these terms does, up to a fifth more or less; one in 50 waits for clients.
-    fn fitted(terms: Terms, seed: u64) -> Price {
-        let (mut fit, mut now, mut end) = (Fit::NEW, Time(0), 0);
+    /// Writes of these lengths at random places, a third of which continue the last one, take what
+    /// a drive at this price does, up to a fifth more or less; one in 50 waits for clients.
+    fn fit_to(price: Price, lengths: &[u64], fit: &mut Fit, seed: u64) {
+        let (mut now, mut end) = (fit.at, fit.end.0);
         let mut rng = fastrand::Rng::with_seed(seed);
         for number in 0..3000 {
-            let sectors = [8, 64, 512, 2048][rng.usize(..4)];
+            let sectors = lengths[rng.usize(..lengths.len())];
             // Near or far.
             let start = match rng.u8(..3) {
                 0 => end,
                 1 => (end + rng.u64(..ZONE_SECTORS)) % DISK,
                 _ => rng.u64(..DISK),
             };
-            let distance = start.abs_diff(end) as f64;
-            let is_apart = f64::from(u8::from(start != end));
-            let own = Price(terms).of(&[is_apart, distance.sqrt(), sectors as f64]);
+            let own = price.of(start.abs_diff(end) as f64, sectors as f64);
             let noise = 0.8 + 0.4 * rng.f64();
             let wait = if number % 50 == 0 { own * 20.0 } else { 0.0 };
-            let seconds = own * noise + wait;
             let began = now + Duration::from_millis(1);
-            now = began + Duration::from_secs_f64(seconds);
+            now = began + Duration::from_secs_f64(own * noise + wait);
             let range = SectorRange::new(Sector(start), SectorCount(sectors));
             fit.wrote(range, began, now);
             end = range.end().0;
         }
-        fit.price
+    }
+
+    /// Seeks of 6 ms, to 13 ms at the far end, 180 MB/s.
+    const ARM: Price = Price { seek: 0.006, way: 1.5e-7, sector: 2.8e-6 };
+    /// 50 us for each write, 500 MB/s.
+    const CHIP: Price = Price { seek: 5e-5, way: 0.0, sector: 1e-6 };
+
+    fn assert_near(found: Price, expected: Price) {
+        for (runs, sectors) in [(1, 65_536), (500, 4000), (32, 60_000), (1, 8)] {
+            let share = found.of_visit(runs, sectors) / expected.of_visit(runs, sectors);
+            assert!((0.6..1.6).contains(&share), "{runs} {sectors}: {found:?}, {expected:?}");
+        }
     }
 
     #[test]
     fn prices_become_those_of_the_drive_in_spite_of_noise_and_long_waits() {
-        // Seeks of 6 ms, to 13 ms at the far end, 180 MB/s; and 50 us for each write, 500 MB/s.
-        for (terms, seed) in [([0.006, 1.5e-7, 2.8e-6], 1), ([5e-5, 0.0, 1e-6], 2)] {
-            let price = fitted(terms, seed);
-            for (runs, sectors) in [(1, 65_536), (500, 4000), (32, 60_000), (1, 8)] {
-                let [found, expected] =
-                    [price, Price(terms)].map(|price| price.of_visit(runs, sectors));
-                let share = found / expected;
-                assert!((0.6..1.6).contains(&share), "{runs} {sectors}: {price:?}, {terms:?}");
-            }
+        for (price, seed) in [(ARM, 1), (CHIP, 2)] {
+            let mut fit = Fit::NEW;
+            fit_to(price, &[8, 64, 512, 2048], &mut fit, seed);
+            assert_near(fit.price, price);
+            // C3: then only short ones.
+            let sector = fit.price.sector;
+            fit_to(price, &[8], &mut fit, seed + 2);
+            assert_near(fit.price, price);
+            assert!((fit.price.sector - sector).abs() < f64::EPSILON);
         }
+    }
+
+    #[test]
+    fn time_of_writes_is_that_of_their_runs() {
+        let members = Members::of_one(SectorCount(DISK));
+        let mut prices = Prices::default();
+        let run = |start, count| SectorRange::new(Sector(start), SectorCount(count));
+        assert_eq!(prices.time_of([run(0, 1000)].into_iter()), Duration::ZERO, "nothing is known");
+        prices.know(&members);
+        let Price { seek, way, sector } = Price::FIRST;
+        let expected = 1000.0 * sector + (seek + way * 1000.0) + 8.0 * sector + 10.0 * sector;
+        let runs = [run(0, 1000), run(1_001_000, 8), run(1_001_010, 8), run(DISK, 8)];
+        let found = prices.time_of(runs.into_iter()).as_secs_f64();
+        assert!((found - expected).abs() < 1e-6, "{found} {expected}");
     }
 
     #[test]
@@ -212,10 +275,9 @@ mod tests {
             let ended = Time((number + 32) * 1_000_000);
             prices.wrote(range, Time(number * 1_000_000), ended);
         }
-        let Price([seek, way, sector]) = prices.of(0);
+        let Price { seek, way, sector } = prices.of(0);
         assert!((0.9e-6..1.1e-6).contains(&sector), "{sector}");
-        let Price([first_seek, first_way, _]) = Price::FIRST;
-        assert_eq!([seek, way], [first_seek, first_way], "C3");
+        assert_eq!((seek, way), (Price::FIRST.seek, Price::FIRST.way), "C3");
     }
 
     proptest! {
@@ -232,8 +294,9 @@ mod tests {
                 let began = Time(now.0 + u64::from(wait));
                 now = Time(began.0 + (took >> (16 + took % 48)));
                 fit.wrote(range, began, now);
-                let Price(terms) = fit.price;
-                prop_assert!(terms.iter().all(|term| *term >= 0.0 && term.is_finite()), "C1");
+                let Price { seek, way, sector } = fit.price;
+                let is_legal = |term: f64| term >= 0.0 && term.is_finite();
+                prop_assert!([seek, way, sector].into_iter().all(is_legal), "C1");
                 let after = fit.price.of_visit(100, 10_000);
                 prop_assert!(after > 0.0 && after.is_finite(), "C1: {after}");
             }

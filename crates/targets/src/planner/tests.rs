@@ -42,9 +42,11 @@ fn look(planner: &mut Planner) -> Option<Piece> {
     Some(piece)
 }
 
-/// A drive with an arm, and one for which only the amount of data counts.
-const ARM: Price = Price([0.006, 1e-6, 3e-6]);
-const CHIP: Price = Price([0.0, 0.0, 1e-6]);
+/// A drive with an arm, one for which only the amount of data counts, and one for which the way is
+/// most of a price.
+const FAR: Price = Price { seek: 0.0, way: 1e-5, sector: 3e-6 };
+const ARM: Price = Price { seek: 0.006, way: 1e-6, sector: 3e-6 };
+const CHIP: Price = Price { seek: 0.0, way: 0.0, sector: 1e-6 };
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
@@ -169,7 +171,7 @@ fn zones_that_bring_most_come_first_and_each_round_by_rising_sectors() {
     let now = Time(0);
     let runs = [(7, 1000, now), (1, 1, now), (5, 40, now), (3, 900, now), (9, 30, now)];
     let mut planner = planner_of(10, &runs);
-    let prices = Prices::fixed(&[Price([0.0, 1e-5, 3e-6])]);
+    let prices = Prices::fixed(&[FAR]);
     let target = Urgency::Target { now, prices: &prices };
     assert_eq!(zones_of(&mut planner.clone(), target), [3, 7, 5, 9, 1]);
     // Runs cost no more in a zone with few of them: one round.
@@ -183,7 +185,7 @@ fn zones_that_bring_most_come_first_and_each_round_by_rising_sectors() {
 fn zone_goes_home_with_the_next_round_once_it_is_old() {
     let old = Time(AGE_MAX.as_nanos() as u64);
     let (young, now) = (Time(1), old);
-    let prices = Prices::fixed(&[Price([0.0, 1e-5, 3e-6])]);
+    let prices = Prices::fixed(&[FAR]);
     let mut planner = planner_of(10, &[(7, 1000, young), (1, 1, young), (4, 1, Time(0))]);
     let target = Urgency::Target { now, prices: &prices };
     assert_eq!(zones_of(&mut planner, target), [4, 7, 1]);
@@ -191,7 +193,7 @@ fn zone_goes_home_with_the_next_round_once_it_is_old() {
 
 #[test]
 fn planner_that_follows_another_keeps_ages_and_cursors() {
-    let prices = Prices::fixed(&[Price([0.0, 1e-5, 3e-6])]);
+    let prices = Prices::fixed(&[FAR]);
     let mut before = planner_of(10, &[(2, 1000, Time(0)), (4, 1, Time(0)), (6, 1000, Time(0))]);
     let early = Urgency::Target { now: Time(0), prices: &prices };
     let piece = ask(&mut before, early).expect("three zones");
@@ -209,7 +211,7 @@ fn question_looks_at_a_bounded_number_of_zones() {
     let count = 3 * STEP as u64;
     let mut planner = planner_of(count, &[(count - 1, 1000, Time(0))]);
     (0..count - 1).for_each(|zone| planner.add(range(zone * ZONE_SECTORS, 8), Time(0)));
-    let prices = Prices::fixed(&[Price([0.0, 1e-5, 3e-6])]);
+    let prices = Prices::fixed(&[FAR]);
     let target = Urgency::Target { now: Time(0), prices: &prices };
     let mut again = 0;
     let piece = loop {

@@ -15,7 +15,7 @@ use cairn_block::sync::atomic::Ordering;
 use cairn_block::{Env, Sector, SectorCount, SectorRange, Time, yield_once};
 use cairn_format::bcache::Key;
 
-use super::batch::{BATCH_KEYS, BATCH_SECTORS};
+use super::batch::{BATCH_KEYS, BATCH_SECTORS, BATCH_TIME};
 use crate::bcache::btree::Span;
 use crate::bcache::set::Set;
 use crate::bcache::stripes::Stripes;
@@ -27,6 +27,10 @@ const PIECE_KEYS: usize = 8192;
 
 /// How long a planner knows enough of what is dirty.
 const REFILL: Duration = Duration::from_secs(60);
+
+/// A batch gets no more extents once the drive is expected to take so long: it is sealed by time
+/// before that, and clients do not write in place what is in it.
+const PLANNED_TIME: Duration = Duration::from_secs(2 * BATCH_TIME.as_secs());
 
 /// What is left of a pass.
 pub(super) struct Sweep {
@@ -41,6 +45,12 @@ pub(super) struct Sweep {
 struct Row {
     start: u64,
     end: u64,
+}
+
+/// The rows that keys make, in their order.
+fn rows_of(keys: &[Key]) -> impl Iterator<Item = SectorRange> {
+    let rows = keys.chunk_by(|key, next| key.end() == next.start());
+    rows.map(|row| range_of(row[0].start(), row[row.len() - 1].end()))
 }
 
 fn range_of(start: u64, end: u64) -> SectorRange {
@@ -140,9 +150,9 @@ impl Bcache {
 
     /// The dirty extents that the sweep chooses, of about `most` sectors at most.
     pub(super) async fn next_swept(&self, env: &Env, sweep: &mut Sweep, most: u64) -> Vec<Key> {
-        let (mut keys, mut sectors) = (Vec::new(), 0);
+        let (mut keys, mut sectors, mut time) = (Vec::new(), 0, Duration::ZERO);
         let most = most.min(BATCH_SECTORS);
-        while keys.len() < BATCH_KEYS && sectors < most {
+        while keys.len() < BATCH_KEYS && sectors < most && time < PLANNED_TIME {
             let is_drain = self.throttle.settings.percent.load(Ordering::Relaxed) == 0;
             let (planner, piece) = match self.ask(sweep, env.now(), is_drain) {
                 (planner, Answer::Look(piece)) => (planner, piece),
@@ -157,6 +167,7 @@ impl Bcache {
             let looked = self.look(|set| self.dirty_of(set, &piece, room, &mut keys));
             let taken = keys[before..].iter().map(Key::sectors).sum();
             sectors += taken;
+            time += self.throttle.prices.lock().time_of(rows_of(&keys[before..]));
             let to = looked.unwrap_or(piece.range.end());
             sweep.planners[planner].looked(
                 &piece,

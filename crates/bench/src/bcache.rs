@@ -27,6 +27,7 @@ use cairn_outcome::failure::Outcome;
 use super::Settings;
 use super::bcachedrain;
 use super::bcachedsync;
+use super::bcachegc;
 use super::bcachehits;
 use super::clock::Moment;
 use super::recovery::Memory;
@@ -71,6 +72,7 @@ pub fn run(settings: &Settings) -> Outcome<Report> {
     bcachedrain::run(NAME, settings, &mut report)?;
     bcachehits::run(NAME, settings, &mut report)?;
     bcachedsync::run(NAME, settings, &mut report)?;
+    bcachegc::run(NAME, settings, &mut report)?;
     Ok(report)
 }
 

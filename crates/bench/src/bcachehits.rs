@@ -75,14 +75,18 @@ fn run_with(
 }
 
 /// A cache device in memory, which forgets its data once it is open.
-struct Cache {
+pub struct Cache {
     kept: MemoryDisk,
     forgotten: NullDisk,
-    forgets: AtomicBool,
+    pub forgets: AtomicBool,
 }
 
 impl Cache {
-    fn make(sectors: u64) -> Outcome<Cache> {
+    /// Of so many sectors.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn make(sectors: u64) -> Outcome<Cache> {
         let kept = MemoryDisk::new(SectorCount(sectors))?;
         let forgotten = NullDisk::new(SectorCount(sectors));
         Ok(Cache { kept, forgotten, forgets: AtomicBool::new(false) })

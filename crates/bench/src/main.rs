@@ -19,6 +19,7 @@ mod bcache;
 mod bcachedrain;
 mod bcachedsync;
 mod bcachefixture;
+mod bcachegc;
 mod bcachehits;
 mod cachefixture;
 mod cachesizes;

@@ -96,6 +96,8 @@ impl Scenario for Bcache {
     fn begin(&self, rng: &mut fastrand::Rng) -> (Shape, Vec<(DriveOptions, Image)>) {
         let mode = self.modes[rng.usize(..self.modes.len())];
         let shape = Shape { mode, ..self.shapes[rng.usize(..self.shapes.len())] };
+        #[cfg(feature = "canary")]
+        cairn_targets::bcache::canary::work_in_pieces(rng.bool().then_some(8));
         (shape, shape.drives())
     }
 
@@ -300,7 +302,7 @@ fn a_backing_device_that_fails_loses_nothing_that_was_acknowledged() {
 mod canaries {
     use cairn_targets::bcache::canary::{Bug, plant};
 
-    use super::bcache_lab::several::{ROOMY, TIGHT};
+    use super::bcache_lab::several::{ROOMY, SMALL_NODES, TIGHT};
     use super::{Bcache, CacheMode, Campaign, Failing, MODES, SHAPES, Shape};
 
     /// Lives in which a planted bug must be found.
@@ -414,6 +416,21 @@ mod canaries {
     fn dirty_data_that_is_read_from_the_backing_device_is_caught() {
         let modes = &[CacheMode::Writeback];
         is_caught_with(Bug::RetryOfDirty, Failing::Cache, &[ROOMY], modes, 0);
+    }
+
+    #[test]
+    fn moves_whose_key_comes_before_their_copy_are_caught() {
+        is_caught_in(Bug::MoveBeforeCopy, &[ROOMY], &[CacheMode::Writeback]);
+    }
+
+    #[test]
+    fn sources_of_moves_that_are_reused_before_a_checkpoint_are_caught() {
+        is_caught_in(Bug::SourceBeforeCheckpoint, &[TIGHT], &[CacheMode::Writeback]);
+    }
+
+    #[test]
+    fn coalesced_nodes_that_may_not_be_durable_are_caught() {
+        is_caught_in(Bug::CoalescedBeforeDurable, &[SMALL_NODES], &[CacheMode::Writeback]);
     }
 
     #[test]

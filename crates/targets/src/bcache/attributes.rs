@@ -4,6 +4,7 @@ use cairn_block::sync::atomic::{AtomicU64, Ordering};
 use cairn_block::{Attribute, Target, Value};
 use cairn_format::bcache::BackingSuperblock;
 
+use super::gc::Gc;
 use super::set::{Core, Set};
 use super::status::Count;
 use super::tunables::Tunable;
@@ -45,8 +46,13 @@ const ROWS: &[Row] = &[
     // Nodes of the tree.
     Row {
         name: "btree_nodes",
-        value: |volume| of_set(volume, |set| set.tree.nodes().count() as u64),
+        value: |volume| of_set(volume, |set| set.tree.count_nodes() as u64),
     },
+    // Passes of collecting that have ended.
+    Row { name: "gc_passes", value: |volume| of_gc(volume, |gc| &gc.passes) },
+    // Buckets that were packed into others, and nodes that became fewer, since the first resume.
+    Row { name: "moved_buckets", value: |volume| of_gc(volume, |gc| &gc.moved_buckets) },
+    Row { name: "coalesced_nodes", value: |volume| of_gc(volume, |gc| &gc.coalesced_nodes) },
     // What is written back next, and how.
     Row {
         name: "writeback_policy",
@@ -149,6 +155,10 @@ fn of(number: &AtomicU64) -> u64 {
 
 fn done(volume: &Bcache, count: impl FnOnce(&Core) -> u64) -> Value {
     of_core(volume, |core| Value::Counter(count(core)))
+}
+
+fn of_gc(volume: &Bcache, look: impl FnOnce(&Gc) -> &AtomicU64) -> Value {
+    done(volume, |core| of(look(&core.gc)))
 }
 
 fn of_core(volume: &Bcache, look: impl FnOnce(&Core) -> Value) -> Value {

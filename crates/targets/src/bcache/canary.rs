@@ -65,6 +65,12 @@ pub enum Bug {
     SuperblockBeforeArray,
     /// A forced run serves requests before its state is on the device (Q2).
     ForcedBeforeStale,
+    /// Moving publishes a key before its copy has ended (R3).
+    MoveBeforeCopy,
+    /// The source of a move is reused before a checkpoint has ended (R6).
+    SourceBeforeCheckpoint,
+    /// A parent leads to a coalesced node that may not be durable.
+    CoalescedBeforeDurable,
     /// Data becomes dirty before the map with its zone is durable (Y1).
     DirtyBeforeMark,
     /// A detach takes the volume out of the array before the superblock names no set.
@@ -74,6 +80,23 @@ pub enum Bug {
 #[cfg(feature = "canary")]
 thread_local! {
     static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
+    static PIECE: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// Has every cache on this thread work in pieces of so many units, or in those of programs.
+#[cfg(feature = "canary")]
+pub fn work_in_pieces(units: Option<usize>) {
+    PIECE.set(units);
+}
+
+#[cfg(feature = "canary")]
+pub(super) fn piece() -> Option<usize> {
+    PIECE.get()
+}
+
+#[cfg(not(feature = "canary"))]
+pub(super) const fn piece() -> Option<usize> {
+    None
 }
 
 /// Plants a bug in every cache on this thread, or none.

@@ -24,18 +24,19 @@
 //! a start count), `backing` (what clients write there, and its flushes), `set` (what is in memory
 //! of the cache, opening, changing it), `journal` (the ring, and group commits), `btree` (nodes,
 //! lookup, changes, splits, writing), `buckets` (what each holds, allocation), `writeback`
-//! (batches, in the background and in a drain, and their rate), `degraded` (a volume whose set or
-//! backing device has failed), `attach` and `detach` (the backing device joins a set, or leaves
-//! it), `flash` (volumes that lie in the cache alone), `passing` (the backing device alone), `zones`
-//! (the map of dirty zones, for when the cache is gone), `canary` (planted ordering bugs).
+//! (batches, in the background and in a drain, and their rate), `gc` (what became sparse is
+//! packed), `degraded` (a volume whose set or backing device has failed), `attach` and `detach`
+//! (the backing device joins a set, or leaves it), `flash` (volumes that lie in the cache alone),
+//! `passing` (the backing device alone), `zones` (the map of dirty zones, for when the cache is
+//! gone), `work` (how much is done at once), `canary` (planted ordering bugs).
 //!
 //! # Invariants
 //! I1. Without a write of a client, a read that misses, a drain, a detach, a message, or a word of
 //!     the line that asks for it (`attach`, `force`) no byte is written to any device, at no
 //!     opening and at no ending; but for clean extents that may differ from the backing device,
 //!     which leave the set at an opening (T1).
-//! I2. A drain, a checkpoint and an eviction change no content: each sector of the volume reads the
-//!     same at any time, and after any crash.
+//! I2. A drain, a checkpoint, an eviction and a pass of collecting change no content: each sector
+//!     of the volume reads the same at any time, and after any crash.
 //! I3. A key becomes clean only after its data is durable on the backing device (R2, R10).
 //! I4. A session that ends anywhere leaves a set that opens, here and in a kernel, with every dirty
 //!     key whose data the backing device lacks. What a crash leaves is argued in `writes`,
@@ -72,6 +73,7 @@ mod degraded;
 mod detach;
 mod fill;
 mod flash;
+mod gc;
 mod human;
 mod journal;
 mod map;
@@ -94,6 +96,7 @@ mod trust;
 mod tunables;
 mod volume;
 mod word;
+mod work;
 mod writeback;
 mod writes;
 mod zeroes;

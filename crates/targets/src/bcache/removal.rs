@@ -22,9 +22,10 @@ use super::btree::Span;
 use super::route::Overlap;
 use super::set::Set;
 use super::volume::Bcache;
+use super::work;
 
-/// How many sectors are looked at while the set is locked.
-const PIECE: u64 = 32_768;
+/// How many holes end at once.
+const HOLES_AT_ONCE: usize = 1024;
 
 /// What leaves the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +93,8 @@ impl Bcache {
         let core = self.core.as_ref().expect("it has a cache");
         let (mut start, mut holes) = (span.start, Vec::new());
         while start < span.end {
-            let piece = Span { start, end: span.end.min(start + PIECE), ..span };
+            // Each sector may be an extent.
+            let piece = Span { start, end: span.end.min(start + work::piece() as u64), ..span };
             core.with(|set| {
                 set.changes.fills.touch(&piece);
                 // A broken set takes no keys; the commit fails.
@@ -116,7 +118,10 @@ impl Bcache {
             yield_once().await;
         }
         let committed = core.commit(env).await;
-        core.with(|set| holes.iter().for_each(|hole| set.changes.ghosts.end_hole(hole)));
+        for some in holes.chunks(HOLES_AT_ONCE) {
+            core.with(|set| some.iter().for_each(|hole| set.changes.ghosts.end_hole(hole)));
+            yield_once().await;
+        }
         committed.and(if core.is_broken() { Err(IoError::IO) } else { Ok(()) })
     }
 }

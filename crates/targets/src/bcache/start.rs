@@ -117,7 +117,7 @@ impl Bcache {
         let Superblocks { backing, cache } = self.read_devices(env).await?;
         if is_first {
             let superblock = cache.expect("the superblock of the cache was read");
-            core.open(open(env, &core.cache, superblock).await?);
+            core.open(open(env, &core.cache, superblock).await?).await;
         } else if core.is_broken() {
             let users = core.users().names();
             let detail = format!(

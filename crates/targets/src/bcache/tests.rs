@@ -6,6 +6,7 @@ mod cutoffs;
 mod degraded;
 mod dsync;
 mod fill;
+mod gc;
 mod life;
 mod overwrite;
 mod policy;

@@ -206,6 +206,22 @@ const TUNABLES: &[Tunable] = &[
         most: U32,
         cell: |volume| rate(volume, |it| &it.fragment_high),
     },
+    // Of the set: whether fragmented buckets are packed inside the cache.
+    Tunable {
+        name: "copy_gc_enabled",
+        unit: "",
+        least: 0,
+        most: 1,
+        cell: |volume| Some(&volume.core.as_ref()?.gc.copy_enabled),
+    },
+    // Of the set: 1 begins a pass of collecting; it is 0 again once that has begun.
+    Tunable {
+        name: "trigger_gc",
+        unit: "",
+        least: 0,
+        most: 1,
+        cell: |volume| Some(&volume.core.as_ref()?.gc.trigger),
+    },
     // Whether an idle device is written back as fast as it can.
     Tunable {
         name: "idle_max_writeback_rate",

@@ -41,12 +41,15 @@ pub const ROOMY: Shape = Shape {
 /// Smaller than the volume: always short of buckets.
 pub const TIGHT: Shape = Shape { buckets: 150, sectors: 3000, ..ROOMY };
 
+/// Nodes that soon have siblings.
+pub const SMALL_NODES: Shape = Shape { bucket_sectors: 8, ..TIGHT };
+
 pub const SHAPES: &[Shape] = &[
     ROOMY,
     Shape { block_sectors: 8, bucket_sectors: 32, ..ROOMY },
     Shape { bucket_sectors: 128, ..ROOMY },
     TIGHT,
-    Shape { bucket_sectors: 8, ..TIGHT },
+    SMALL_NODES,
     Shape { block_sectors: 8, bucket_sectors: 64, sectors: 8000, ..TIGHT },
     Shape { volumes: 2, ..ROOMY },
     Shape { volumes: 3, ..ROOMY },
@@ -94,6 +97,12 @@ pub const SETTINGS: &[[&str; 2]] = &[
     ["writeback_policy", "strict"],
     ["writeback_policy", "sorted"],
     ["writeback_policy", "sweep"],
+    ["copy_gc_enabled", "0"],
+    ["copy_gc_enabled", "1"],
+    ["trigger_gc", "1"],
+    ["trigger_gc", "1"],
+    ["trigger_gc", "1"],
+    ["trigger_gc", "1"],
 ];
 
 impl Shape {

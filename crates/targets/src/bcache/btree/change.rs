@@ -9,6 +9,10 @@ use super::lookup::upper;
 use super::unwritten::TAKES;
 use super::{Found, Tree};
 use crate::bcache::buckets::Buckets;
+use crate::bcache::work;
+
+/// Bytes of a key of an extent.
+const KEY_BYTES: usize = 24;
 
 /// By how many sectors a volume has more than before.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -45,6 +49,7 @@ impl Tree {
     /// The same. The key begins in the leaf `index`, perhaps; answers in which one it ends.
     fn lay_near(&mut self, index: &mut usize, key: &Key, buckets: &mut Buckets) -> Change {
         let bucket_sectors = self.geometry.bucket_sectors();
+        let many = self.node_bytes() / KEY_BYTES + work::piece() / 2;
         let (mut change, mut rest) = (Change::default(), Some(*key));
         while let Some(key) = rest {
             let upto = self.levels[0][*index].position();
@@ -61,6 +66,7 @@ impl Tree {
                 change.add(old, -1);
                 buckets.replace(from_ref(old), &[]);
             });
+            self.has_large_leaf |= leaf.extents().are_more_than(many);
             change.add(&part, 1);
             buckets.count(&part);
         }
@@ -72,17 +78,28 @@ impl Tree {
     /// others stay. Answers how many sectors were replaced.
     pub fn replace(&mut self, old: &Key, new: &Key, buckets: &mut Buckets) -> u64 {
         assert_eq!((old.begin(), old.position()), (new.begin(), new.position()), "of one range");
-        let (mut from, mut replaced) = (old.start(), 0);
-        while let Some(fragment) = self.fragment(old, from) {
-            from = fragment.end();
-            let part = |key: &Key| key.part(fragment.start(), from).expect("it lies within");
-            let leads = |key: &Key| (key.cached_at(), key.is_dirty());
-            if leads(&fragment) == leads(&part(old)) {
-                self.lay(&part(new), buckets);
-                replaced += fragment.sectors();
-            }
+        let mut replaced = 0;
+        for part in self.parts_left(old) {
+            let part = new.part(part.start(), part.end()).expect("it lies within");
+            self.lay(&part, buckets);
+            replaced += part.sectors();
         }
         replaced
+    }
+
+    /// The parts of an extent that still lead to where it leads, in the same generation, and are
+    /// dirty as it is; in order.
+    pub fn parts_left(&self, old: &Key) -> Vec<Key> {
+        let (mut from, mut left) = (old.start(), Vec::new());
+        while let Some(fragment) = self.fragment(old, from) {
+            from = fragment.end();
+            let part = old.part(fragment.start(), from).expect("it lies within");
+            let leads = |key: &Key| (key.cached_at(), key.is_dirty());
+            if leads(&fragment) == leads(&part) {
+                left.push(fragment);
+            }
+        }
+        left
     }
 
     /// What the first extent behind a sector has within the sectors of a key, from that one on.
@@ -100,6 +117,7 @@ impl Tree {
     ) -> Vec<Key> {
         let mut holes: Vec<Key> = Vec::new();
         self.levels[0][index].extents_mut().retain(|key| {
+            work::did(1);
             let leaves = leaves(key);
             if leaves {
                 buckets.replace(from_ref(key), &[]);

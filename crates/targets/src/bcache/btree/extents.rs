@@ -82,6 +82,11 @@ impl Extents {
         self.chunks.iter().map(|chunk| chunk.extents.len()).sum()
     }
 
+    /// True if there are clearly more than `most`, as far as the number of chunks tells.
+    pub fn are_more_than(&self, most: usize) -> bool {
+        self.chunks.len() > most / (CHUNK / 2)
+    }
+
     /// Adds an extent behind all others.
     pub fn push(&mut self, extent: Key) {
         match self.chunks.last_mut().filter(|chunk| chunk.extents.len() < CHUNK) {

@@ -3,6 +3,7 @@
 use cairn_format::bcache::{Key, OFFSET_MAX};
 
 use super::{Node, Tree};
+use crate::bcache::work;
 
 /// What lies at a sector of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +35,8 @@ impl Tree {
         let first = self.leaf_of((inode, sector));
         let behind = self.levels[0][first + 1..].iter().flat_map(|leaf| leaf.extents().iter());
         let extents = self.levels[0][first].extents().iter_from((inode, sector)).chain(behind);
-        extents.take_while(move |key| key.inode() == inode)
+        let own = extents.take_while(move |key| key.inode() == inode);
+        own.inspect(|_| work::did(1))
     }
 
     /// The leaf that has a sector of a volume, and up to which sector it has those of the volume.

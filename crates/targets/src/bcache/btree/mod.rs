@@ -2,7 +2,8 @@
 //!
 //! `node` is one node; `extents` are those of a leaf; `lookup` finds them; `change` changes them in
 //! memory; `insert` plans how the leaves on the device follow; `unwritten` is where these are
-//! behind; `split` cuts what a node no longer holds; `write` writes what was planned, and has the
+//! behind; `coalesce` plans fewer nodes where they are sparse; `split` cuts what a node no longer
+//! holds; `write` writes what was planned, and has the
 //! crash argument; `reference` is the reference model of the tests.
 //!
 //! # Invariants
@@ -21,6 +22,7 @@
 //! Memory: 25 bytes for an extent of a leaf that was read, 80 for a node.
 
 mod change;
+mod coalesce;
 mod extents;
 mod insert;
 mod lookup;
@@ -38,6 +40,7 @@ use cairn_format::bcache::{Geometry, Key, SetMagic};
 use super::buckets::Buckets;
 
 pub(super) use change::{Change, holes_of};
+pub(super) use coalesce::Searched;
 pub(super) use insert::{NoBucket, Plan};
 pub(super) use lookup::Found;
 pub(super) use node::Node;
@@ -51,12 +54,24 @@ pub(super) struct Tree {
     magic: SetMagic,
     /// From the leaves up.
     levels: Vec<Vec<Node>>,
+    /// A leaf has got so many extents that it is to be written soon: it is replaced at once.
+    has_large_leaf: bool,
 }
 
 impl Tree {
     /// The nodes as they were read: of each level in order, from the leaves up.
     pub fn new(geometry: Geometry, magic: SetMagic, levels: Vec<Vec<Node>>) -> Tree {
-        Tree { geometry, magic, levels }
+        Tree { geometry, magic, levels, has_large_leaf: false }
+    }
+
+    /// True if a leaf has got so many extents that leaves are to be written soon.
+    pub fn has_large_leaf(&self) -> bool {
+        self.has_large_leaf
+    }
+
+    /// Leaves are about to be written.
+    pub fn forget_large_leaf(&mut self) {
+        self.has_large_leaf = false;
     }
 
     /// The key to the root, and how far it is above the leaves.
@@ -95,6 +110,21 @@ impl Tree {
             });
         }
         self.check_state().map(|()| gone)
+    }
+
+    /// How many nodes there are.
+    pub fn count_nodes(&self) -> usize {
+        self.levels.iter().map(Vec::len).sum()
+    }
+
+    /// The extents of a leaf.
+    pub fn extents_of(&self, leaf: usize) -> impl Iterator<Item = &Key> {
+        self.levels[0][leaf].extents().iter()
+    }
+
+    /// How many extents a leaf has.
+    pub fn extents_in(&self, leaf: usize) -> usize {
+        self.levels[0][leaf].extents().len()
     }
 
     /// How many leaves there are.

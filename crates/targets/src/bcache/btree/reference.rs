@@ -12,6 +12,7 @@ use cairn_format::bcache::{CacheSuperblock, Geometry, Key, NewCache, Pointer, Re
 
 use super::{Fill, NoBucket, Node, Plan, Tree, Unwritten};
 use crate::bcache::buckets::Buckets;
+use crate::bcache::work;
 
 /// Where each sector of each volume lies, and whether it is dirty.
 pub type Sectors = BTreeMap<(u32, u64), (Pointer, bool)>;
@@ -59,7 +60,7 @@ pub struct Model {
     pub buckets: Buckets,
     /// What the journal says at first.
     newest: Header,
-    seq: u64,
+    pub seq: u64,
 }
 
 #[derive(Default)]
@@ -159,11 +160,17 @@ impl Model {
     /// Plans the next writes.
     pub fn plan(&mut self, unwritten: &mut Unwritten, fill: Fill) -> Result<Plan, NoBucket> {
         let seq = &mut self.seq;
-        let next = || {
+        let mut next = || {
             *seq += 1;
             *seq
         };
-        self.tree.plan(unwritten, &mut self.buckets, fill, next)
+        work::begin();
+        let mut planning = self.tree.begin_plan(0, fill);
+        let (tree, buckets) = (&mut self.tree, &mut self.buckets);
+        while tree.plan_some(&mut planning, unwritten, buckets, &mut next)? {
+            work::begin();
+        }
+        Ok(tree.end_plan(planning, buckets, &mut next))
     }
 
     pub fn write(&mut self, plan: &Plan) {

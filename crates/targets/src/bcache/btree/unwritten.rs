@@ -6,10 +6,12 @@
 
 use std::collections::VecDeque;
 
+use cairn_block::yield_once;
 use cairn_format::bcache::{Key, SIZE_MAX};
 
 use super::Node;
 use super::lookup::upper;
+use crate::bcache::work;
 
 /// The loops over leaves end: each leaf takes a part of what is left.
 pub(super) const TAKES: &str =
@@ -75,31 +77,40 @@ pub(in super::super) struct Unwritten {
 }
 
 impl Unwritten {
-    /// The sectors of keys, which may be in any order and overlap.
+    /// The sectors of keys, which may be in any order and overlap: of few keys, or of those that
+    /// are in order.
     pub fn of<'k>(keys: impl IntoIterator<Item = &'k Key>) -> Unwritten {
         let mut unwritten = Unwritten::default();
         unwritten.add(keys);
         unwritten
     }
 
-    /// Adds the sectors of keys.
-    pub fn add<'k>(&mut self, keys: impl IntoIterator<Item = &'k Key>) {
-        let with_length = keys.into_iter().filter(|key| key.sectors() > 0);
-        self.join(Unwritten { spans: with_length.map(Span::of).collect() });
+    /// The sectors of keys, which may be in any order and overlap. Many keys take many turns of the
+    /// reactor: some are sorted at once, and what is sorted is merged.
+    pub async fn gather(keys: &[Key]) -> Unwritten {
+        if keys.len() <= work::piece() / 2 {
+            return Unwritten::of(keys);
+        }
+        let mut runs = VecDeque::new();
+        for some in keys.chunks(work::piece() / 2) {
+            work::begin();
+            work::did(some.len());
+            runs.push_back(sorted(some));
+            yield_once().await;
+        }
+        while runs.len() > 1 {
+            let (first, second) = (runs.pop_front(), runs.pop_front());
+            let merged = merge(first.unwrap_or_default(), second.unwrap_or_default()).await;
+            runs.push_back(merged);
+        }
+        Unwritten { spans: runs.pop_front().unwrap_or_default().into() }
     }
 
-    /// Adds other sectors.
-    pub fn join(&mut self, other: Unwritten) {
-        let mut spans: Vec<Span> = self.spans.drain(..).chain(other.spans).collect();
-        spans.sort_unstable();
-        for span in spans {
-            match self.spans.back_mut() {
-                Some(last) if last.inode == span.inode && span.start <= last.end => {
-                    last.end = last.end.max(span.end);
-                }
-                _ => self.spans.push_back(span),
-            }
-        }
+    /// Adds the sectors of keys.
+    pub fn add<'k>(&mut self, keys: impl IntoIterator<Item = &'k Key>) {
+        let mut spans: Vec<Span> = self.spans.drain(..).collect();
+        spans.extend(keys.into_iter().filter(|key| key.sectors() > 0).map(Span::of));
+        self.spans = joined(spans).into();
     }
 
     /// True if leaves on the device have the keys of the tree in memory.
@@ -111,23 +122,6 @@ impl Unwritten {
     pub fn overlaps(&self, span: &Span) -> bool {
         let first = self.spans.partition_point(|own| own.finish() <= span.begin());
         self.spans.get(first).is_some_and(|own| own.begin() < span.finish())
-    }
-
-    /// Removes sectors.
-    pub fn remove(&mut self, span: &Span) {
-        if !self.overlaps(span) {
-            return;
-        }
-        let all = std::mem::take(&mut self.spans);
-        for own in all {
-            if own.inode != span.inode {
-                self.spans.push_back(own);
-                continue;
-            }
-            let before = Span { end: own.end.min(span.start), ..own };
-            let behind = Span { start: own.start.max(span.end), ..own };
-            self.spans.extend([before, behind].into_iter().filter(|it| it.start < it.end));
-        }
     }
 
     /// Where the first sectors begin.
@@ -157,14 +151,69 @@ impl Unwritten {
     }
 }
 
+/// The sectors of keys, in order.
+fn sorted<'k>(keys: impl IntoIterator<Item = &'k Key>) -> Vec<Span> {
+    joined(keys.into_iter().filter(|key| key.sectors() > 0).map(Span::of).collect())
+}
+
+/// Sorts spans, and makes one of those that touch.
+fn joined(mut spans: Vec<Span>) -> Vec<Span> {
+    spans.sort_unstable();
+    let mut joined = Vec::with_capacity(spans.len());
+    spans.into_iter().for_each(|span| push(&mut joined, span));
+    joined
+}
+
+/// Adds a span that begins behind the beginnings of all others.
+fn push(spans: &mut Vec<Span>, span: Span) {
+    match spans.last_mut() {
+        Some(last) if last.inode == span.inode && span.start <= last.end => {
+            last.end = last.end.max(span.end);
+        }
+        _ => spans.push(span),
+    }
+}
+
+/// Merges two lists that are in order.
+async fn merge(first: Vec<Span>, second: Vec<Span>) -> Vec<Span> {
+    let mut merged = Vec::with_capacity(first.len() + second.len());
+    let (mut first, mut second) = (first.into_iter().peekable(), second.into_iter().peekable());
+    loop {
+        work::begin();
+        work::did(work::piece());
+        for _ in 0..work::piece() {
+            let next = match (first.peek(), second.peek()) {
+                (Some(one), Some(other)) if other < one => second.next(),
+                (Some(_), _) => first.next(),
+                (None, _) => second.next(),
+            };
+            let Some(span) = next else { return merged };
+            push(&mut merged, span);
+        }
+        yield_once().await;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use cairn_format::bcache::{Generation, Key, Pointer, SIZE_MAX};
+    use futures_util::FutureExt;
+    use proptest::prelude::*;
 
     use super::{Span, Unwritten};
 
     fn span(start: u64, end: u64) -> Span {
         Span { inode: 1, start, end }
+    }
+
+    /// The value of a future that yields, and waits for nothing.
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        let mut future = Box::pin(future);
+        loop {
+            if let Some(value) = future.as_mut().now_or_never() {
+                return value;
+            }
+        }
     }
 
     fn extent(start: u64, end: u64) -> Key {
@@ -181,16 +230,22 @@ mod tests {
     }
 
     #[test]
-    fn sectors_that_are_removed_are_cut_out() {
-        let mut unwritten = Unwritten::of(&[extent(0, 10), extent(20, 30), extent(40, 50)]);
+    fn sectors_overlap_a_span_that_has_one_of_them() {
+        let unwritten = Unwritten::of(&[extent(0, 10), extent(20, 30)]);
         assert!(unwritten.overlaps(&span(9, 12)) && !unwritten.overlaps(&span(10, 20)));
         assert!(!unwritten.overlaps(&Span { inode: 2, start: 0, end: 90 }));
-        unwritten.remove(&span(5, 25));
-        assert_eq!(unwritten.spans, [span(0, 5), span(25, 30), span(40, 50)]);
-        unwritten.remove(&span(42, 44));
-        assert_eq!(unwritten.spans, [span(0, 5), span(25, 30), span(40, 42), span(44, 50)]);
-        unwritten.remove(&span(0, 99));
-        assert!(unwritten.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn gathered_keys_are_those_sorted_at_once(
+            keys in proptest::collection::vec((0..3_u32, 0..100_000_u64, 0..9_u64), 0..20_000),
+        ) {
+            let key = |(inode, start, sectors)| Key::new(inode, start + sectors, sectors);
+            let keys: Vec<Key> = keys.into_iter().map(key).collect();
+            let gathered = block_on(Unwritten::gather(&keys));
+            prop_assert_eq!(gathered, Unwritten::of(&keys));
+        }
     }
 
     #[test]

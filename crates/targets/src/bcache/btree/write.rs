@@ -49,7 +49,8 @@ pub(in super::super) async fn write_plan(env: &Env, cache: &CacheDevice, plan: &
         let fresh = level.fresh.iter().map(|bset| (bset.sector, &bset.bytes[..]));
         let first: Vec<_> = fresh.chain(tails.into_iter().flatten()).collect();
         cache.write_all(env, &first).await?;
-        let is_ordered = !planted(Bug::ParentBeforeChild);
+        let is_late = plan.is_coalescing && planted(Bug::CoalescedBeforeDurable);
+        let is_ordered = !planted(Bug::ParentBeforeChild) && !is_late;
         // The data of the keys of leaves (R3), or tails and fresh nodes.
         let is_volatile = height == 0 || !first.is_empty();
         if is_volatile && is_ordered && !planted(Bug::HeadBeforeTail) {

@@ -2,9 +2,8 @@
 //! `priority_stats`. It is taken in pieces, so that no reactor is held for long.
 
 use super::{Buckets, JUST_USED};
+use crate::bcache::work;
 
-/// How many buckets are counted at once.
-const PIECE: usize = 65_536;
 /// How many quantiles are shown.
 const QUANTILES: u64 = 31;
 
@@ -69,7 +68,8 @@ impl Buckets {
     pub fn count_into(&self, census: &mut Census) -> bool {
         let first = self.geometry.usable().start as usize;
         let from = census.next.max(first).min(self.buckets.len());
-        let to = (from + PIECE).min(self.buckets.len());
+        let to = (from + work::piece()).min(self.buckets.len());
+        work::did(to - from);
         for bucket in &self.buckets[from..to] {
             match (bucket.is_metadata, bucket.live, bucket.dirty) {
                 (true, ..) => census.metadata += 1,

@@ -16,9 +16,16 @@
 //!     children stay there until their node is replaced.
 //! K4. The counts are those of the tree in memory. They run ahead of the device while a plan is
 //!     written; [`Buckets::refill`] and [`Buckets::records`] are called when none is.
+//!
+//! `free` keeps the list of free buckets; `choice` chooses those that are to be emptied. Both, and
+//! `census`, look at a bounded number of buckets at once (`work`).
 
 mod census;
+mod choice;
+mod free;
 mod open;
+#[cfg(test)]
+mod reference;
 #[cfg(test)]
 mod tests;
 
@@ -26,7 +33,11 @@ use cairn_format::bcache::priorities::{METADATA, Record};
 use cairn_format::bcache::{Age, Generation, Geometry, Key, Pointer, STALE_MAX};
 
 use super::canary::{Bug, planted};
+use super::work;
+use free::Idle;
+
 pub(super) use census::Census;
+pub(super) use choice::Choice;
 pub(super) use open::OpenBuckets;
 
 /// The priority of a bucket that was just used.
@@ -52,6 +63,8 @@ struct Bucket {
     is_metadata: bool,
     /// It is among the free ones.
     is_free: bool,
+    /// It is among those that may be free soon (`free`).
+    is_listed: bool,
     /// Data is written to it until it is full.
     is_open: bool,
     /// A write of data to it failed: it is not taken again.
@@ -68,12 +81,16 @@ struct Bucket {
 }
 
 impl Bucket {
-    /// True if it has nothing, also on the device once the checkpoint `settled` has ended.
-    fn is_idle(&self, settled: u32) -> bool {
+    /// True if it has nothing in memory.
+    fn is_idle(&self) -> bool {
         let is_in_use = self.is_metadata || self.is_open || self.writing > 0;
-        let is_taken = is_in_use || self.is_free || self.is_bad;
-        let is_settled = self.lost_in <= settled || planted(Bug::ReuseBeforeCheckpoint);
-        self.live == 0 && !is_taken && is_settled
+        self.live == 0 && !(is_in_use || self.is_free || self.is_bad)
+    }
+
+    /// True if what it has lost is not on the device either, once the checkpoint `settled` has
+    /// ended.
+    fn is_settled(&self, settled: u32) -> bool {
+        self.lost_in <= settled || planted(Bug::ReuseBeforeCheckpoint)
     }
 
     /// K3: its next use makes no pointer too old.
@@ -98,6 +115,12 @@ impl Bucket {
         self.live > 0 && self.dirty == 0 && !is_in_use
     }
 
+    /// True if it has dirty data, no request writes to it, and it has room for more.
+    fn is_sparse(&self, bucket_sectors: u64) -> bool {
+        let is_in_use = self.is_metadata || self.is_open || self.writing > 0;
+        self.dirty > 0 && u64::from(self.live) < bucket_sectors && !is_in_use
+    }
+
     /// Gives it the next generation.
     fn raise(&mut self) {
         self.generation = self.generation.next();
@@ -111,10 +134,17 @@ pub(super) struct Buckets {
     buckets: Vec<Bucket>,
     /// The free ones; the next comes last.
     free: Vec<u64>,
+    /// Those that may be free soon.
+    idle: Idle,
+    /// How many free ones a plan that is being made takes at most.
+    held: usize,
     /// A generation is not that of the priorities on the device.
     has_changed: bool,
     /// How many have dirty data or metadata.
     in_use: usize,
+    /// Sectors of dirty extents, and what was lost since this was forgotten last.
+    dirty: u64,
+    lost: u64,
     /// The highest `ahead` of a bucket.
     ahead: u8,
     /// How many free ones are kept for metadata.
@@ -143,8 +173,12 @@ impl Buckets {
             geometry,
             buckets,
             free: Vec::new(),
+            idle: Idle::default(),
+            held: 0,
             has_changed: false,
             in_use: 0,
+            dirty: 0,
+            lost: 0,
             ahead: 0,
             reserve,
             clock: u32::from(JUST_USED),
@@ -173,6 +207,7 @@ impl Buckets {
         self.buckets[at].is_metadata = is_metadata;
         let is_in_use = self.buckets[at].is_in_use();
         self.count_in_use(was_in_use, is_in_use);
+        self.list_if_idle(at);
     }
 
     fn count_in_use(&mut self, was: bool, is: bool) {
@@ -212,25 +247,32 @@ impl Buckets {
 
     /// An extent that the tree has.
     pub fn count(&mut self, key: &Key) {
-        self.change(key, u32::wrapping_add);
+        self.change(key, 1);
     }
 
     /// These extents took the place of those.
     pub fn replace(&mut self, old: &[Key], new: &[Key]) {
-        old.iter().for_each(|key| self.change(key, u32::wrapping_sub));
-        new.iter().for_each(|key| self.change(key, u32::wrapping_add));
+        old.iter().for_each(|key| self.change(key, -1));
+        new.iter().for_each(|key| self.change(key, 1));
     }
 
-    fn change(&mut self, key: &Key, by: fn(u32, u32) -> u32) {
+    fn change(&mut self, key: &Key, times: i32) {
         let Some(pointer) = key.cached_at() else { return };
-        let (at, sectors) = (self.bucket_of(pointer), key.sectors() as u32);
+        let (at, sectors) = (self.bucket_of(pointer), key.sectors() as i32 * times);
+        let dirty = if key.is_dirty() { sectors } else { 0 };
         let bucket = &mut self.buckets[at];
         let was_in_use = bucket.is_in_use();
         bucket.lost_in = self.next;
-        bucket.live = by(bucket.live, sectors);
-        bucket.dirty = by(bucket.dirty, if key.is_dirty() { sectors } else { 0 });
+        bucket.live = bucket.live.wrapping_add_signed(sectors);
+        bucket.dirty = bucket.dirty.wrapping_add_signed(dirty);
+        self.dirty = self.dirty.wrapping_add_signed(dirty.into());
+        self.lost += u64::from(sectors.min(0).unsigned_abs());
         let is_in_use = bucket.is_in_use();
+        let is_empty = bucket.live == 0;
         self.count_in_use(was_in_use, is_in_use);
+        if is_empty {
+            self.list_if_idle(at);
+        }
     }
 
     // Allocation.
@@ -245,6 +287,11 @@ impl Buckets {
         self.free.len()
     }
 
+    /// How many of them data may take.
+    pub fn free_for_data(&self) -> usize {
+        self.free.len().saturating_sub(self.reserve.max(self.held))
+    }
+
     /// Takes a bucket for a node or another structure.
     pub fn take_for_metadata(&mut self) -> Option<Pointer> {
         let bucket = self.free.pop()?;
@@ -253,9 +300,15 @@ impl Buckets {
         Some(self.start_of(bucket))
     }
 
+    /// A plan that is being made takes so many free buckets at most; 0 once it is made. None of
+    /// them is taken for data.
+    pub fn hold(&mut self, count: usize) {
+        self.held = count;
+    }
+
     /// Takes a bucket for data, unless only those are free that metadata needs.
     pub fn take_for_data(&mut self) -> Option<Pointer> {
-        if self.free.len() <= self.reserve {
+        if self.free_for_data() == 0 {
             return None;
         }
         let bucket = self.free.pop()?;
@@ -308,6 +361,7 @@ impl Buckets {
     /// No more data is written to this bucket, but for writes that have begun.
     pub fn close(&mut self, bucket: u64) {
         self.buckets[bucket as usize].is_open = false;
+        self.list_if_idle(bucket as usize);
     }
 
     /// A write of data to this bucket failed. One in [`BAD_PART`] at most is not used again.
@@ -327,9 +381,10 @@ impl Buckets {
 
     /// A write of data has ended that began at this sector. Answers the pointer to it.
     pub fn end_write(&mut self, sector: u64) -> Pointer {
-        let bucket = &mut self.buckets[self.geometry.bucket_of(sector) as usize];
-        bucket.writing -= 1;
-        Pointer::new(sector, bucket.generation)
+        let at = self.geometry.bucket_of(sector) as usize;
+        self.buckets[at].writing -= 1;
+        self.list_if_idle(at);
+        Pointer::new(sector, self.buckets[at].generation)
     }
 
     // Checkpoints.
@@ -349,22 +404,6 @@ impl Buckets {
     /// This checkpoint has ended.
     pub fn settle(&mut self, number: u32) {
         self.settled = number;
-    }
-
-    /// The buckets of these extents whose content on the device is that of the tree, or is hidden
-    /// there, durably (K1).
-    pub fn settled_of(&self, extents: &[Key]) -> Vec<usize> {
-        let at = |key: &Key| key.cached_at().map(|pointer| self.bucket_of(pointer));
-        let mut buckets: Vec<usize> = extents.iter().filter_map(at).collect();
-        buckets.sort_unstable();
-        buckets.dedup();
-        buckets.retain(|at| self.buckets[*at].lost_in <= self.settled);
-        buckets
-    }
-
-    /// What these buckets lost since [`Buckets::settled_of`] is hidden by durable holes.
-    pub fn have_settled(&mut self, buckets: &[usize]) {
-        buckets.iter().for_each(|at| self.buckets[*at].lost_in = self.settled);
     }
 
     /// The node at `pointer` was replaced, durably. Its parent has a key of the next generation.
@@ -398,67 +437,61 @@ impl Buckets {
         self.ahead >= STALE_MAX / 2
     }
 
-    /// What the priorities say of each bucket. They will be on the device, durably, or the set is
-    /// broken.
-    pub fn records(&mut self) -> Vec<Record> {
+    /// What the priorities will say is to be asked of all buckets: they will be on the device,
+    /// durably, or the set is broken.
+    pub fn begin_records(&mut self) {
         (self.has_changed, self.ahead) = (false, 0);
-        self.buckets.iter_mut().for_each(|bucket| bucket.ahead = 0);
+    }
+
+    /// Adds what the priorities say of the next buckets. True if these were the last. A bucket that
+    /// gets another generation after this is ahead of them (K2).
+    pub fn records(&mut self, records: &mut Vec<Record>) -> bool {
         let clock = self.clock;
-        let record = |bucket: &Bucket| Record {
-            generation: bucket.generation,
-            priority: match bucket {
-                Bucket { is_metadata: true, .. } => METADATA,
-                Bucket { live: 0, .. } => 0,
-                _ => bucket.priority(clock),
-            },
-        };
-        self.buckets.iter().map(record).collect()
-    }
-
-    /// Finds the buckets that are free now (K1). No plan is being written (K4).
-    pub fn refill(&mut self) {
-        for at in self.geometry.usable().rev() {
-            let bucket = &mut self.buckets[at as usize];
-            if bucket.is_idle(self.settled) && bucket.may_be_taken() {
-                bucket.is_free = true;
-                self.free.push(at);
+        let record = |bucket: &mut Bucket| {
+            bucket.ahead = 0;
+            Record {
+                generation: bucket.generation,
+                priority: match bucket {
+                    Bucket { is_metadata: true, .. } => METADATA,
+                    Bucket { live: 0, .. } => 0,
+                    _ => bucket.priority(clock),
+                },
             }
-        }
-    }
-
-    /// The buckets that have only clean data and may be taken, those with the least data first.
-    pub fn clean(&self) -> Vec<u64> {
-        let is_clean = |bucket: &Bucket| {
-            bucket.is_clean() && bucket.lost_in <= self.settled && bucket.may_be_taken()
         };
-        let usable = self.geometry.usable();
-        let mut clean: Vec<u64> =
-            usable.filter(|at| is_clean(&self.buckets[*at as usize])).collect();
-        clean.sort_by_key(|at| self.buckets[*at as usize].live);
-        clean
-    }
-
-    /// The `count` buckets with only clean data that are least worth keeping, as a mark for each
-    /// bucket: those used longest ago, and with the least data. None if there are none.
-    pub fn victims(&self, count: usize) -> Option<Vec<bool>> {
-        let all = self.geometry.usable().map(|at| (at, &self.buckets[at as usize]));
-        let clean = all.filter(|(_, it)| it.is_clean() && it.may_be_taken());
-        let mut clean: Vec<(u64, u64, u64)> = clean
-            .map(|(at, it)| (u64::from(it.priority(self.clock)), u64::from(it.live), at))
-            .collect();
-        let least = clean.iter().map(|it| it.0).min()?;
-        let ground = (u64::from(JUST_USED) - least) / 8;
-        let worth = |it: &(u64, u64, u64)| ((it.0 - least + ground.max(1)) * it.1, it.2);
-        let count = count.clamp(1, clean.len());
-        clean.select_nth_unstable_by_key(count - 1, worth);
-        let mut marks = vec![false; self.buckets.len()];
-        clean[..count].iter().for_each(|it| marks[it.2 as usize] = true);
-        Some(marks)
+        let from = records.len();
+        let to = (from + work::piece()).min(self.buckets.len());
+        work::did(to - from);
+        records.extend(self.buckets[from..to].iter_mut().map(record));
+        let are_all = to == self.buckets.len();
+        if are_all {
+            self.list_again();
+        }
+        are_all
     }
 
     /// How many buckets for data are to be free.
     pub fn wanted(&self) -> usize {
         self.reserve + (self.buckets.len() / SHORT_PART).max(2)
+    }
+
+    /// Sectors of dirty extents.
+    pub fn dirty_sectors(&self) -> u64 {
+        self.dirty
+    }
+
+    /// Sectors that buckets have lost since this was forgotten last.
+    pub fn lost_sectors(&self) -> u64 {
+        self.lost
+    }
+
+    /// Begins to count again what buckets lose.
+    pub fn forget_lost(&mut self) {
+        self.lost = 0;
+    }
+
+    /// Sectors of the extents of a bucket.
+    pub fn live_sectors(&self, bucket: u64) -> u64 {
+        self.buckets[bucket as usize].live.into()
     }
 
     /// How many have dirty data or metadata.

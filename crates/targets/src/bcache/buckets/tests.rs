@@ -4,7 +4,8 @@
 use cairn_format::bcache::priorities::{METADATA, Record};
 use cairn_format::bcache::{Age, Generation, Geometry, Key, Pointer, STALE_MAX};
 
-use super::Buckets;
+use super::{Buckets, Choice};
+use crate::bcache::work;
 
 impl Buckets {
     /// Sectors of extents, and of dirty ones, of each bucket.
@@ -26,6 +27,19 @@ fn key(bucket: u64, sectors: u64, generation: u8) -> Key {
 fn freed(buckets: &mut Buckets) -> Vec<u64> {
     buckets.refill();
     std::iter::from_fn(|| buckets.take_for_metadata()).map(|taken| taken.sector() / 16).collect()
+}
+
+fn records(buckets: &mut Buckets) -> Vec<Record> {
+    buckets.begin_records();
+    let mut records = Vec::new();
+    while !buckets.records(&mut records) {}
+    records
+}
+
+fn clean(buckets: &Buckets, count: usize) -> Vec<u64> {
+    let mut choice = Choice::new(count);
+    while !buckets.choose_clean(&mut choice) {}
+    choice.into_buckets()
 }
 
 #[test]
@@ -79,7 +93,7 @@ fn a_bucket_that_nodes_use_in_turn_is_given_up_before_a_pointer_is_too_old() {
         buckets.node_replaced(taken);
     }
     let first = first.expect("it was free").generation();
-    let now = buckets.records()[2].generation;
+    let now = records(&mut buckets)[2].generation;
     assert_eq!(now.age_of(first), Age::Stale(STALE_MAX - 1));
 }
 
@@ -89,9 +103,10 @@ fn clean_buckets_come_with_the_emptiest_first() {
     buckets.count(&key(10, 9, 5));
     buckets.count(&key(11, 8, 5));
     buckets.count(&key(12, 8, 5).with_dirty(true));
-    assert_eq!(buckets.clean(), [11, 10]);
+    assert_eq!(clean(&buckets, 9), [11, 10]);
     buckets.replace(&[key(12, 8, 5).with_dirty(true)], &[key(12, 8, 5)]);
-    assert_eq!(buckets.clean(), [11, 12, 10]);
+    assert_eq!(clean(&buckets, 9), [11, 12, 10]);
+    assert_eq!(clean(&buckets, 2), [11, 12]);
 }
 
 #[test]
@@ -104,10 +119,62 @@ fn priorities_tell_the_generation_of_each_bucket_and_what_it_has() {
     let replaced = buckets.take_for_metadata().expect("most are free");
     buckets.node_replaced(replaced);
     assert!(buckets.have_changed());
-    let records = buckets.records();
+    let records = records(&mut buckets);
     let of = |bucket: u64| (records[bucket as usize].priority, records[bucket as usize].generation);
     assert_eq!(of(10), (9, Generation(5)), "data");
     assert_eq!(of(taken.sector() / 16), (METADATA, Generation(6)));
     assert_eq!(of(replaced.sector() / 16), (0, Generation(7)), "nothing");
     assert!(!buckets.have_changed());
+}
+
+/// A million buckets of data, all clean, in a cache of 8 TiB.
+fn many() -> Buckets {
+    let geometry = Geometry::new(8, 16_384, 1 << 20, 2).expect("legal");
+    let mut buckets = Buckets::new(geometry, &[]);
+    let key = |bucket: u64| {
+        let pointer = Pointer::new(bucket * 16_384, Generation(0));
+        Key::new(0, (bucket + 1) * 64, 8 + bucket % 50).at(pointer)
+    };
+    geometry.usable().for_each(|bucket| buckets.count(&key(bucket)));
+    buckets
+}
+
+#[test]
+fn a_million_buckets_are_looked_at_in_pieces() {
+    let mut buckets = many();
+    work::most();
+    let piece = |is_last: bool| {
+        work::begin();
+        !is_last
+    };
+    while piece(!buckets.refill()) {}
+    let (mut next, mut least) = (0, None);
+    while piece(buckets.least_used(&mut next, &mut least)) {}
+    let least = least.expect("all have clean data");
+    let mut choice = Choice::new(1 << 15);
+    while piece(buckets.choose_victims(least, &mut choice)) {}
+    let victims = choice.into_buckets();
+    assert_eq!(victims.len(), 1 << 15);
+    assert!(victims.iter().all(|at| at % 50 < 2), "those with the least data");
+    let mut choice = Choice::new(64);
+    while piece(buckets.choose_clean(&mut choice)) {}
+    assert_eq!(choice.into_buckets().len(), 64);
+    buckets.begin_records();
+    let mut records = Vec::new();
+    while piece(buckets.records(&mut records)) {}
+    assert_eq!(records.len(), 1 << 20);
+    // What is emptied at once is found in pieces, too.
+    buckets.serve_clients();
+    for bucket in &victims {
+        let pointer = Pointer::new(bucket * 16_384, Generation(0));
+        let key = Key::new(0, (bucket + 1) * 64, 8 + bucket % 50).at(pointer);
+        buckets.replace(&[key], &[]);
+    }
+    while piece(!buckets.refill()) {}
+    assert_eq!(buckets.free(), 0, "no checkpoint has ended");
+    let number = buckets.begin_checkpoint();
+    buckets.settle(number);
+    while piece(!buckets.refill()) {}
+    assert_eq!(buckets.free(), 1 << 15);
+    assert!(work::most() <= work::piece(), "that is the bound of a piece");
 }

@@ -28,7 +28,7 @@ use super::Set;
 use super::ghosts::Ghosts;
 use super::overwrites::Taken;
 use super::recent::Recent;
-use crate::bcache::btree::{Change, Span, Unwritten};
+use crate::bcache::btree::{Change, Span};
 use crate::bcache::canary::{Bug, planted};
 use crate::bcache::fill::Fills;
 use crate::bcache::journal::{EntryWrite, NoEntry};
@@ -159,7 +159,7 @@ impl Changes {
     }
 
     /// The requests that wait for a bucket, all of them.
-    fn take_waiting(&mut self) -> Vec<RequestId> {
+    pub fn take_waiting(&mut self) -> Vec<RequestId> {
         self.waiting.drain(..).map(|(_, id)| id).collect()
     }
 
@@ -330,15 +330,15 @@ impl Set {
         Ok((entry, count))
     }
 
-    /// A checkpoint begins: the sectors for which leaves are behind, and its number.
-    pub fn begin_checkpoint(&mut self) -> (Unwritten, u32) {
+    /// A checkpoint begins: the keys in whose sectors leaves are behind, and its number.
+    pub fn begin_checkpoint(&mut self) -> (Vec<Key>, u32) {
         let changes = &mut self.changes;
         changes.open_before = changes.open();
         changes.open_since = None;
         changes.ghosts.begin_checkpoint();
+        self.tree.forget_large_leaf();
         changes.filled_before.append(&mut changes.filled);
-        let sectors = Unwritten::of(&std::mem::take(&mut changes.behind));
-        (sectors, self.buckets.begin_checkpoint())
+        (std::mem::take(&mut changes.behind), self.buckets.begin_checkpoint())
     }
 
     /// The leaves have what they lacked when the checkpoint began.
@@ -354,12 +354,10 @@ impl Set {
     }
 
     /// A checkpoint has ended: no entry from before it is open, and the requests have ended that
-    /// had found what was replaced before it. Answers the requests that waited for a bucket.
-    pub fn end_checkpoint(&mut self, number: u32) -> Vec<RequestId> {
+    /// had found what was replaced before it.
+    pub fn end_checkpoint(&mut self, number: u32) {
         self.changes.ghosts.end_checkpoint();
         self.buckets.settle(number);
-        self.buckets.refill();
-        self.changes.take_waiting()
     }
 
     /// The set is broken: the requests that wait for a bucket, and the volumes with lost keys.

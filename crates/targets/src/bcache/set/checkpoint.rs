@@ -25,6 +25,7 @@ use futures_util::future::{Either, select};
 
 use super::core::Core;
 use super::session::{Left, Session, WriteError};
+use crate::bcache::btree::Unwritten;
 
 impl Core {
     /// Brings the leaves up to date.
@@ -40,8 +41,9 @@ impl Session<'_> {
     /// See [`Core::checkpoint`].
     pub async fn checkpoint(&self) -> Result<(), WriteError> {
         let number = loop {
-            let (sectors, number) = self.with(|set| set.begin_checkpoint());
-            let mut left = Left::of(sectors);
+            let (keys, number) = self.with(|set| set.begin_checkpoint());
+            let mut left = Left::of(Unwritten::gather(&keys).await);
+            drop(keys);
             while !left.is_empty() {
                 self.write_some(&mut left).await?;
             }
@@ -54,7 +56,9 @@ impl Session<'_> {
             }
         };
         self.core.readers.quiesce(0).await;
-        let waiting = self.with(|set| set.end_checkpoint(number));
+        self.with(|set| set.end_checkpoint(number));
+        self.refill().await;
+        let waiting = self.with(|set| set.changes.take_waiting());
         self.core.remap_all(self.env, waiting);
         match self.with(|set| set.buckets.are_far_ahead()) {
             true => self.write_priorities().await,

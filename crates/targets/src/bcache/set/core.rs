@@ -19,7 +19,7 @@ use std::sync::{Arc, Weak};
 
 use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_block::sync::{Mutex, MutexGuard};
-use cairn_block::{Env, IoError, IoResult, RequestId, TaskGroup, mutants};
+use cairn_block::{Copier, Env, IoError, IoResult, RequestId, TaskGroup, mutants, yield_once};
 use event_listener::Event;
 use futures_util::lock::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard};
 
@@ -28,7 +28,9 @@ use super::session::{Session, WriteError};
 use super::users::{Serving, Users};
 use super::{CacheDevice, Set};
 use crate::args::Device;
+use crate::bcache::gc::Gc;
 use crate::bcache::superblocks::intact;
+use crate::bcache::work;
 use crate::epochs::Epochs;
 use crate::fair::Fair;
 
@@ -36,6 +38,8 @@ use crate::fair::Fair;
 const JOURNAL_DELAY_MS: u64 = 100;
 /// The default of `cache/io_error_limit`: after so many errors of the device the set is in error.
 const ERROR_LIMIT: u64 = 8;
+/// Memory of the copies inside the cache.
+const COPY_BYTES: u64 = 8 << 20;
 
 /// See the module's description.
 pub(in super::super) struct Core {
@@ -71,6 +75,9 @@ pub(in super::super) struct Core {
     is_flushed: AtomicBool,
     /// Dirty sectors of its flash-only volumes.
     flash_dirty: AtomicU64,
+    pub gc: Gc,
+    /// Memory of the copies inside the cache.
+    pub copier: Copier,
 }
 
 impl Core {
@@ -96,17 +103,21 @@ impl Core {
             handover: AsyncMutex::default(),
             is_flushed: AtomicBool::new(false),
             flash_dirty: AtomicU64::new(0),
+            gc: Gc::default(),
+            copier: Copier::new(COPY_BYTES),
         })
     }
 
     /// The set, locked.
     pub fn lock(&self) -> MutexGuard<'_, Option<Set>> {
-        self.set.lock()
+        let guard = self.set.lock();
+        work::begin();
+        guard
     }
 
     /// Looks at the open set, under its lock.
     pub fn with<T>(&self, look: impl FnOnce(&mut Set) -> T) -> T {
-        look(self.set.lock().as_mut().expect("the set is open"))
+        look(self.lock().as_mut().expect("the set is open"))
     }
 
     /// The set is about to be read. What was open before is gone.
@@ -118,10 +129,22 @@ impl Core {
     }
 
     /// The set was read.
-    pub fn open(&self, set: Set) {
-        self.flash_dirty.store(set.flash_dirty(), Ordering::Relaxed);
+    pub async fn open(&self, set: Set) {
+        let flash = set.flash_volumes();
         *self.set.lock() = Some(set);
         self.errors.reset();
+        let mut dirty = 0;
+        for inode in flash {
+            let mut next = Some(0);
+            while let Some(from) = next {
+                // No extent lies beyond this.
+                let counted = self.with(|set| set.count_part(inode, from, &(0..u64::MAX)));
+                let Ok(counted) = counted else { break };
+                (next, dirty) = (counted.next, dirty + counted.dirty);
+                yield_once().await;
+            }
+        }
+        self.flash_dirty.store(dirty, Ordering::Relaxed);
         self.stopping.store(false, Ordering::Relaxed);
         self.broken.store(false, Ordering::Relaxed);
     }
@@ -184,10 +207,11 @@ impl Core {
         result.and(if self.is_broken() { Err(IoError::IO) } else { Ok(()) })
     }
 
-    /// Starts the keeper, unless it runs.
+    /// Starts the keeper and the collector, unless they run.
     pub fn start_keeper(&self, env: &Env) {
         if !self.is_kept.swap(true, Ordering::Relaxed) {
             self.spawn(env, async |core, env| core.keep(env).await);
+            self.spawn(env, async |core, env| core.keep_packed(env).await);
         }
     }
 

@@ -23,8 +23,9 @@ use cairn_format::bcache::load::Source;
 
 use crate::args::Device;
 
-/// How many writes are in flight at once.
+/// How many writes are in flight at once, and of how many bytes these are; one may be longer.
 const WRITES_IN_FLIGHT: usize = 64;
+const BYTES_IN_FLIGHT: usize = 512 << 10;
 
 /// See the module's description.
 pub(in super::super) struct CacheDevice {
@@ -167,17 +168,17 @@ impl CacheDevice {
     /// # Errors
     /// A write failed.
     pub async fn write_all(&self, env: &Env, pieces: &[(u64, &[u8])]) -> IoResult {
-        let numbers = {
-            let mut uncovered = self.uncovered.lock();
-            let first = uncovered.begun;
-            for (sector, bytes) in pieces {
-                uncovered.begin(*sector, bytes);
-            }
-            first..uncovered.begun
-        };
-        let bytes = pieces.iter().map(|(_, bytes)| bytes.len() as u64).sum();
-        count_written(&self.work.metadata, bytes);
-        for some in pieces.chunks(WRITES_IN_FLIGHT) {
+        let mut rest = pieces;
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = |(_, piece): &&(u64, &[u8])| {
+                bytes += piece.len();
+                bytes <= BYTES_IN_FLIGHT
+            };
+            let count = rest.iter().take(WRITES_IN_FLIGHT).take_while(fits).count().max(1);
+            let some;
+            (some, rest) = rest.split_at(count);
+            let numbers = self.begin(some);
             let write = |(sector, bytes): &(u64, &[u8])| {
                 env.io(&self.device.disk, write_io(env, *sector, bytes))
             };
@@ -186,9 +187,21 @@ impl CacheDevice {
                 result = result.and(write.await);
             }
             result?;
+            self.uncovered.lock().end(numbers);
         }
-        self.uncovered.lock().end(numbers);
         Ok(())
+    }
+
+    /// Writes begin. Answers their numbers.
+    fn begin(&self, pieces: &[(u64, &[u8])]) -> Range<u64> {
+        let mut uncovered = self.uncovered.lock();
+        let first = uncovered.begun;
+        for (sector, bytes) in pieces {
+            uncovered.begin(*sector, bytes);
+        }
+        let bytes = pieces.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        count_written(&self.work.metadata, bytes);
+        first..uncovered.begun
     }
 
     /// Makes what was written durable (D1).

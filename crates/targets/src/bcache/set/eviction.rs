@@ -1,7 +1,7 @@
 //! Eviction: buckets with only clean data become free.
 //!
 //! # Order
-//! 1. The victims: closed buckets without dirty data ([`Buckets::victims`]).
+//! 1. The victims: closed buckets without dirty data ([`Buckets::choose_victims`]).
 //! 2. Leaf by leaf, their extents leave the tree in memory; the leaves on the device are behind
 //!    there. Reads of these sectors go to the backing device, which has the same data durably.
 //! 3. A checkpoint: the leaves follow, and the buckets are free.
@@ -9,16 +9,17 @@
 //! A write into the cache may enter an extent there at any time; a victim takes no new data, as it
 //! is closed. Until the checkpoint has ended, the sectors are ghosts (N5).
 //!
-//! [`Buckets::victims`]: crate::bcache::buckets::Buckets::victims
+//! [`Buckets::choose_victims`]: crate::bcache::buckets::Buckets::choose_victims
 
 use cairn_block::yield_once;
 
+use super::Set;
 use super::session::{Session, WriteError};
+use crate::bcache::buckets::Choice;
+use crate::bcache::work;
 
 /// Which part of the buckets is emptied at once.
 const PART: usize = 32;
-/// How many leaves are looked at in one turn of the reactor.
-const LEAVES_AT_ONCE: usize = 4;
 
 impl Session<'_> {
     /// Empties buckets that have only clean data, and makes them free. False if there are none.
@@ -26,20 +27,41 @@ impl Session<'_> {
     /// # Errors
     /// The set cannot be written.
     pub async fn evict(&self) -> Result<bool, WriteError> {
-        let victims = self.with(|set| {
-            let count = set.buckets.wanted().max(set.buckets.count_all() / PART);
-            set.buckets.victims(count)
-        });
-        let Some(victims) = victims else { return Ok(false) };
-        let leaves = self.with(|set| set.tree.leaves());
-        for first in (0..leaves).step_by(LEAVES_AT_ONCE) {
-            self.with(|set| {
-                let some = first..leaves.min(first + LEAVES_AT_ONCE);
-                some.for_each(|leaf| set.evict_leaf(leaf, &victims));
-            });
+        let Some(victims) = self.victims().await else { return Ok(false) };
+        let mut leaf = 0;
+        while self.with(|set| set.evict_some(&mut leaf, &victims)) {
             yield_once().await;
         }
         self.checkpoint().await?;
         Ok(true)
+    }
+
+    /// Step 1: a mark for each bucket. None if there are none.
+    async fn victims(&self) -> Option<Vec<bool>> {
+        let (mut next, mut least) = (0, None);
+        while !self.with(|set| set.buckets.least_used(&mut next, &mut least)) {
+            yield_once().await;
+        }
+        let least = least?;
+        let count = self.with(|set| set.buckets.wanted().max(set.buckets.count_all() / PART));
+        let mut choice = Choice::new(count);
+        while !self.with(|set| set.buckets.choose_victims(least, &mut choice)) {
+            yield_once().await;
+        }
+        let victims = choice.into_buckets();
+        (!victims.is_empty()).then(|| self.with(|set| set.buckets.marks(&victims)))
+    }
+}
+
+impl Set {
+    /// Step 2 of some leaves from `leaf` on. True if there are more.
+    fn evict_some(&mut self, leaf: &mut usize, victims: &[bool]) -> bool {
+        let mut looked = 0;
+        while *leaf < self.tree.leaves() && looked < work::piece() {
+            looked += self.tree.extents_in(*leaf).max(1);
+            self.evict_leaf(*leaf, victims);
+            *leaf += 1;
+        }
+        *leaf < self.tree.leaves()
     }
 }

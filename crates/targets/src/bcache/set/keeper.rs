@@ -8,6 +8,7 @@ use cairn_block::{Env, Time};
 
 use super::core::Core;
 use super::session::WriteError;
+use crate::bcache::work;
 
 /// How long leaves are behind at most.
 const CHECKPOINT_DELAY: Duration = Duration::from_secs(30);
@@ -71,7 +72,9 @@ impl Core {
 impl super::Set {
     /// True if leaves have to follow now.
     fn is_far_behind(&self) -> bool {
-        self.changes.needs_room || self.changes.behind() > BEHIND_MAX
+        let behind = self.changes.behind();
+        let is_behind = behind > BEHIND_MAX || behind > work::piece() && self.tree.has_large_leaf();
+        self.changes.needs_room || is_behind
     }
 
     /// True if requests wait for a bucket, or will soon.

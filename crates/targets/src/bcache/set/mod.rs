@@ -4,17 +4,19 @@
 //! and writes nothing; `session` changes it on the device; `replay` has the entries of the journal
 //! that were found at opening; `changes` has the keys of clients that the device does not have yet;
 //! `checkpoint` brings the device up to date with them, `eviction` empties buckets with clean data,
-//! and `keeper` decides when; `ghosts` says where the device may have clean keys that the tree has
-//! not; `distrust` drops clean data that may differ from the backing device; `priorities` writes
-//! the generations and priorities of the buckets; `uuids` rewrites the array of volumes;
-//! `overwrites` is what clients write in place, and `recent` says where keys are not durable yet;
-//! `errors` counts the errors of a device; `users` has the volumes that serve the set.
+//! and `keeper` decides when; `emptying` makes buckets free where a session cannot go on without;
+//! `ghosts` says where the device may have clean keys that the tree has not; `distrust` drops clean
+//! data that may differ from the backing device; `priorities` writes the generations and priorities
+//! of the buckets; `uuids` rewrites the array of volumes; `overwrites` is what clients write in
+//! place, and `recent` says where keys are not durable yet; `errors` counts the errors of a device;
+//! `users` has the volumes that serve the set.
 
 mod changes;
 mod checkpoint;
 mod core;
 mod device;
 mod distrust;
+mod emptying;
 mod errors;
 mod eviction;
 mod ghosts;
@@ -49,9 +51,7 @@ pub(super) use uuids::Entered;
 use super::btree::Tree;
 use super::buckets::{Buckets, OpenBuckets};
 use super::journal::Journal;
-
-/// How many extents are counted under one lock.
-const COUNTED_AT_ONCE: usize = 10_000;
+use super::work;
 
 /// Sectors of some extents of a volume.
 #[derive(Default)]
@@ -106,7 +106,7 @@ impl Set {
     pub fn count_part(&self, inode: u32, from: u64, sectors: &Range<u64>) -> Result<Counted, Key> {
         let mut counted = Counted::default();
         for (index, key) in self.tree.extents_from(inode, from).enumerate() {
-            if index == COUNTED_AT_ONCE {
+            if index == work::piece() {
                 counted.next = Some(key.start());
                 break;
             }
@@ -130,17 +130,16 @@ impl Set {
         mut each: impl FnMut(Range<u64>),
     ) -> Option<u64> {
         let mut extents = self.tree.extents_from(inode, from);
-        for key in extents.by_ref().take(COUNTED_AT_ONCE).filter(|key| key.is_dirty()) {
+        for key in extents.by_ref().take(work::piece()).filter(|key| key.is_dirty()) {
             each(key.start()..key.end());
         }
         extents.next().map(Key::start)
     }
 
-    /// Dirty sectors of the flash-only volumes.
-    pub fn flash_dirty(&self) -> u64 {
+    /// The flash-only volumes, by their inodes.
+    pub fn flash_volumes(&self) -> Vec<u32> {
         let is_flash = |(_, entry): &(usize, &UuidEntry)| entry.is_live() && entry.is_flash_only();
         let flash = self.volumes.iter().enumerate().filter(is_flash);
-        let extents = flash.flat_map(|(inode, _)| self.tree.extents_from(inode as u32, 0));
-        extents.filter(|key| key.is_dirty()).map(Key::sectors).sum()
+        flash.map(|(inode, _)| inode as u32).collect()
     }
 }

@@ -13,12 +13,12 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
 use cairn_format::bcache::journal::{ENTRY_HEADER_BYTES, Located};
 use cairn_format::bcache::load::Loaded;
 use cairn_format::bcache::{Geometry, Key};
 
-use crate::bcache::btree::Unwritten;
 use crate::bcache::canary::{Bug, planted};
 
 /// How many parts there are at most: each leaf may be written as often.
@@ -26,7 +26,7 @@ const PARTS: usize = 8;
 
 /// See the module's description. Memory: that of the keys, until all parts have left.
 pub(super) struct Replay {
-    keys: Vec<Key>,
+    keys: Arc<Vec<Key>>,
     parts: VecDeque<Part>,
 }
 
@@ -41,7 +41,7 @@ impl Replay {
     /// All as one part. `keys` is what the journal amounts to.
     pub fn whole(loaded: &Loaded, keys: Vec<Key>) -> Replay {
         let part = Part { first: loaded.newest.last_seq, keys: 0..keys.len() };
-        Replay { keys, parts: VecDeque::from([part]) }
+        Replay { keys: Arc::new(keys), parts: VecDeque::from([part]) }
     }
 
     /// The journal in parts; none if its keys are not those of its entries, one after the other, or
@@ -63,7 +63,7 @@ impl Replay {
             (rest, end) = (&rest[..first], begin);
         }
         let is_whole = rest.is_empty();
-        is_whole.then(|| Replay { keys: std::mem::take(&mut loaded.journal), parts })
+        is_whole.then(|| Replay { keys: Arc::new(std::mem::take(&mut loaded.journal)), parts })
     }
 
     /// The oldest entry that is open.
@@ -72,9 +72,9 @@ impl Replay {
         self.parts.get(first).map(|part| part.first)
     }
 
-    /// The sectors of the first part; none when all parts have left.
-    pub fn first(&self) -> Option<Unwritten> {
-        self.parts.front().map(|part| Unwritten::of(&self.keys[part.keys.clone()]))
+    /// The keys of the first part, as a part of all keys; none when all parts have left.
+    pub fn first(&self) -> Option<(Arc<Vec<Key>>, Range<usize>)> {
+        self.parts.front().map(|part| (self.keys.clone(), part.keys.clone()))
     }
 
     /// The sectors of the first part are written in leaves.
@@ -102,7 +102,8 @@ mod tests {
     use cairn_format::bcache::{Geometry, Key, SECTOR_BYTES, Superblock};
     use cairn_testkit::image;
 
-    use super::{Replay, Unwritten};
+    use super::Replay;
+    use crate::bcache::btree::Unwritten;
 
     struct Nothing;
 
@@ -139,9 +140,9 @@ mod tests {
         let firsts: Vec<u64> = replay.parts.iter().map(|part| part.first).collect();
         assert!(firsts.is_sorted() && firsts[0] == loaded.newest.last_seq, "{firsts:?}");
         let mut all = Unwritten::default();
-        while let Some(part) = replay.first() {
+        while let Some((keys, part)) = replay.first() {
             assert!(!part.is_empty());
-            all.join(part);
+            all.add(&keys[part]);
             replay.leave();
         }
         assert_eq!(all, expected);

@@ -19,26 +19,25 @@
 //!
 //! # A full set
 //! A leaf without room needs free buckets. If there are too few even to replace it, and the nodes
-//! above it, by nodes that are as large, buckets that have only clean data are emptied
-//! (writing leaves does so by itself): an entry of the journal makes their extents holes,
-//! durably. Then no key that counts leads to them, and the requests that had found them end. The
-//! holes enter the leaves before all else, so that the entry is open for a short time. A bucket
-//! that holds data counts as clean once its extents are clean in the tree in memory, since their
-//! data is durable on the backing device by then.
+//! above it, by nodes that are as large, buckets that have only clean data are emptied (`emptying`;
+//! writing leaves does so by itself).
 //!
 //! # A full ring
 //! The entries found at opening enter in parts if the ring lacks room (`replay`); an entry without
 //! keys between them frees what the part before it came from. See `journal` for why this makes
 //! progress.
 
-use cairn_block::{Env, IoError, mutants};
+use cairn_block::{Env, IoError, yield_once};
 use cairn_format::bcache::{Key, SUPERBLOCK_SECTOR};
 
 use super::replay::Replay;
 use super::{Core, Set};
-use crate::bcache::btree::{Fill, NoBucket, Plan, Unwritten, holes_of, write_plan};
+use crate::bcache::btree::{Fill, NoBucket, Plan, Unwritten, write_plan};
 use crate::bcache::canary::{Bug, planted};
 use crate::bcache::journal::{EntryWrite, NoEntry, SPARE};
+
+/// How many keys become clean at once.
+const CLEAN_AT_ONCE: usize = 1024;
 
 /// Why a session ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -97,7 +96,9 @@ impl Session<'_> {
             self.write_entry_of(|set| set.journal.entry(&[], None, SPARE)).await?;
         }
         let first = |set: &mut Set| set.replay.as_ref().and_then(Replay::first);
-        while let Some(part) = self.with(first) {
+        while let Some((keys, part)) = self.with(first) {
+            let part = Unwritten::gather(&keys[part]).await;
+            drop(keys);
             match part.is_empty() {
                 true => self.with(|set| set.replay.iter_mut().for_each(Replay::leave)),
                 false => self.write_leaves(part).await?,
@@ -116,13 +117,15 @@ impl Session<'_> {
     ///
     /// # Errors
     /// The set cannot be written. Some of the keys may be in leaves.
-    pub async fn clean(&self, keys: &[Key], cleaned: impl FnOnce(u64)) -> Result<(), WriteError> {
-        let sectors: u64 = self.with(|set| {
-            let clean = |key: &Key| set.tree.replace(key, &key.with_dirty(false), &mut set.buckets);
-            keys.iter().map(clean).sum()
-        });
-        cleaned(sectors);
-        self.write_leaves(Unwritten::of(keys)).await
+    pub async fn clean(&self, keys: &[Key], cleaned: impl Fn(u64)) -> Result<(), WriteError> {
+        for some in keys.chunks(CLEAN_AT_ONCE) {
+            let clean = |set: &mut Set, key: &Key| {
+                set.tree.replace(key, &key.with_dirty(false), &mut set.buckets)
+            };
+            cleaned(self.with(|set| some.iter().map(|key| clean(set, key)).sum()));
+            yield_once().await;
+        }
+        self.write_leaves(Unwritten::gather(keys).await).await
     }
 
     /// Brings the leaves on the device up to date, durably.
@@ -137,7 +140,10 @@ impl Session<'_> {
 
     /// Leaves room in the journal for a checkpoint, which fresh roots take as well: if there is
     /// not, one frees it now.
-    async fn keep_room(&self) -> Result<(), WriteError> {
+    ///
+    /// # Errors
+    /// The set cannot be written.
+    pub async fn keep_room(&self) -> Result<(), WriteError> {
         let is_short = |set: &mut Set| {
             let journal = &set.journal;
             set.changes.open().is_some() && !journal.has_room(journal.clients_spare())
@@ -147,12 +153,55 @@ impl Session<'_> {
 
     /// One plan, or fewer buckets with clean data.
     pub(super) async fn write_some(&self, left: &mut Left) -> Result<(), WriteError> {
-        let next_seq = || 1 + self.env.random_below(u64::MAX - 1);
-        let planned = self.with(|set| set.plan(left.next(), next_seq));
+        let mut planned = self.plan(left.next(), Fill::Roomy).await;
+        if planned.is_err() {
+            self.refill().await;
+            planned = self.plan(left.next(), Fill::Roomy).await;
+        }
+        if planned.is_err() {
+            // The fewest that it takes.
+            planned = self.plan(left.next(), Fill::Tight).await;
+        }
         match planned {
             Ok(plan) => self.carry_out(plan, left).await,
             Err(NoBucket { needed }) => self.empty_buckets(left, needed).await,
         }
+    }
+
+    /// Plans the next writes, in pieces.
+    async fn plan(&self, unwritten: &mut Unwritten, fill: Fill) -> Result<Plan, NoBucket> {
+        let mut next_seq = || 1 + self.env.random_below(u64::MAX - 1);
+        let mut planning = self.with(|set| set.tree.begin_plan(0, fill));
+        loop {
+            let goes_on = self.with(|set| {
+                let Set { tree, buckets, .. } = set;
+                tree.plan_some(&mut planning, unwritten, buckets, &mut next_seq)
+            });
+            if !goes_on? {
+                break;
+            }
+            yield_once().await;
+        }
+        Ok(self.with(|set| {
+            let Set { tree, buckets, .. } = set;
+            tree.end_plan(planning, buckets, &mut next_seq)
+        }))
+    }
+
+    /// Finds all buckets that are free now. No plan is being written (K4).
+    pub async fn refill(&self) {
+        while self.with(|set| set.buckets.refill()) {
+            yield_once().await;
+        }
+    }
+
+    /// Writes a plan that is not about unwritten sectors. There was room in the journal when it was
+    /// begun ([`Session::keep_room`]).
+    ///
+    /// # Errors
+    /// The set cannot be written.
+    pub async fn carry_out_alone(&self, plan: Plan) -> Result<(), WriteError> {
+        self.carry_out(plan, &Left::of(Unwritten::default())).await
     }
 
     async fn carry_out(&self, plan: Plan, left: &Left) -> Result<(), WriteError> {
@@ -169,51 +218,13 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Makes `needed` buckets free that have only clean data. The holes are those of the extents
-    /// that the tree has when their entry is built, and are laid where it has them still: a key
-    /// that a client lays in between is in a later entry, and stays.
-    async fn empty_buckets(&self, left: &mut Left, needed: usize) -> Result<(), WriteError> {
-        if self.with(|set| set.clean_extents(needed)).is_empty() {
-            return Err(match self.with(|set| set.journal.holes_max()) {
-                0 => WriteError::Journal(NoEntry::Full),
-                _ => WriteError::NoBucket(needed),
-            });
-        }
-        let (mut extents, mut settled) = (Vec::new(), Vec::new());
-        let build = |set: &mut Set| {
-            extents = set.clean_extents(needed);
-            settled = set.buckets.settled_of(&extents);
-            set.entry_of_holes(&holes_of(&extents))
-        };
-        match planted(Bug::ReuseBeforeDurable) {
-            true => self.with(|set| {
-                extents = set.clean_extents(needed);
-                settled = set.buckets.settled_of(&extents);
-            }),
-            false => self.write_entry_of(build).await?,
-        }
-        if extents.is_empty() {
-            // Clients have taken them since. The next plan looks again.
-            return Ok(());
-        }
-        self.with(|set| set.empty(&extents, &settled));
-        left.holes.add(&extents);
-        if !mutants::skips("bcache: wait for readers of emptied buckets") {
-            self.core.readers.quiesce(0).await;
-        }
-        self.with(|set| {
-            let free = set.buckets.free();
-            set.buckets.refill();
-            (set.buckets.free() > free).then_some(()).ok_or(WriteError::NoBucket(needed))
-        })
-    }
-
     /// Ends the changes: what the next opening reads is as small and as new as it can be.
     ///
     /// # Errors
     /// The set cannot be written.
     pub async fn end(&self) -> Result<(), WriteError> {
         self.keep_room().await?;
+        self.refill_for_array().await;
         let array = self.with(Set::plan_long_uuids);
         let replaced = match &array {
             Some(array) => self.write_array(array).await?,
@@ -226,7 +237,7 @@ impl Session<'_> {
 
     /// Writes the priorities, if they changed, and the last entry.
     pub(super) async fn write_priorities(&self) -> Result<(), WriteError> {
-        let Some(chain) = self.with(Set::plan_priorities) else {
+        let Some(chain) = self.plan_priorities().await else {
             return self.close_journal().await;
         };
         let early = planted(Bug::EntryBeforePriorities);
@@ -262,7 +273,7 @@ impl Session<'_> {
         self.write_entry_of(|set| set.journal.entry(&[], set.open(), SPARE)).await
     }
 
-    async fn write_entry_of(
+    pub(super) async fn write_entry_of(
         &self,
         build: impl FnOnce(&mut Set) -> Result<EntryWrite, NoEntry>,
     ) -> Result<(), WriteError> {
@@ -273,7 +284,7 @@ impl Session<'_> {
 /// The sectors for which leaves on the device are out of date.
 pub(super) struct Left {
     /// Those of buckets that were emptied, which are written first.
-    holes: Unwritten,
+    pub(super) holes: Unwritten,
     sectors: Unwritten,
 }
 
@@ -298,13 +309,6 @@ impl Set {
         [found, self.open_holes, self.changes.open()].into_iter().flatten().min()
     }
 
-    /// The next entry, with the holes of buckets that are emptied.
-    fn entry_of_holes(&mut self, holes: &[Key]) -> Result<EntryWrite, NoEntry> {
-        let entry = self.journal.entry(holes, self.open(), SPARE)?;
-        self.open_holes.get_or_insert(self.journal.newest());
-        Ok(entry)
-    }
-
     /// What is not left any more is in leaves, if the next entry names their root: those that had
     /// it are not open.
     fn planned(&mut self, left: &Left) {
@@ -314,54 +318,8 @@ impl Set {
         }
     }
 
-    /// Plans the next writes. Looks for free buckets if there are too few, and then plans with the
-    /// fewest that it takes.
-    fn plan(
-        &mut self,
-        unwritten: &mut Unwritten,
-        mut next_seq: impl FnMut() -> u64,
-    ) -> Result<Plan, NoBucket> {
-        let mut plan =
-            |set: &mut Set, fill| set.tree.plan(unwritten, &mut set.buckets, fill, &mut next_seq);
-        plan(self, Fill::Roomy).or_else(|_| {
-            self.buckets.refill();
-            plan(self, Fill::Roomy).or_else(|_| plan(self, Fill::Tight))
-        })
-    }
-
     /// The nodes that a plan replaced are gone, durably.
     fn release(&mut self, plan: &Plan) {
         plan.replaced.iter().for_each(|pointer| self.buckets.node_replaced(*pointer));
-    }
-
-    /// The extents of `needed` buckets with only clean data; of fewer buckets if an entry of the
-    /// journal has no room for more holes.
-    fn clean_extents(&self, needed: usize) -> Vec<Key> {
-        let (most, geometry) = (self.journal.holes_max(), *self.superblock.geometry());
-        let mut wanted = self.buckets.clean();
-        wanted.truncate(needed);
-        while !wanted.is_empty() {
-            wanted.sort_unstable();
-            let is_wanted = |key: &&Key| {
-                let pointer = key.cached_at().expect("an extent leads somewhere");
-                wanted.binary_search(&geometry.bucket_of(pointer.sector())).is_ok()
-            };
-            let extents: Vec<Key> = self.tree.extents().filter(is_wanted).copied().collect();
-            if holes_of(&extents).len() <= most {
-                return extents;
-            }
-            wanted.truncate(wanted.len() / 2);
-        }
-        Vec::new()
-    }
-
-    /// The durable holes of these extents enter the tree where it still has them. `settled` are the
-    /// buckets of them that were settled when the entry was built: the holes hide on the device all
-    /// that these have lost since (K1).
-    fn empty(&mut self, extents: &[Key], settled: &[usize]) {
-        for key in extents {
-            self.tree.replace(key, &key.without_pointer(), &mut self.buckets);
-        }
-        self.buckets.have_settled(settled);
     }
 }

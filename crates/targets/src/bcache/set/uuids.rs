@@ -59,6 +59,7 @@ impl Session<'_> {
     /// The set cannot be written.
     pub async fn enter_volume(&self, entry: UuidEntry) -> Result<Entered, WriteError> {
         self.begin().await?;
+        self.refill_for_array().await;
         let (entered, array) = self.with(|set| set.plan_with(entry));
         if let Some(array) = array {
             self.replace_array(&array).await?;
@@ -74,6 +75,7 @@ impl Session<'_> {
     /// The set cannot be written.
     pub async fn forget_volume(&self, uuid: Uuid, now_s: u32) -> Result<bool, WriteError> {
         self.begin().await?;
+        self.refill_for_array().await;
         let planned = self.with(|set| set.plan_without(uuid, now_s));
         let Some(array) = planned else { return Ok(false) };
         self.replace_array(&array).await?;
@@ -88,6 +90,13 @@ impl Session<'_> {
         self.write_entry().await?;
         self.with(|set| set.array_written(replaced));
         Ok(())
+    }
+
+    /// Looks for free buckets if an array needs them.
+    pub(super) async fn refill_for_array(&self) {
+        if self.with(|set| set.buckets.free() < set.needed_for_array()) {
+            self.refill().await;
+        }
     }
 
     /// Writes an array, which the next entry of the journal makes count. Answers the bucket of the
@@ -148,14 +157,14 @@ impl Set {
         if beyond.into_iter().any(|entry| !entry.is_empty()) {
             return None;
         }
-        let needed = 1 + self.priorities.len();
-        if self.buckets.free() < needed {
-            self.buckets.refill();
-        }
-        if self.buckets.free() < needed {
+        if self.buckets.free() < self.needed_for_array() {
             return None;
         }
         self.buckets.take_for_metadata()
+    }
+
+    fn needed_for_array(&self) -> usize {
+        1 + self.priorities.len()
     }
 
     /// The current array, for this place.

@@ -134,7 +134,7 @@ impl Bcache {
     async fn next_keys(&self, env: &Env, pass: &mut Pass, policy: Policy, most: u64) -> Vec<Key> {
         if policy != Policy::Sweep {
             pass.sweep = None;
-            return self.next_dirty(pass.from, most);
+            return self.next_dirty(pass.from, most).await;
         }
         let is_above = || self.look(|set| self.dirty_sectors() > self.dirty_target(set));
         let mut sweep = match pass.sweep.take() {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use cairn_block::{
     CopyData, CopyError, CopyPiece, Env, Flags, IoError, Sector, SectorCount, SectorRange,
+    yield_once,
 };
 use cairn_format::bcache::Key;
 use futures_util::future;
@@ -17,6 +18,7 @@ use crate::bcache::btree::Span;
 use crate::bcache::set::Set;
 use crate::bcache::stripes::Stripes;
 use crate::bcache::volume::Bcache;
+use crate::bcache::work;
 
 /// A batch is full once it has so many keys or so many sectors; then it gets the keys that are one
 /// write with its last one as well. It is sealed after this time.
@@ -139,36 +141,105 @@ fn range_of(run: &[Key]) -> SectorRange {
     SectorRange::between(Sector(run[0].start()), Sector(run[run.len() - 1].end()))
 }
 
-/// The first of these extents, up to a full batch or `most` sectors, plus those that are one write
-/// with the last.
-fn batch_of<'k>(mut extents: impl Iterator<Item = &'k Key>, most: u64, write: Most) -> Vec<Key> {
-    let (mut keys, mut sectors) = (Vec::new(), 0);
-    while keys.len() < BATCH_KEYS && sectors < most.min(BATCH_SECTORS) {
-        let Some(key) = extents.next() else { return keys };
-        sectors += key.sectors();
-        keys.push(*key);
+/// A batch that is being gathered: dirty extents in order, until it is full, plus those that are
+/// one write with the last.
+struct Gathering {
+    keys: Vec<Key>,
+    sectors: u64,
+    most: u64,
+    write: Most,
+    /// What the last write has, once the batch is full.
+    last: Option<SectorRange>,
+}
+
+impl Gathering {
+    /// Of about `most` sectors at most, in writes like `write`.
+    fn new(most: u64, write: Most) -> Gathering {
+        Gathering { keys: Vec::new(), sectors: 0, most: most.min(BATCH_SECTORS), write, last: None }
     }
-    let last = range_of(runs_of(&keys, write).last().expect("a full batch has keys"));
-    let (start, mut end) = (last.start.0, last.end().0);
-    let goes_on = |key: &&Key| {
-        let joins = joins(start, end, key, write);
-        end = key.end();
-        joins
+
+    /// Takes the next extent. False if the batch ends before it.
+    fn take(&mut self, key: &Key) -> bool {
+        let is_full = self.keys.len() >= BATCH_KEYS || self.sectors >= self.most;
+        if is_full {
+            let keys = &self.keys[..];
+            let last = self.last.get_or_insert_with(|| {
+                range_of(runs_of(keys, self.write).last().expect("a full batch has keys"))
+            });
+            let (start, end) = (last.start.0, last.end().0);
+            if !joins(start, end, key, self.write) {
+                return false;
+            }
+            *last = SectorRange::between(last.start, Sector(key.end()));
+        }
+        self.sectors += key.sectors();
+        self.keys.push(*key);
+        true
+    }
+}
+
+/// Those extents that share no sector with another, in their order, and the others. They were
+/// found under several locks, so a client may have replaced one by another in between.
+pub(super) fn apart(keys: Vec<Key>) -> (Vec<Key>, Vec<Key>) {
+    let mut ranges: Vec<(u64, u64)> = keys.iter().map(|key| (key.start(), key.end())).collect();
+    ranges.sort_unstable();
+    let mut shared: Vec<(u64, u64)> = Vec::new();
+    let mut last = (0, 0);
+    for (start, end) in ranges {
+        if start >= last.1 {
+            last = (start, end);
+            continue;
+        }
+        last.1 = last.1.max(end);
+        match shared.last_mut().filter(|range| range.0 == last.0) {
+            Some(range) => *range = last,
+            None => shared.push(last),
+        }
+    }
+    let is_apart = |key: &Key| {
+        let before = shared.partition_point(|range| range.0 <= key.start());
+        shared[..before].last().is_none_or(|range| key.start() >= range.1)
     };
-    keys.extend(extents.take_while(goes_on));
-    keys
+    match shared.is_empty() {
+        true => (keys, Vec::new()),
+        false => keys.into_iter().partition(is_apart),
+    }
 }
 
 impl Bcache {
     /// The next dirty extents from a sector on, in order: one batch, of about `most` sectors at
     /// most, which is not 0.
-    pub(super) fn next_dirty(&self, from: u64, most: u64) -> Vec<Key> {
-        let dirty = |set: &Set| {
-            let own = |key: &&Key| key.is_dirty() && !self.traffic.overlaps(&Span::of(key));
-            let write = self.most_of(WRITE_SECTORS);
-            batch_of(set.tree.extents_from(self.inode(), from).filter(own), most, write)
-        };
-        self.look(dirty).unwrap_or_default()
+    pub(super) async fn next_dirty(&self, from: u64, most: u64) -> Vec<Key> {
+        let mut gathering = Gathering::new(most, self.most_of(WRITE_SECTORS));
+        let own = |key: &Key| !self.traffic.overlaps(&Span::of(key));
+        self.each_dirty(from, |key| !own(key) || gathering.take(key)).await;
+        gathering.keys
+    }
+
+    /// Looks at the dirty extents from a sector on, in order, some at a time, until `look` answers
+    /// false.
+    async fn each_dirty(&self, from: u64, mut look: impl FnMut(&Key) -> bool) {
+        let mut from = Some(from);
+        while let Some(at) = from {
+            from = self.look(|set| self.some_dirty(set, at, &mut look)).flatten();
+            yield_once().await;
+        }
+    }
+
+    /// The same of some extents. Answers where to go on.
+    fn some_dirty(&self, set: &Set, from: u64, look: &mut impl FnMut(&Key) -> bool) -> Option<u64> {
+        let mut units = 0;
+        for key in set.tree.extents_from(self.inode(), from) {
+            if units >= work::piece() {
+                return Some(key.start().max(from));
+            }
+            // One that is taken is compared with the writes of clients, and copied.
+            units += if key.is_dirty() { 4 } else { 1 };
+            if key.is_dirty() && !look(key) {
+                return None;
+            }
+        }
+        None
     }
 
     fn most_of(&self, sectors: u64) -> Most {
@@ -176,14 +247,26 @@ impl Bcache {
     }
 
     /// Dirty extents from a sector on, at even distances.
-    fn dirty_sample(&self, from: u64) -> Vec<Key> {
-        let sample = |set: &Set| {
-            let own = |key: &&Key| key.is_dirty() && !self.traffic.overlaps(&Span::of(key));
-            let dirty = || set.tree.extents_from(self.inode(), from).filter(own);
-            let distance = dirty().count().div_ceil(SAMPLE).max(1);
-            dirty().step_by(distance).copied().collect()
-        };
-        self.look(sample).unwrap_or_default()
+    async fn dirty_sample(&self, from: u64) -> Vec<Key> {
+        let own = |key: &Key| !self.traffic.overlaps(&Span::of(key));
+        let (mut count, mut index, mut sample) = (0_usize, 0, Vec::new());
+        self.each_dirty(from, |key| {
+            count += usize::from(own(key));
+            true
+        })
+        .await;
+        let distance = count.div_ceil(SAMPLE).max(1);
+        self.each_dirty(from, |key| {
+            if own(key) {
+                if index % distance == 0 {
+                    sample.push(*key);
+                }
+                index += 1;
+            }
+            sample.len() < SAMPLE
+        })
+        .await;
+        sample
     }
 
     /// Copies keys to the backing device, in order, until the time of a batch is over, it is to end
@@ -233,7 +316,7 @@ impl Bcache {
     /// True if a device is to be taken for dead: of the dirty extents from a sector on, none of a
     /// sample can be copied. False if there are none.
     pub(super) async fn is_sample_lost(&self, env: &Env, from: u64) -> bool {
-        let sample = self.dirty_sample(from);
+        let sample = self.dirty_sample(from).await;
         let tried = self.copy_runs(env, sample.chunks(1), &Cell::new(0), &Pace::new(AT_ONCE)).await;
         !tried.is_empty() && tried.iter().all(|(_, result)| result.is_err())
     }
@@ -336,8 +419,20 @@ mod tests {
     }
 
     #[test]
+    fn extents_that_share_sectors_with_others_are_not_copied_with_them() {
+        let keys =
+            [key(40, 8), key(0, 8), key(8, 8), key(20, 8), key(22, 2), key(27, 5), key(32, 8)];
+        let (alone, shared) = apart(keys.to_vec());
+        let starts = |keys: Vec<Key>| keys.iter().map(Key::start).collect::<Vec<_>>();
+        assert_eq!((starts(alone), starts(shared)), (vec![40, 0, 8, 32], vec![20, 22, 27]));
+    }
+
+    #[test]
     fn a_batch_ends_where_a_write_does() {
-        let length_of = |keys: Vec<Key>, most| batch_of(keys.iter(), most, WRITE).len();
+        let length_of = |keys: Vec<Key>, most| {
+            let mut gathering = Gathering::new(most, WRITE);
+            keys.iter().take_while(|key| gathering.take(key)).count()
+        };
         let length = |keys| length_of(keys, u64::MAX);
         let full = BATCH_KEYS as u64;
         // Apart from each other but for three around the end; all in a row; long ones.

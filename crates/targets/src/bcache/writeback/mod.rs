@@ -2,8 +2,9 @@
 //!
 //! # Order of a drain
 //! 1. A session begins (`set`), so that the journal has nothing that leaves lack.
-//! 2. A batch: dirty extents in the order of the backing device. They are taken out of use in place
-//!    until 4 has ended (V3: a compare does not see a write in place). Their keys enter the
+//! 2. A batch: dirty extents in the order of the backing device, none of which shares a sector with
+//!    another: of two copies to one sector the older could end last. They are taken out of use in
+//!    place until 4 has ended (V3: a compare does not see a write in place). Their keys enter the
 //!    journal, durably. Then their data is copied there; what touches is one write (`batch`).
 //! 3. The backing device is flushed.
 //! 4. The keys of the batch enter the leaves as clean ones, durably. Then 2, until each dirty
@@ -82,13 +83,14 @@ use super::set::{Session, TakenOut, WriteError};
 use super::volume::Bcache;
 use crate::fair::{Fair, Held};
 
-use batch::{BATCH_TIME, Copied, FAILED_IN_A_ROW};
+use batch::{BATCH_TIME, Copied, FAILED_IN_A_ROW, apart};
 use policy::Shape;
 use uncopied::{AllUncopied, Uncopied};
 
 pub(super) use ahead::Ahead;
 pub(super) use batch::COPY_BYTES;
 pub(super) use policy::Policy;
+pub(super) use rate::is_fragmented;
 pub(super) use throttle::{Settings, Throttle};
 
 /// How often a batch is written at most, each time without the extents that failed.
@@ -310,7 +312,10 @@ impl Bcache {
             }
             let gives_way = ends() || self.drains_waiting.load(Ordering::Relaxed) > 0;
             let is_alone = open.as_ref().is_some_and(|it| gives_way || it.has_failed());
-            let keys = if is_alone { Vec::new() } else { self.next_dirty(from, u64::MAX) };
+            let keys = match is_alone {
+                true => Vec::new(),
+                false => self.next_dirty(from, u64::MAX).await,
+            };
             if open.is_none() && keys.is_empty() {
                 return Ok(Drained::All);
             }
@@ -388,7 +393,8 @@ impl Bcache {
         self.cover(env, open.expect("a batch has keys"), how).await
     }
 
-    /// Step 2: commits keys, if there are any, and copies as many as there is time for.
+    /// Step 2: commits keys, if there are any, and copies as many as there is time for. Those that
+    /// clients have replaced since they were found may count as not tried.
     async fn copy_batch(
         &self,
         env: &Env,
@@ -397,12 +403,14 @@ impl Bcache {
     ) -> Result<Option<Open>, Undrained> {
         let core = self.core.as_ref().expect("a cache is drained");
         let Some(end) = keys.last().map(Key::end) else { return Ok(None) };
+        let (keys, replaced) = apart(keys);
         let taken = core.take_out(&keys).await;
         if !planted(Bug::CopyBeforeCommit) {
             core.commit(env).await.map_err(WriteError::Cache)?;
         }
         let known = self.backing_failures();
-        let copied = self.copy_keys(env, &keys, how).await;
+        let mut copied = self.copy_keys(env, &keys, how).await;
+        copied.untried.extend(replaced);
         Ok(Some(Open { copied, known, end, taken }))
     }
 

@@ -17,7 +17,8 @@
 //!     reach does not raise it.
 //! W3. The fragmentation term counts when more than [`FRAGMENTED`] percent of the cache are in use
 //!     and buckets with dirty data are on average filled by less than a quarter: then writeback
-//!     makes many buckets free for few sectors.
+//!     makes many buckets free for few sectors. It does not count while such buckets are packed
+//!     inside the cache (`gc`).
 
 use std::time::Duration;
 
@@ -108,13 +109,12 @@ impl Load {
 
     /// The fragmentation term (W3).
     fn fragmentation(&self, terms: &Terms) -> Option<i64> {
+        let sectors = [self.bucket_sectors, self.dirty];
+        let is_fragmented = is_fragmented(self.buckets, self.buckets_in_use, sectors);
+        if !terms.considers_fragments || !is_fragmented {
+            return None;
+        }
         let in_use = self.buckets_in_use * 100 / self.buckets.max(1);
-        if !terms.considers_fragments || in_use <= FRAGMENTED || self.dirty == 0 {
-            return None;
-        }
-        if self.buckets_in_use * self.bucket_sectors / self.dirty <= SPARSE {
-            return None;
-        }
         let (term, over) = if in_use <= FRAGMENTED_MID {
             (terms.fragment_low, in_use - FRAGMENTED)
         } else if in_use <= FRAGMENTED_HIGH {
@@ -125,6 +125,14 @@ impl Load {
         let each = self.dirty / self.buckets_in_use.max(1);
         Some(signed(each.saturating_mul(term.saturating_mul(over))))
     }
+}
+
+/// True if many buckets are in use, and have little dirty data (W3). `sectors` are those of a
+/// bucket, and of the dirty data.
+pub(in super::super) fn is_fragmented(buckets: u64, in_use: u64, sectors: [u64; 2]) -> bool {
+    let [bucket_sectors, dirty] = sectors;
+    let is_full = in_use * 100 / buckets.max(1) > FRAGMENTED;
+    is_full && dirty > 0 && in_use * bucket_sectors / dirty > SPARSE
 }
 
 /// One step of the controller. `keeps_up` says whether writeback reaches its rate (W2).

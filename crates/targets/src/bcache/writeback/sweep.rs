@@ -20,10 +20,13 @@ use crate::bcache::btree::Span;
 use crate::bcache::set::Set;
 use crate::bcache::stripes::Stripes;
 use crate::bcache::volume::Bcache;
+use crate::bcache::work;
 use crate::planner::{Answer, Members, Piece, Planner, Urgency};
 
-/// How many extents are looked at while the lock is held.
-const PIECE_KEYS: usize = 8192;
+/// How many extents are looked at while the lock is held; those that are dirty take longer.
+fn piece_keys() -> usize {
+    work::piece() / 2
+}
 
 /// How long a planner knows enough of what is dirty.
 const REFILL: Duration = Duration::from_secs(60);
@@ -121,7 +124,7 @@ impl Bcache {
         loop {
             let next = self.look(|set| {
                 let mut extents = set.tree.extents_from(self.inode(), from);
-                for key in extents.by_ref().take(PIECE_KEYS).filter(|key| key.is_dirty()) {
+                for key in extents.by_ref().take(piece_keys()).filter(|key| key.is_dirty()) {
                     if key.start() != row.end {
                         sweep.add(row, stripe);
                         row.start = key.start();
@@ -150,7 +153,8 @@ impl Bcache {
 
     /// The dirty extents that the sweep chooses, of about `most` sectors at most.
     pub(super) async fn next_swept(&self, env: &Env, sweep: &mut Sweep, most: u64) -> Vec<Key> {
-        let (mut keys, mut sectors, mut time) = (Vec::new(), 0, Duration::ZERO);
+        let (mut keys, mut sectors, mut looked_at) = (Vec::new(), 0, 0);
+        let mut time = Duration::ZERO;
         let most = most.min(BATCH_SECTORS);
         while keys.len() < BATCH_KEYS && sectors < most && time < PLANNED_TIME {
             let is_drain = self.throttle.settings.percent.load(Ordering::Relaxed) == 0;
@@ -177,7 +181,9 @@ impl Bcache {
             if looked.is_none() {
                 break;
             }
-            if taken == 0 {
+            looked_at += keys.len() - before;
+            if taken == 0 || looked_at >= piece_keys() {
+                looked_at = 0;
                 yield_once().await;
             }
         }
@@ -191,7 +197,7 @@ impl Bcache {
         let end = piece.range.end().0;
         let extents = set.tree.extents_from(self.inode(), piece.range.start.0);
         for (looked, key) in extents.take_while(|key| key.start() < end).enumerate() {
-            if looked == PIECE_KEYS.min(room) || sectors >= most {
+            if looked == piece_keys().min(room) || sectors >= most {
                 return Sector(key.start());
             }
             // An extent that begins before the piece was offered with the one before.

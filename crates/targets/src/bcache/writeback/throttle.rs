@@ -153,7 +153,8 @@ impl Bcache {
             return state.update_at;
         }
         let is_first = state.update_at == Time(0);
-        let terms = settings.terms();
+        let mut terms = settings.terms();
+        terms.considers_fragments &= self.core.as_ref().is_none_or(|core| !core.gc.packs());
         state.update_at = now + Duration::from_secs(terms.update_seconds);
         let load = if is_first { None } else { self.look(|set| self.load_of(set)) };
         if let Some(load) = load.filter(|load| load.dirty > 0) {

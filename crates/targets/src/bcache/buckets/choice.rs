@@ -1,0 +1,116 @@
+//! Choosing buckets that are to be emptied: those that are least worth keeping, of all that may be.
+//! All buckets are looked at, some at a time. They may change between two pieces: the task that
+//! empties a bucket looks at it again.
+
+use std::collections::BinaryHeap;
+
+use super::{Bucket, Buckets, JUST_USED};
+use crate::bcache::work;
+
+/// The buckets with the least worth, of those looked at so far.
+pub(in super::super) struct Choice {
+    most: usize,
+    /// The next bucket to look at.
+    next: u64,
+    /// Each with its worth; the one with the most comes first.
+    chosen: BinaryHeap<(u64, u64)>,
+}
+
+impl Choice {
+    /// Of `most` buckets at most.
+    pub fn new(most: usize) -> Choice {
+        Choice { most, next: 0, chosen: BinaryHeap::new() }
+    }
+
+    fn offer(&mut self, worth: u64, bucket: u64) {
+        if self.chosen.len() < self.most {
+            self.chosen.push((worth, bucket));
+        } else if let Some(mut last) = self.chosen.peek_mut()
+            && (worth, bucket) < *last
+        {
+            *last = (worth, bucket);
+        }
+    }
+
+    /// The buckets, those with the least worth first.
+    pub fn into_buckets(self) -> Vec<u64> {
+        self.chosen.into_sorted_vec().into_iter().map(|(_, bucket)| bucket).collect()
+    }
+}
+
+impl Buckets {
+    /// Looks at the next usable buckets from `next` on. True if these were the last.
+    fn look_on(&self, next: &mut u64, mut look: impl FnMut(u64, &Bucket)) -> bool {
+        let usable = self.geometry.usable();
+        let from = (*next).max(usable.start).min(usable.end);
+        *next = (from + work::piece() as u64).min(usable.end);
+        work::did((*next - from) as usize);
+        (from..*next).for_each(|at| look(at, &self.buckets[at as usize]));
+        *next == usable.end
+    }
+
+    /// Chooses among the next buckets that have only clean data and may be taken, settled on the
+    /// device as in memory: those with the least data. True if these were the last.
+    pub fn choose_clean(&self, choice: &mut Choice) -> bool {
+        let mut next = choice.next;
+        let are_all = self.look_on(&mut next, |at, it| {
+            if it.is_clean() && it.lost_in <= self.settled && it.may_be_taken() {
+                choice.offer(u64::from(it.live), at);
+            }
+        });
+        choice.next = next;
+        are_all
+    }
+
+    /// Of the next buckets with only clean data that may be taken, the lowest priority enters
+    /// `least`. True if these were the last.
+    pub fn least_used(&self, next: &mut u64, least: &mut Option<u16>) -> bool {
+        self.look_on(next, |_, it| {
+            if it.is_clean() && it.may_be_taken() {
+                let priority = it.priority(self.clock);
+                *least = Some(least.map_or(priority, |own| own.min(priority)));
+            }
+        })
+    }
+
+    /// Chooses among the next buckets with only clean data those that are least worth keeping: used
+    /// longest ago, and with the least data. `least` is the lowest priority of all. True if these
+    /// were the last.
+    pub fn choose_victims(&self, least: u16, choice: &mut Choice) -> bool {
+        let ground = u64::from(JUST_USED - least.min(JUST_USED)) / 8;
+        let mut next = choice.next;
+        let are_all = self.look_on(&mut next, |at, it| {
+            if it.is_clean() && it.may_be_taken() {
+                let above = u64::from(it.priority(self.clock).saturating_sub(least));
+                choice.offer((above + ground.max(1)) * u64::from(it.live), at);
+            }
+        });
+        choice.next = next;
+        are_all
+    }
+
+    /// Chooses among the next closed buckets with dirty data that are not full those with the least
+    /// data. True if these were the last.
+    pub fn choose_sparse(&self, choice: &mut Choice) -> bool {
+        let (mut next, bucket_sectors) = (choice.next, self.geometry.bucket_sectors());
+        let are_all = self.look_on(&mut next, |at, it| {
+            if it.is_sparse(bucket_sectors) {
+                choice.offer(u64::from(it.live), at);
+            }
+        });
+        choice.next = next;
+        are_all
+    }
+
+    /// How many of these have no extent.
+    pub fn count_empty(&self, buckets: &[u64]) -> usize {
+        buckets.iter().filter(|at| self.live_sectors(**at) == 0).count()
+    }
+
+    /// A mark for each bucket, set for these.
+    pub fn marks(&self, buckets: &[u64]) -> Vec<bool> {
+        let mut marks = vec![false; self.buckets.len()];
+        buckets.iter().for_each(|at| marks[*at as usize] = true);
+        marks
+    }
+}

@@ -1,0 +1,246 @@
+//! Moving: buckets that have little data are packed into fresh ones, inside the cache. So a
+//! fragmented cache gets its buckets back without a write to the backing device.
+//!
+//! # Order of a round
+//! 1. The sources: closed buckets with dirty data and no write in flight, those with the least
+//!    data, as long as what they have fits into the buckets that a round may take, and takes fewer
+//!    than they are.
+//! 2. Their extents, dirty and clean, are copied to fresh buckets, at most [`IN_FLIGHT`] at once.
+//!    An extent that cannot be read stays where it is. So does one that cannot be written: the
+//!    bucket takes no more.
+//! 3. The cache device is flushed (R3): the copies are durable.
+//! 4. Compare and swap: what the tree still has of an extent leads to its copy from then on, as
+//!    dirty as before. These keys are pending, as those of clients (R4), and enter the journal and
+//!    the leaves.
+//! 5. A checkpoint: the leaves have the keys, no entry that counts has the old ones, and the
+//!    requests that had found them have ended. Then the sources are free (R6, K1), as each bucket
+//!    that lost its data.
+//!
+//! # Invariants
+//! V1. A copy has the data of its extent: the bucket of an extent is not written to again before it
+//!     is free, and no checkpoint ends while the round has the turn of the set.
+//! V2. A write of a client, a discard, or a batch that made an extent clean, that came between 1
+//!     and 4 wins: the compare fails, and the copy is in a bucket that counts it not.
+//! V3. Writeback that copies an extent to the backing device while it moves leaves it dirty: its
+//!     own compare fails. Should its source be reused before that copy is read, then what reaches
+//!     the backing device lies under dirty data, which is copied again.
+//! V4. No client writes an extent in place from before its copy begins until step 4 has ended
+//!     (R15, W3): the compare would not see that.
+//!
+//! # What a crash leaves
+//! - Before 4: copies to which no key leads.
+//! - Before 5: keys to the source or to the copy, each with the same data, durably. An entry of the
+//!   journal with the old key counts no longer than its source is whole.
+
+use cairn_block::{CopyPiece, Flags, Sector, SectorCount, SectorRange, Time, yield_once};
+use cairn_format::bcache::{Key, Pointer};
+use futures_util::stream::{self, StreamExt};
+
+use crate::bcache::buckets::Choice;
+use crate::bcache::canary::{Bug, planted};
+use crate::bcache::set::{Core, Session, Set, WriteError};
+
+/// How many extents are copied at once.
+const IN_FLIGHT: usize = 64;
+/// How much a round moves at most, in sectors.
+const ROUND_SECTORS: u64 = (64 << 20) / 512;
+/// A round takes so many parts of all buckets at most, of [`PARTS`]: the kernel's reserve.
+const PARTS: u64 = 1024;
+/// A round looks at so many sources for each bucket that it takes.
+const SOURCES: u64 = 64;
+/// How many extents change under one lock.
+const AT_ONCE: usize = 512;
+
+/// An extent, and where its copy goes.
+struct Move {
+    from: Key,
+    to: Pointer,
+    /// The copy has ended well.
+    is_copied: bool,
+}
+
+impl Session<'_> {
+    /// A round. Answers how many buckets were emptied.
+    ///
+    /// # Errors
+    /// The set cannot be written.
+    pub(super) async fn pack(&self) -> Result<usize, WriteError> {
+        if self.core.rests() {
+            return Ok(0);
+        }
+        self.refill().await;
+        let sources = self.sources().await;
+        if sources.is_empty() {
+            return Ok(0);
+        }
+        let extents = self.extents_in(&sources).await;
+        // V4: until their keys are replaced.
+        let taken = self.core.take_out(&extents).await;
+        let mut moves = self.place_all(&extents).await;
+        let early = planted(Bug::MoveBeforeCopy);
+        if early {
+            moves.iter_mut().for_each(|it| it.is_copied = true);
+            self.replace_all(&moves).await;
+        }
+        self.copy_all(&mut moves).await;
+        if !early {
+            self.core.cache.flush(self.env).await.map_err(WriteError::Cache)?;
+            self.replace_all(&moves).await;
+        }
+        drop(taken);
+        if planted(Bug::SourceBeforeCheckpoint) {
+            self.with(|set| sources.iter().for_each(|at| set.buckets.call_settled(*at)));
+            self.refill().await;
+        }
+        self.core.changed.notify(usize::MAX);
+        let emptied = self.with(|set| set.buckets.count_empty(&sources));
+        self.checkpoint().await?;
+        Ok(emptied)
+    }
+
+    /// Step 1.
+    async fn sources(&self) -> Vec<u64> {
+        let room = self.with(|set| set.buckets_to_fill());
+        let mut choice = Choice::new((room * SOURCES) as usize);
+        while !self.with(|set| set.buckets.choose_sparse(&mut choice)) {
+            yield_once().await;
+        }
+        let chosen = choice.into_buckets();
+        self.with(|set| set.that_fit(chosen, room))
+    }
+
+    async fn extents_in(&self, sources: &[u64]) -> Vec<Key> {
+        let marks = self.with(|set| set.buckets.marks(sources));
+        let (mut leaf, mut extents) = (0, Vec::new());
+        while self.with(|set| set.extents_of(&marks, &mut leaf, &mut extents)) {
+            yield_once().await;
+        }
+        extents
+    }
+
+    /// A place for each extent, or for each part of one; for as many as there are buckets.
+    async fn place_all(&self, extents: &[Key]) -> Vec<Move> {
+        let (mut moves, mut open) = (Vec::new(), None);
+        for some in extents.chunks(AT_ONCE) {
+            let is_placed =
+                self.with(|set| some.iter().all(|key| set.place_copy(key, &mut open, &mut moves)));
+            if !is_placed {
+                break;
+            }
+            yield_once().await;
+        }
+        if let Some((next, _)) = open {
+            self.with(|set| set.close_at(next));
+        }
+        moves
+    }
+
+    /// Step 2.
+    async fn copy_all(&self, moves: &mut [Move]) {
+        let copies = moves.iter_mut().map(|it| self.copy(it));
+        stream::iter(copies).buffer_unordered(IN_FLIGHT).collect::<()>().await;
+    }
+
+    async fn copy(&self, one: &mut Move) {
+        let Core { cache, copier, .. } = self.core;
+        let count = SectorCount(one.from.sectors());
+        let range = |at: Pointer| SectorRange::new(Sector(at.sector()), count);
+        let from = range(one.from.cached_at().expect("an extent leads somewhere"));
+        let grant = copier.grant(count.to_bytes()).await;
+        let piece = CopyPiece { disk: cache.disk().clone(), range: from };
+        let Ok(data) = grant.read(self.env, &[piece]).await else { return };
+        let written = data.write(self.env, cache.disk(), range(one.to), Flags::empty()).await;
+        if written.is_err() {
+            self.with(|set| set.write_failed(one.to.sector()));
+        }
+        one.is_copied = written.is_ok();
+    }
+
+    /// Step 4.
+    async fn replace_all(&self, moves: &[Move]) {
+        for some in moves.chunks(AT_ONCE) {
+            let at = self.core.commit_at(self.env);
+            self.with(|set| some.iter().for_each(|it| set.move_to_copy(it, at)));
+            yield_once().await;
+        }
+    }
+}
+
+impl Set {
+    /// How many buckets a round may take.
+    fn buckets_to_fill(&self) -> u64 {
+        let geometry = self.superblock.geometry();
+        let most = (ROUND_SECTORS / geometry.bucket_sectors()).max(1);
+        let part = (geometry.buckets() / PARTS).max(2);
+        part.min(most).min(self.buckets.free_for_data() as u64)
+    }
+
+    /// The first of these buckets whose data fits into `room` buckets, if they are more than it
+    /// takes.
+    fn that_fit(&self, mut chosen: Vec<u64>, room: u64) -> Vec<u64> {
+        let bucket_sectors = self.superblock.geometry().bucket_sectors();
+        let (mut sectors, mut count) = (0, 0);
+        for at in &chosen {
+            let more = sectors + self.buckets.live_sectors(*at);
+            if more > room * bucket_sectors {
+                break;
+            }
+            (sectors, count) = (more, count + 1);
+        }
+        chosen.truncate(count);
+        match count as u64 > sectors.div_ceil(bucket_sectors) {
+            true => chosen,
+            false => Vec::new(),
+        }
+    }
+
+    /// Places an extent, in parts where a bucket ends. False if no bucket is free.
+    fn place_copy(
+        &mut self,
+        key: &Key,
+        open: &mut Option<(Pointer, u64)>,
+        moves: &mut Vec<Move>,
+    ) -> bool {
+        let mut start = key.start();
+        while start < key.end() {
+            if open.is_none() {
+                let bucket_sectors = self.superblock.geometry().bucket_sectors();
+                *open = self.buckets.take_for_data().map(|next| (next, bucket_sectors));
+            }
+            let Some((to, left)) = *open else { return false };
+            let end = key.end().min(start + left);
+            let from = key.part(start, end).expect("it lies within");
+            self.buckets.begin_write(to);
+            moves.push(Move { from, to, is_copied: false });
+            let count = end - start;
+            *open = Some((Pointer::new(to.sector() + count, to.generation()), left - count));
+            if left == count {
+                self.close_at(to);
+                *open = None;
+            }
+            start = end;
+        }
+        true
+    }
+
+    /// Closes the bucket of a place.
+    fn close_at(&mut self, place: Pointer) {
+        let bucket = self.superblock.geometry().bucket_of(place.sector());
+        self.buckets.close(bucket);
+    }
+
+    /// Step 4 of one extent. Its copy is not in flight any more.
+    fn move_to_copy(&mut self, one: &Move, at: Time) {
+        let to = self.buckets.end_write(one.to.sector());
+        if !one.is_copied {
+            return;
+        }
+        for part in self.tree.parts_left(&one.from) {
+            let skipped = part.start() - one.from.start();
+            let place = Pointer::new(to.sector() + skipped, to.generation());
+            let key =
+                Key::new(part.inode(), part.end(), part.sectors()).with_dirty(part.is_dirty());
+            self.insert(&key.at(place), at);
+        }
+    }
+}

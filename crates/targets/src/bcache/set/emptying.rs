@@ -1,0 +1,163 @@
+//! Emptying: buckets with only clean data become free at once, where a session needs buckets to
+//! write a leaf, so that no checkpoint can make them free.
+//!
+//! # Order
+//! 1. The buckets: closed ones with only clean data, settled on the device as in memory; those with
+//!    the least data. Their extents, leaf by leaf.
+//! 2. An entry of the journal makes holes of what the tree still has of these extents when the
+//!    entry is built, durably. Then no key that counts leads to it. A key of a client that enters
+//!    the tree later is in a later entry.
+//! 3. The tree in memory gets the same holes, where it still has the extents (compare and swap).
+//! 4. The requests end that had found them, and the buckets are free: but for those that lost
+//!    anything to clients between 1 and 2. (The device may have a key to that until a checkpoint.)
+//!    What they lose to clients later is hidden by the holes. If clients took from all of them, the
+//!    session chooses again.
+//!
+//! The holes enter the leaves before all else, so that the entry is open for a short time. A bucket
+//! counts as clean once its extents are clean in the tree in memory, since their data is durable on
+//! the backing device by then.
+
+use cairn_block::{mutants, yield_once};
+use cairn_format::bcache::Key;
+
+use super::Set;
+use super::session::{Left, Session, WriteError};
+use crate::bcache::btree::holes_of;
+use crate::bcache::buckets::Choice;
+use crate::bcache::canary::{Bug, planted};
+use crate::bcache::journal::{EntryWrite, NoEntry, SPARE};
+use crate::bcache::work;
+
+/// Buckets to empty, and their extents, in order.
+struct Emptied {
+    buckets: Vec<u64>,
+    extents: Vec<Key>,
+}
+
+/// What an entry says of them.
+#[derive(Default)]
+struct Built {
+    holes: Vec<Key>,
+    /// The buckets that have lost nothing to clients until then.
+    settled: Vec<u64>,
+}
+
+impl Session<'_> {
+    /// Makes `needed` buckets free that have only clean data; fewer if an entry of the journal has
+    /// no room for more.
+    ///
+    /// # Errors
+    /// There are none, or the set cannot be written.
+    pub(super) async fn empty_buckets(
+        &self,
+        left: &mut Left,
+        needed: usize,
+    ) -> Result<(), WriteError> {
+        let most = self.with(|set| set.journal.holes_max());
+        let mut emptied = self.clean_buckets(needed).await;
+        while holes_of(&emptied.extents).len() > most {
+            emptied = self.with(|set| set.fewer(emptied));
+        }
+        if emptied.extents.is_empty() {
+            return Err(match most {
+                0 => WriteError::Journal(NoEntry::Full),
+                _ => WriteError::NoBucket(needed),
+            });
+        }
+        let mut built = Built::default();
+        if planted(Bug::ReuseBeforeDurable) {
+            built = self.with(|set| set.holes_left(&emptied));
+        } else {
+            let build = |set: &mut Set| {
+                built = set.holes_left(&emptied);
+                set.entry_of_holes(&built.holes)
+            };
+            self.write_entry_of(build).await?;
+        }
+        if built.settled.is_empty() {
+            // Clients have taken from all of them since. The next plan looks again.
+            return Ok(());
+        }
+        self.with(|set| set.empty(&emptied.extents, &built.settled));
+        left.holes.add(&built.holes);
+        if !mutants::skips("bcache: wait for readers of emptied buckets") {
+            self.core.readers.quiesce(0).await;
+        }
+        let free = self.with(|set| set.buckets.free());
+        self.refill().await;
+        match self.with(|set| set.buckets.free() > free) {
+            true => Ok(()),
+            false => Err(WriteError::NoBucket(needed)),
+        }
+    }
+
+    /// Step 1.
+    async fn clean_buckets(&self, count: usize) -> Emptied {
+        let mut choice = Choice::new(count);
+        while !self.with(|set| set.buckets.choose_clean(&mut choice)) {
+            yield_once().await;
+        }
+        let mut emptied = Emptied { buckets: choice.into_buckets(), extents: Vec::new() };
+        let marks = self.with(|set| set.buckets.marks(&emptied.buckets));
+        let mut leaf = 0;
+        while self.with(|set| set.extents_of(&marks, &mut leaf, &mut emptied.extents)) {
+            yield_once().await;
+        }
+        emptied
+    }
+}
+
+impl Set {
+    /// Adds the extents of marked buckets in some leaves, from `leaf` on. True if there are more.
+    pub fn extents_of(&self, marks: &[bool], leaf: &mut usize, extents: &mut Vec<Key>) -> bool {
+        let geometry = *self.superblock.geometry();
+        let is_marked = |key: &&Key| {
+            let pointer = key.cached_at().expect("an extent leads somewhere");
+            marks[geometry.bucket_of(pointer.sector()) as usize]
+        };
+        let mut looked = 0;
+        while *leaf < self.tree.leaves() && looked < work::piece() {
+            let count = self.tree.extents_in(*leaf).max(1);
+            looked += count;
+            work::did(count);
+            extents.extend(self.tree.extents_of(*leaf).filter(is_marked));
+            *leaf += 1;
+        }
+        *leaf < self.tree.leaves()
+    }
+
+    /// Half of the buckets.
+    fn fewer(&self, mut emptied: Emptied) -> Emptied {
+        emptied.buckets.truncate(emptied.buckets.len() / 2);
+        let (marks, geometry) = (self.buckets.marks(&emptied.buckets), self.superblock.geometry());
+        emptied.extents.retain(|key| {
+            let pointer = key.cached_at().expect("an extent leads somewhere");
+            marks[geometry.bucket_of(pointer.sector()) as usize]
+        });
+        emptied
+    }
+
+    /// Step 2: the holes of what the tree still has.
+    fn holes_left(&self, emptied: &Emptied) -> Built {
+        let left: Vec<Key> =
+            emptied.extents.iter().flat_map(|key| self.tree.parts_left(key)).collect();
+        let settled = emptied.buckets.iter().filter(|at| self.buckets.is_settled(**at));
+        Built { holes: holes_of(&left), settled: settled.copied().collect() }
+    }
+
+    /// Step 2: the next entry.
+    fn entry_of_holes(&mut self, holes: &[Key]) -> Result<EntryWrite, NoEntry> {
+        let entry = self.journal.entry(holes, self.open(), SPARE)?;
+        self.open_holes.get_or_insert(self.journal.newest());
+        Ok(entry)
+    }
+
+    /// Step 3. `settled` are the buckets that had lost nothing when the entry was built: its holes
+    /// hide on the device all that these have lost since (K1).
+    fn empty(&mut self, extents: &[Key], settled: &[u64]) {
+        for key in extents {
+            self.tree.replace(key, &key.without_pointer(), &mut self.buckets);
+        }
+        settled.iter().for_each(|at| self.buckets.call_settled(*at));
+    }
+}

@@ -5,9 +5,9 @@
 //! arm             = seek + way * root of the distance; at most sector * distance
 //! ```
 //!
-//! The distance is that from the end of the write before, in sectors: what lies between passes under
-//! the arm of a drive if nothing quicker does. So a drive with an arm, one without, and several side
-//! by side differ in three numbers.
+//! The distance is that from the end of the write before, in sectors: what lies between passes
+//! under the arm of a drive if nothing quicker does. So a drive with an arm, one without, and
+//! several side by side differ in three numbers.
 //!
 //! The time of a write is that from its beginning, or from the end of the write that ended before
 //! it, whichever is later: of writes in flight together each counts for its part.
@@ -17,8 +17,8 @@
 //! C2. A write counts for [`SURPRISE`] times its price at most, however long it took: one that
 //!     waited for clients tells little of the drive.
 //! C3. A term that the writes do not determine stays what it was: that of a sector if none is
-//!     [`LONG`], those of the arm if no shorter one begins far from the one before. The first prices
-//!     are those of a drive with an arm.
+//!     [`LONG`], those of the arm if no shorter one begins far from the one before. The first
+//!     prices are those of a drive with an arm.
 
 use std::time::Duration;
 
@@ -35,6 +35,8 @@ const UNSURPRISING: f64 = 0.000_1;
 const CORRECTIONS: usize = 4;
 /// The least price of a sector, in seconds: 500 GB/s.
 const SECTOR_MIN: f64 = 1e-9;
+/// An arm takes so many seconds to another zone at least, among the requests of a long queue.
+const ARM_MIN: f64 = 0.000_3;
 /// Writes of so many sectors say what a sector takes.
 const LONG: f64 = 128.0;
 
@@ -165,6 +167,15 @@ impl Prices {
         }
     }
 
+    /// True if some member has an arm, as far as is known.
+    pub fn have_arm(&self) -> bool {
+        let has_arm = |fit: &Fit| {
+            let (Ok(arm) | Err(arm)) = fit.price.arm(ZONE_SECTORS as f64);
+            arm >= ARM_MIN
+        };
+        self.fits.is_empty() || self.fits.iter().any(has_arm)
+    }
+
     /// What runs of touching sectors take that are written in this order.
     pub fn time_of(&self, runs: impl Iterator<Item = SectorRange>) -> Duration {
         let Some(members) = &self.members else { return Duration::ZERO };
@@ -246,6 +257,8 @@ mod tests {
             let sector = fit.price.sector;
             fit_to(price, &[8], &mut fit, seed + 2);
             assert_near(fit.price, price);
+            let prices = Prices { members: None, fits: vec![fit.clone()] };
+            assert_eq!(prices.have_arm(), price == ARM);
             assert!((fit.price.sector - sector).abs() < f64::EPSILON);
         }
     }

@@ -357,7 +357,9 @@ impl Bcache {
         let admitted = stream::iter(runs).then(admit);
         let admitted =
             admitted.take_while(|run| future::ready(run.is_some())).filter_map(future::ready);
-        let Shape { in_flight, is_ordered, .. } = pace.how.shape;
+        let Shape { in_flight: [in_flight, without_arm], is_ordered, .. } = pace.how.shape;
+        let has_arm = self.throttle.prices.lock().have_arm();
+        let in_flight = if has_arm { in_flight } else { without_arm };
         let read = async |(place, run)| (place, read(run).await);
         let write = async |(place, read)| (place, write(read).await);
         let admitted = admitted.enumerate();

@@ -22,8 +22,9 @@ pub(in super::super) enum Policy {
 pub(super) struct Shape {
     /// Extents that touch are one write of so many sectors at most; 0: each is one write.
     pub merged_sectors: u64,
-    /// How many copies are in flight at once.
-    pub in_flight: usize,
+    /// How many copies are in flight at once: to a drive with an arm, whose clients wait for what
+    /// is in its queue, and to one without.
+    pub in_flight: [usize; 2],
     /// Writes are issued in the order of the extents.
     pub is_ordered: bool,
     /// All copies end after so many extents, before more begin.
@@ -59,7 +60,7 @@ impl Policy {
     pub(super) fn shape(self) -> Shape {
         let kernels = Shape {
             merged_sectors: 0,
-            in_flight: 64,
+            in_flight: [64; 2],
             is_ordered: false,
             buffer_keys: 500,
             row_keys: 1,
@@ -78,7 +79,7 @@ impl Shape {
     /// That of drains, too: writes of a mebibyte.
     pub const MERGED: Shape = Shape {
         merged_sectors: super::batch::WRITE_SECTORS,
-        in_flight: 32,
+        in_flight: [32, 64],
         is_ordered: true,
         buffer_keys: usize::MAX,
         row_keys: 1,

@@ -100,8 +100,9 @@ impl Lab {
         self.world.block_on(0, |env| async move {
             for (start, count) in ranges {
                 let range = SectorRange::new(Sector(start), SectorCount(count));
-                let write = Io::write(range, env.segs(range.count));
-                env.io(&disk, write).await.expect("the drives are well");
+                let segs = env.segs(range.count);
+                segs.for_each_mut(0, segs.bytes(), |bytes| bytes.fill(7));
+                env.io(&disk, Io::write(range, segs)).await.expect("the drives are well");
             }
         });
     }
@@ -215,6 +216,32 @@ fn drive_without_an_arm_loses_nothing_to_the_order() {
         println!("{name}, without an arm: {sweep:?} by sweep, {completion:?} by completion");
         assert!(sweep <= completion.mul_f64(1.01), "{name}: {sweep:?}, {completion:?}");
     }
+}
+
+#[test]
+fn zone_written_during_a_long_pass_goes_home_before_zones_that_bring_less() {
+    let lab = Lab::new(Drive::Arm);
+    // 12 800 sectors in the first half, at 100 sectors in a second.
+    lab.write((0..1600).map(|at| (at * (SECTORS / 3200) / 8 * 8, 8)).collect());
+    for setting in [
+        "writeback_percent 1",
+        "writeback_rate 100",
+        "writeback_rate_minimum 100",
+        "writeback_rate_p_term_inverse 1000000",
+        "writeback_running 1",
+    ] {
+        lab.set(setting);
+    }
+    lab.world.run_for(Duration::from_secs(5));
+    let late = SECTORS - 10 * ZONE;
+    lab.write(vec![(late, 256), (late + 256, 256)]);
+    let is_home = || lab.world.drive("backing").visible().sector(Sector(16 + late))[0] == 7;
+    lab.world.run_for(Duration::from_secs(20));
+    assert!(!is_home() && lab.dirty() > 9000, "{} are dirty", lab.dirty());
+    // The planner is filled again after a minute, and a batch takes ten seconds.
+    lab.world.run_for(Duration::from_secs(65));
+    assert!(is_home() && lab.dirty() > 2000, "{} are dirty", lab.dirty());
+    lab.end();
 }
 
 /// The bar of issue 14: the order of kernels before 2018, without the flushes that make it safe.

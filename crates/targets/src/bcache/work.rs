@@ -3,8 +3,8 @@
 //! No task holds a reactor, or the lock of the set, for more than a millisecond of work. What takes
 //! longer is done in pieces: under the lock for each piece, with [`cairn_block::yield_once`]
 //! between two of them. A *unit* is a bucket or extent that is looked at, or a key that is encoded;
-//! [`PIECE`] units are to take 0.3 ms at most. Campaigns have smaller pieces (`canary`), so that the
-//! requests of clients come between them.
+//! [`PIECE`] units are to take 0.3 ms at most. Campaigns have smaller pieces (`canary`), so that
+//! the requests of clients come between them.
 //!
 //! Builds with debug assertions count the units since the lock was taken last. More than [`LIMIT`]
 //! are a panic, in every test and campaign: clocks are not reliable there, counts are. Other builds

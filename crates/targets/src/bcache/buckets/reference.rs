@@ -90,6 +90,23 @@ impl Model {
         (!all.is_empty()).then(|| all[pick % all.len()])
     }
 
+    fn end_write(&mut self, pick: usize) {
+        let Some(at) = self.pick(pick, |it| !it.writing.is_empty()) else { return };
+        let pointer = self.state(at).writing.pop().expect("one is under way");
+        let place = self.buckets.end_write(pointer.sector());
+        assert_eq!(place, pointer);
+        if pick.is_multiple_of(3) {
+            return;
+        }
+        let key = Key::new(0, 1000 + pointer.sector(), 1).at(place);
+        let key = key.with_dirty(pick.is_multiple_of(2));
+        self.buckets.count(&key);
+        let next = self.next;
+        let state = self.state(at);
+        state.extents.push(key);
+        state.changed_in = next;
+    }
+
     fn change(&mut self, kind: u8, pick: usize) {
         work::begin();
         match kind {
@@ -113,22 +130,7 @@ impl Model {
                 self.buckets.begin_write(pointer);
                 self.state(at).writing.push(pointer);
             }
-            4 => {
-                let Some(at) = self.pick(pick, |it| !it.writing.is_empty()) else { return };
-                let pointer = self.state(at).writing.pop().expect("one is under way");
-                let place = self.buckets.end_write(pointer.sector());
-                assert_eq!(place, pointer);
-                if pick.is_multiple_of(3) {
-                    return;
-                }
-                let key = Key::new(0, 1000 + pointer.sector(), 1).at(place);
-                let key = key.with_dirty(pick.is_multiple_of(2));
-                self.buckets.count(&key);
-                let next = self.next;
-                let state = self.state(at);
-                state.extents.push(key);
-                state.changed_in = next;
-            }
+            4 => self.end_write(pick),
             5 | 6 => {
                 let Some(at) = self.pick(pick, |it| !it.extents.is_empty()) else { return };
                 let key = self.state(at).extents.pop().expect("it has some");

@@ -13,6 +13,9 @@ pub trait ZoneMaps: Send + Sync {
     /// names.
     fn all(&self) -> Vec<(String, Vec<u8>)>;
 
+    /// Sectors of a zone: a power of two.
+    fn zone_sectors(&self) -> u64;
+
     /// Replaces the map of this name, or none. Called on a reactor: must not wait. The receipt is
     /// given from any thread, when the map is durable. Dropped, it says that either map may be
     /// found later. A caller waits for the last receipt of the name first.

@@ -3,6 +3,7 @@
 //! drives that lose, reorder and tear, and with drives that fail. Lives end by kills of the
 //! process, too. Before a start a kernel may have used the set, so that clean data of the cache
 //! differs from the backing device. Backing devices leave their set, serve alone and join it again.
+//! The server may keep maps of dirty zones, which name all that is lost with the cache.
 //! `bcache_drain.rs` is the campaign of sets that are only drained, `bcache_life.rs` that of
 //! attaches.
 //!
@@ -13,11 +14,13 @@ mod bcache_lab;
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bcache_lab::Cache;
 use bcache_lab::judge::Devices;
 use bcache_lab::several::{MODES, SETTINGS, SHAPES, Shape, VOLUMES};
 use bcache_lab::superblock_of;
+use bcache_lab::zone_maps::SlowMaps;
 use cairn_block::{
     Flags, Io, IoError, LocalFuture, Sector, SectorCount, SectorRange, SuspendMode, TargetType,
 };
@@ -51,6 +54,23 @@ struct Bcache {
     foreign: u64,
     /// Backing devices leave their set, are used alone, and join it again.
     moves: bool,
+    /// The server keeps maps of dirty zones. Counts the looks at a dirty volume, and those at which
+    /// a map counted.
+    zones: Option<&'static [AtomicU64; 2]>,
+}
+
+/// What belongs to one life.
+struct Case {
+    shape: Shape,
+    maps: Option<Arc<SlowMaps>>,
+}
+
+impl std::ops::Deref for Case {
+    type Target = Shape;
+
+    fn deref(&self) -> &Shape {
+        &self.shape
+    }
 }
 
 /// What a session of a kernel may leave that a power cut ended: the superblock of the cache has
@@ -87,23 +107,28 @@ async fn foreign_session(server: &Server, shape: &Shape) -> Result<(), IoError> 
 }
 
 impl Scenario for Bcache {
-    type Case = Shape;
+    type Case = Case;
 
     fn types(&self) -> Vec<Arc<dyn TargetType>> {
         cairn_targets::types()
     }
 
-    fn begin(&self, rng: &mut fastrand::Rng) -> (Shape, Vec<(DriveOptions, Image)>) {
+    fn begin(&self, rng: &mut fastrand::Rng) -> (Case, Vec<(DriveOptions, Image)>) {
         let mode = self.modes[rng.usize(..self.modes.len())];
         let shape = Shape { mode, ..self.shapes[rng.usize(..self.shapes.len())] };
         #[cfg(feature = "canary")]
         cairn_targets::bcache::canary::work_in_pieces(rng.bool().then_some(8));
-        (shape, shape.drives())
+        let maps = self.zones.map(|_| Arc::default());
+        (Case { shape, maps }, shape.drives())
     }
 
-    fn open(&self, shape: Rc<Shape>, server: Server) -> LocalFuture<'static, Opened> {
+    fn open(&self, shape: Rc<Case>, server: Server) -> LocalFuture<'static, Opened> {
         let (foreign, moves) = (self.foreign, self.moves);
         Box::pin(async move {
+            if let Some(maps) = &shape.maps {
+                maps.start(&server.env);
+                server.registry.set_zone_maps(maps.clone());
+            }
             if foreign > 0 && server.env.random_below(foreign) == 0 {
                 foreign_session(&server, &shape).await.expect("no drive fails, and it is sound");
             }
@@ -123,8 +148,11 @@ impl Scenario for Bcache {
         })
     }
 
-    fn check_metadata(&self, shape: &Shape, images: &Images) -> Result<(), String> {
+    fn check_metadata(&self, shape: &Case, images: &Images) -> Result<(), String> {
         let cache = images["cache"].to_vec();
+        if let (Some(maps), Some(looks)) = (&shape.maps, self.zones) {
+            check_zones(maps, looks, shape, images)?;
+        }
         if self.foreign > 0 {
             // Clean data may differ until the next start.
             return Cache::try_read(&cache).map(drop);
@@ -136,7 +164,7 @@ impl Scenario for Bcache {
         Devices { cache: &cache, backings: &backings }.judge().map(drop)
     }
 
-    fn workload(&self, _shape: &Shape, rng: &mut fastrand::Rng) -> Workload {
+    fn workload(&self, _shape: &Case, rng: &mut fastrand::Rng) -> Workload {
         let (seed, ops) = (rng.u64(..), rng.u64(..400));
         Workload::mixed(seed, ops)
     }
@@ -154,7 +182,7 @@ impl Scenario for Bcache {
         self.failing == Failing::Everything
     }
 
-    fn trouble(&self, shape: &Rc<Shape>, generation: &Generation, rng: &mut fastrand::Rng) -> bool {
+    fn trouble(&self, shape: &Rc<Case>, generation: &Generation, rng: &mut fastrand::Rng) -> bool {
         let world = generation.world;
         let backing = shape.cached().map(|index| VOLUMES[index].1);
         let drives: Vec<_> =
@@ -225,6 +253,47 @@ fn table_of(shape: &Shape, index: usize, moves: bool) -> String {
     }
 }
 
+/// If the cache is lost now: the list of what is lost has all of it.
+fn check_zones(
+    maps: &SlowMaps,
+    looks: &[AtomicU64; 2],
+    shape: &Shape,
+    images: &Images,
+) -> Result<(), String> {
+    let cache_bytes = images["cache"].to_vec();
+    let cache = Cache::try_read(&cache_bytes)?;
+    for index in shape.cached() {
+        let (name, device) = VOLUMES[index];
+        let backing = images[device].to_vec();
+        let Superblock::Backing(superblock) = superblock_of(&backing) else {
+            return Err("it is a backing device".to_owned());
+        };
+        if superblock.set_uuid().is_zero() {
+            continue;
+        }
+        let own = cache.loaded.volumes.iter().position(|it| it.uuid == superblock.uuid());
+        // A key may be dirty although its data is on the backing device: it is to become clean.
+        let is_lacking = |key: &Key| {
+            let of = |bytes: &[u8], sector: u64| {
+                let at = sector as usize * SECTOR_BYTES;
+                bytes[at..at + key.sectors() as usize * SECTOR_BYTES].to_vec()
+            };
+            let cached = key.cached_at().expect("an extent leads somewhere").sector();
+            of(&cache_bytes, cached) != of(&backing, key.start())
+        };
+        let is_own =
+            |key: &Key| key.is_dirty() && own == Some(key.inode() as usize) && is_lacking(key);
+        let dirty: Vec<Key> = cache.extents.iter().copied().filter(is_own).collect();
+        let sectors = (backing.len() / SECTOR_BYTES) as u64;
+        let counts = maps.judge(name, &superblock, sectors, &dirty)?;
+        if !dirty.is_empty() {
+            looks[0].fetch_add(1, Ordering::Relaxed);
+            looks[1].fetch_add(u64::from(counts), Ordering::Relaxed);
+        }
+    }
+    Ok(())
+}
+
 /// True if a set counts for the backing device with these bytes.
 fn is_attached(backing: &[u8]) -> bool {
     match superblock_of(backing) {
@@ -261,7 +330,14 @@ async fn move_out_and_in(server: &Server, shape: &Shape, index: usize, drive: Ar
 const PART: u64 = 3;
 
 fn campaign(failing: Failing) -> Campaign<Bcache> {
-    Campaign::new(Bcache { failing, shapes: SHAPES, modes: MODES, foreign: 0, moves: false })
+    Campaign::new(Bcache {
+        failing,
+        shapes: SHAPES,
+        modes: MODES,
+        foreign: 0,
+        moves: false,
+        zones: None,
+    })
 }
 
 #[test]
@@ -272,15 +348,28 @@ fn nothing_acknowledged_is_lost_by_a_power_cut() {
 #[test]
 fn what_a_kernel_cached_in_between_is_never_read() {
     let failing = Failing::Nothing;
-    let scenario = Bcache { failing, shapes: SHAPES, modes: MODES, foreign: 2, moves: false };
+    let scenario =
+        Bcache { failing, shapes: SHAPES, modes: MODES, foreign: 2, moves: false, zones: None };
     Campaign::new(scenario).one_in(PART).run();
 }
 
 #[test]
 fn nothing_acknowledged_is_lost_while_devices_leave_and_join_their_set() {
     let failing = Failing::Nothing;
-    let scenario = Bcache { failing, shapes: SHAPES, modes: MODES, foreign: 0, moves: true };
+    let scenario =
+        Bcache { failing, shapes: SHAPES, modes: MODES, foreign: 0, moves: true, zones: None };
     Campaign::new(scenario).one_in(PART).run();
+}
+
+#[test]
+fn what_is_lost_with_the_cache_is_in_the_map_of_dirty_zones() {
+    static LOOKS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+    let (failing, zones) = (Failing::Nothing, Some(&LOOKS));
+    let scenario =
+        Bcache { failing, shapes: SHAPES, modes: MODES, foreign: 0, moves: false, zones };
+    Campaign::new(scenario).run();
+    let [dirty, counted] = LOOKS.each_ref().map(|looks| looks.load(Ordering::Relaxed));
+    assert!(counted > dirty / 2, "a map counted at {counted} of {dirty} looks");
 }
 
 #[test]
@@ -303,7 +392,7 @@ mod canaries {
     use cairn_targets::bcache::canary::{Bug, plant};
 
     use super::bcache_lab::several::{ROOMY, SMALL_NODES, TIGHT};
-    use super::{Bcache, CacheMode, Campaign, Failing, MODES, SHAPES, Shape};
+    use super::{AtomicU64, Bcache, CacheMode, Campaign, Failing, MODES, SHAPES, Shape};
 
     /// Lives in which a planted bug must be found.
     const CUTS: u64 = 20_000;
@@ -323,8 +412,10 @@ mod canaries {
         modes: &'static [CacheMode],
         foreign: u64,
     ) {
+        static LOOKS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
         plant(Some(bug));
-        let scenario = Bcache { failing, shapes, modes, foreign, moves: false };
+        let zones = (bug == Bug::DirtyBeforeMark).then_some(&LOOKS);
+        let scenario = Bcache { failing, shapes, modes, foreign, moves: false, zones };
         Campaign::new(scenario).cuts(CUTS).expect_caught(&format!("{bug:?}"));
         plant(None);
     }
@@ -431,6 +522,11 @@ mod canaries {
     #[test]
     fn coalesced_nodes_that_may_not_be_durable_are_caught() {
         is_caught_in(Bug::CoalescedBeforeDurable, &[SMALL_NODES], &[CacheMode::Writeback]);
+    }
+
+    #[test]
+    fn dirty_data_in_a_zone_that_no_durable_map_names_is_caught() {
+        is_caught_in(Bug::DirtyBeforeMark, &[ROOMY], WRITEBACK);
     }
 
     #[test]

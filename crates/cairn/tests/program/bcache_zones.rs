@@ -84,3 +84,71 @@ fn forced_run_and_check_name_the_zones_that_were_dirty_when_the_cache_is_gone() 
     // The list stays.
     assert_eq!(listed(&place, &["--zones", MAP]), expected);
 }
+
+/// Takes the cache away, and answers what the forced run logs.
+fn force_without_cache(place: &Place, name: &str) -> String {
+    std::fs::rename(place.path("fast"), place.path("gone")).unwrap();
+    let table = format!("{name}=0 N bcache slow - 2 force {}", set_of(place));
+    let ran = serve(place, &table, &[], "true");
+    assert_eq!(ran.code, 0, "{ran:?}");
+    ran.err
+}
+
+const ANYWHERE: &str = "the lost data may be anywhere in the volume";
+
+#[test]
+fn map_counts_for_a_volume_of_another_name() {
+    let place = fresh();
+    write_and_kill(&place, &[ZONE]);
+    let log = force_without_cache(&place, "renamed");
+    let line = format!("renamed: slow: suspect: {ZONE} bytes at {}\n", ZONE - FIRST);
+    assert!(log.contains(&line) && !log.contains(ANYWHERE), "{log}");
+}
+
+#[test]
+fn map_does_not_count_once_a_server_without_it_has_used_the_set() {
+    let place = fresh();
+    write_and_kill(&place, &[ZONE]);
+    let write = "qemu-io -f raw -c 'write -P 7 128M 4k' -c flush \"$uri\" >/dev/null";
+    let table = "0 N bcache slow fast 0";
+    place.cairn(&["serve", "--table", table, "--run", write]).ok();
+    std::fs::copy(place.path("slow"), place.path("copy")).unwrap();
+    let log = force_without_cache(&place, "vm");
+    assert!(log.contains(ANYWHERE) && !log.contains("suspect:"), "{log}");
+    let line = place.cairn(&["check", "copy", "--list-lost", "--zones", MAP]).refused(1);
+    assert!(line.contains("cache_seq: found") && line.contains("all may be lost"), "{line}");
+}
+
+#[test]
+fn volume_that_is_stopped_names_what_is_dirty_then_and_a_clean_one_nothing() {
+    let place = fresh();
+    let write = "qemu-io -f raw -c 'write -P 7 0 4k' -c 'write -P 7 64M 4k' \
+                 -c 'discard 0 4k' \"$uri\" >/dev/null";
+    assert_eq!(serve(&place, TABLE, &[], write).code, 0);
+    assert_eq!(listed(&place, &["--zones", MAP]), [(ZONE - FIRST, ZONE)]);
+    place.cairn(&["flush", "--table", &TABLE[3..]]).ok();
+    assert_eq!(listed(&place, &["--zones", MAP]), []);
+}
+
+#[test]
+fn detach_by_a_swap_removes_the_map() {
+    let place = fresh();
+    let script = "qemu-io -f raw -c 'write -P 7 0 4k' -c flush \"$uri\" >/dev/null \
+                  && test -e vm.state.zones-vm && cairn cache detach vm 2>/dev/null >/dev/null \
+                  && for i in 1 2 3 4 5 6 7 8 9; do test -e vm.state.zones-vm || exit 0; \
+                  sleep 0.1; done; exit 7";
+    let ran = serve(&place, TABLE, &[], script);
+    assert_eq!(ran.code, 0, "{ran:?}");
+}
+
+#[test]
+fn zones_are_for_backing_devices_alone_and_a_file_without_a_map_is_refused() {
+    let place = fresh();
+    write_and_kill(&place, &[0]);
+    let check = ["check", "fast", "--list-lost", "--zones", MAP];
+    let line = place.cairn(&check).refused(1);
+    assert!(line.contains("--zones: found another device"), "{line}");
+    place.write("junk", vec![7; 8192]);
+    let line = place.cairn(&["check", "slow", "--list-lost", "--zones", "junk"]).refused(2);
+    assert!(line.contains("junk: zones: found no sound map"), "{line}");
+}

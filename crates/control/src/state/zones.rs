@@ -26,7 +26,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use cairn_block::{Receipt, ZoneMaps};
 use cairn_format::bcache::ZoneMap;
-use cairn_format::bcache::zones::Newest;
+use cairn_format::bcache::zones::{Newest, ZONE_SECTORS};
 use cairn_outcome::failure::{Outcome, system};
 use parking_lot::Mutex;
 
@@ -69,6 +69,10 @@ impl ZoneMaps for ZoneFiles {
     fn all(&self) -> Vec<(String, Vec<u8>)> {
         let kept = self.kept.lock();
         kept.iter().map(|(name, map)| (name.clone(), map.encode_slot(0))).collect()
+    }
+
+    fn zone_sectors(&self) -> u64 {
+        ZONE_SECTORS
     }
 
     fn keep(&self, name: &str, map: Vec<u8>, receipt: Receipt) {
@@ -219,4 +223,152 @@ fn make(path: &Path, fresh: &Path, slot: &[u8]) -> io::Result<()> {
 
 fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+    use std::sync::Arc;
+
+    use cairn_block::{ZoneMaps, keep_zones};
+    use cairn_format::bcache::zones::{Newest, ZONE_SECTORS};
+    use cairn_format::bcache::{Uuid, ZoneMap};
+    use futures_util::FutureExt;
+    use tempfile::TempDir;
+
+    use super::ZoneFiles;
+    use crate::state::StateFile;
+
+    struct Place {
+        folder: TempDir,
+        files: Arc<ZoneFiles>,
+    }
+
+    fn open(folder: &TempDir) -> Arc<ZoneFiles> {
+        ZoneFiles::open(&StateFile::open(&folder.path().join("vm.state")).unwrap()).unwrap()
+    }
+
+    fn map_of(zones: u64, marked: &[u64]) -> ZoneMap {
+        let sectors = zones * ZONE_SECTORS;
+        let mut map = ZoneMap::new(Uuid([3; 16]), Uuid([2; 16]), sectors, ZONE_SECTORS);
+        marked.iter().for_each(|zone| map.mark(*zone));
+        map
+    }
+
+    impl Place {
+        fn new() -> Place {
+            let folder = tempfile::tempdir().unwrap();
+            let files = open(&folder);
+            Place { folder, files }
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.folder.path().join(name)
+        }
+
+        fn keep(&self, name: &str, map: &ZoneMap) -> bool {
+            let mut kept = Box::pin(keep_zones(&*self.files, name, map.encode_slot(0)));
+            loop {
+                match kept.as_mut().now_or_never() {
+                    Some(kept) => return kept,
+                    None => std::thread::yield_now(),
+                }
+            }
+        }
+
+        fn newest(&self, name: &str) -> Newest {
+            Newest::of(&fs::read(self.path(name)).unwrap()).unwrap()
+        }
+
+        /// What another start finds.
+        fn found(&self) -> Vec<(String, ZoneMap)> {
+            let decode =
+                |(name, map): (String, Vec<u8>)| (name, ZoneMap::decode_slot(&map).unwrap().1);
+            let mut found: Vec<_> = open(&self.folder).all().into_iter().map(decode).collect();
+            found.sort_by(|one, other| one.0.cmp(&other.0));
+            found
+        }
+    }
+
+    #[test]
+    fn maps_survive_reopening_and_their_slots_take_turns() {
+        let place = Place::new();
+        assert!(place.found().is_empty());
+        for turn in 0..5 {
+            let map = map_of(40, &[turn]);
+            assert!(place.keep("vm", &map));
+            let newest = place.newest("vm.state.zones-vm");
+            assert_eq!((newest.slot as u64, newest.sequence), (turn % 2, turn + 1));
+            assert_eq!(place.found(), [("vm".to_owned(), map)]);
+        }
+        let other = map_of(7, &[6]);
+        assert!(place.keep("vm@@2048", &other));
+        let both = [("vm".to_owned(), map_of(40, &[4])), ("vm@@2048".to_owned(), other)];
+        assert_eq!(place.found(), both);
+        assert_eq!(fs::metadata(place.path("vm.state.zones-vm")).unwrap().len(), 8192);
+    }
+
+    #[test]
+    fn slot_that_was_written_in_part_leaves_the_former_map() {
+        let place = Place::new();
+        assert!(place.keep("vm", &map_of(40, &[1])) && place.keep("vm", &map_of(40, &[1, 2])));
+        let path = place.path("vm.state.zones-vm");
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[4096 + 512..].fill(7);
+        fs::write(&path, &bytes).unwrap();
+        assert_eq!(place.found(), [("vm".to_owned(), map_of(40, &[1]))]);
+        bytes[0] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        assert!(place.found().is_empty(), "a damaged file counts as missing");
+    }
+
+    #[test]
+    fn map_of_another_size_makes_the_file_again() {
+        let place = Place::new();
+        let large = map_of(8 * 10_000, &[70_000]);
+        for map in [map_of(40, &[1]), large.clone(), map_of(40, &[2])] {
+            assert!(place.keep("vm", &map));
+            assert_eq!(place.found(), [("vm".to_owned(), map)]);
+        }
+        assert_eq!(place.newest("vm.state.zones-vm").sequence, 3);
+        // As does a file that a user removed, or cut short.
+        fs::remove_file(place.path("vm.state.zones-vm")).unwrap();
+        assert!(place.keep("vm", &map_of(40, &[3])));
+        fs::write(place.path("vm.state.zones-vm"), "short").unwrap();
+        assert!(place.keep("vm", &map_of(40, &[4])));
+        assert_eq!(place.found(), [("vm".to_owned(), map_of(40, &[4]))]);
+    }
+
+    #[test]
+    fn map_that_cannot_be_written_leaves_the_former_one_and_the_next_may_succeed() {
+        let place = Place::new();
+        let (path, fresh) = (place.path("vm.state.zones-vm"), place.path("vm.state.zones.new-vm"));
+        fs::create_dir(&fresh).unwrap();
+        assert!(!place.keep("vm", &map_of(40, &[1])));
+        assert!(!path.exists() && place.files.all().is_empty());
+        fs::remove_dir(&fresh).unwrap();
+        assert!(place.keep("vm", &map_of(40, &[1])));
+        // Of another size: it is made again.
+        fs::create_dir(&fresh).unwrap();
+        assert!(!place.keep("vm", &map_of(80_000, &[1])));
+        assert_eq!(place.found(), [("vm".to_owned(), map_of(40, &[1]))]);
+        assert_eq!(place.files.all().len(), 1);
+        fs::remove_dir(&fresh).unwrap();
+        assert!(place.keep("vm", &map_of(40, &[2])));
+        assert_eq!(place.found(), [("vm".to_owned(), map_of(40, &[2]))]);
+    }
+
+    #[test]
+    fn forgotten_map_is_gone_and_may_come_again() {
+        let place = Place::new();
+        assert!(place.keep("vm", &map_of(40, &[1])));
+        place.files.forget("vm");
+        place.files.forget("never");
+        assert!(place.keep("vm", &map_of(40, &[2])));
+        assert_eq!(place.found(), [("vm".to_owned(), map_of(40, &[2]))]);
+        place.files.forget("vm");
+        assert!(place.keep("other", &map_of(40, &[2])), "in the order of the calls");
+        assert!(!place.path("vm.state.zones-vm").exists());
+    }
 }

@@ -33,7 +33,7 @@ pub const ZONE_SECTORS: u64 = 131_072;
 
 const FLAG_CLOSED: u64 = 1;
 /// The smallest and the largest zone that is read.
-const ZONE_SECTORS_LEGAL: core::ops::RangeInclusive<u64> = 2048..=1 << 50;
+const ZONE_SECTORS_LEGAL: core::ops::RangeInclusive<u64> = 8..=1 << 50;
 
 /// The header of a slot as it lies in the file.
 #[derive(Clone, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -129,27 +129,37 @@ pub enum Foreign {
     UsedSince,
 }
 
+fn is_zone(sectors: u64) -> bool {
+    sectors.is_power_of_two() && ZONE_SECTORS_LEGAL.contains(&sectors)
+}
+
 /// Bytes of a slot for so many zones.
 fn slot_bytes(zones: u64) -> u64 {
     (HEADER_BYTES as u64 + zones.div_ceil(8)).next_multiple_of(SLOT_ALIGN as u64)
 }
 
 impl ZoneMap {
-    /// A map without marks.
+    /// A map without marks, of zones of so many sectors.
     ///
     /// # Panics
-    /// If the device has 2^60 sectors or more: no device has.
+    /// If the device has 2^60 sectors or more: no device has. If a zone has no legal size.
     #[must_use]
-    pub fn new(backing_uuid: Uuid, set_uuid: Uuid, device_sectors: u64) -> ZoneMap {
+    pub fn new(
+        backing_uuid: Uuid,
+        set_uuid: Uuid,
+        device_sectors: u64,
+        zone_sectors: u64,
+    ) -> ZoneMap {
         assert!(device_sectors < 1 << 60, "no device has as many sectors");
-        let zones = device_sectors.div_ceil(ZONE_SECTORS);
+        assert!(is_zone(zone_sectors), "a legal size");
+        let zones = device_sectors.div_ceil(zone_sectors);
         ZoneMap {
             backing_uuid,
             set_uuid,
             cache_seq: 0,
             journal_seq: 0,
             is_closed: false,
-            zone_sectors: ZONE_SECTORS,
+            zone_sectors,
             device_sectors,
             bits: vec![0; zones.div_ceil(8) as usize],
         }
@@ -285,8 +295,7 @@ impl ZoneMap {
         }
         let (zone_sectors, device_sectors) = (raw.zone_sectors.get(), raw.device_sectors.get());
         let flags = raw.flags.get();
-        let is_legal = zone_sectors.is_power_of_two()
-            && ZONE_SECTORS_LEGAL.contains(&zone_sectors)
+        let is_legal = is_zone(zone_sectors)
             && device_sectors < 1 << 60
             && flags & !FLAG_CLOSED == 0
             && raw.pad.iter().all(|byte| *byte == 0);
@@ -354,7 +363,7 @@ mod tests {
     const SECTORS: u64 = 9 * ZONE_SECTORS + 1;
 
     fn map() -> ZoneMap {
-        let mut map = ZoneMap::new(DEVICE, SET, SECTORS);
+        let mut map = ZoneMap::new(DEVICE, SET, SECTORS, ZONE_SECTORS);
         (map.cache_seq, map.journal_seq) = (7, 40);
         [0, 1, 4, 9].into_iter().for_each(|zone| map.mark(zone));
         map
@@ -397,7 +406,7 @@ mod tests {
     #[test]
     fn map_reads_as_it_was_written() {
         for sectors in [0, 1, ZONE_SECTORS, SECTORS, 8 * 40_000 * ZONE_SECTORS] {
-            let mut map = ZoneMap::new(DEVICE, SET, sectors);
+            let mut map = ZoneMap::new(DEVICE, SET, sectors, ZONE_SECTORS);
             map.is_closed = sectors % 2 == 0;
             (0..map.zones()).step_by(3).for_each(|zone| map.mark(zone));
             let slot = map.encode_slot(sectors);
@@ -407,7 +416,7 @@ mod tests {
 
     #[test]
     fn words_mark_the_zones_of_their_bits_within_the_device() {
-        let mut map = ZoneMap::new(DEVICE, SET, 70 * ZONE_SECTORS);
+        let mut map = ZoneMap::new(DEVICE, SET, 70 * ZONE_SECTORS, ZONE_SECTORS);
         map.mark(5);
         map.mark_words(&[1 << 63 | 1, u64::MAX]);
         let marked: Vec<u64> = (0..70).filter(|zone| map.is_marked(*zone)).collect();
@@ -442,7 +451,7 @@ mod tests {
             (80, 2),
             (88, 0),
             (88, 3000),
-            (88, 1024),
+            (88, 4),
             (96, 1 << 60),
             (96, 1 << 40),
             (104, 1),
@@ -521,7 +530,7 @@ mod tests {
 
     #[test]
     fn dirty_device_behind_a_close_without_dirty_zones_was_used_since() {
-        let mut map = ZoneMap { cache_seq: 7, ..ZoneMap::new(DEVICE, SET, SECTORS) };
+        let mut map = ZoneMap { cache_seq: 7, ..ZoneMap::new(DEVICE, SET, SECTORS, ZONE_SECTORS) };
         let dirty = backing(BackingState::Dirty);
         assert_eq!(map.lost(&dirty, SECTORS), Ok(Vec::new()), "its first write did not follow");
         map.is_closed = true;

@@ -16,6 +16,7 @@ mod several;
 mod statistics;
 mod stripes;
 mod trust;
+mod zones;
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,7 +1,7 @@
 //! The map of dirty zones: where the backing device lacks data is known when the cache is gone.
 //!
-//! The server keeps the map of a volume in a file (`cairn_block::ZoneMaps`); `format::bcache::zones`
-//! has its layout, and says when a map counts. Without a server that keeps maps, and for volumes
+//! The server keeps the map of a volume in a file (`cairn_block::ZoneMaps`). The layout, and when a
+//! map counts, is in `format::bcache::zones`. Without a server that keeps maps, and for volumes
 //! without a backing device, there is none, and nothing waits for one.
 //!
 //! # Invariants
@@ -42,7 +42,6 @@ use std::time::Duration;
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
 use cairn_block::{Env, RequestId, Time, ZoneMaps, keep_zones, yield_once};
-use cairn_format::bcache::zones::ZONE_SECTORS;
 use cairn_format::bcache::{BackingSuperblock, Uuid, ZoneMap};
 
 use super::btree::Span;
@@ -54,9 +53,9 @@ use crate::fair::Fair;
 /// How long no map is written after one that failed.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// The zones of sectors.
-fn zones_of(sectors: Range<u64>) -> Range<u64> {
-    sectors.start / ZONE_SECTORS..sectors.end.div_ceil(ZONE_SECTORS)
+/// The zones of sectors; a zone has 2 to the power of `shift` sectors.
+fn zones_of(sectors: Range<u64>, shift: u32) -> Range<u64> {
+    sectors.start >> shift..((sectors.end - 1) >> shift) + 1
 }
 
 /// Zones, a bit for each, from bit 0 of the first word on. Those behind the end of the device are
@@ -69,8 +68,8 @@ impl Named {
         Named(vec![0; words].into())
     }
 
-    fn add(&mut self, sectors: Range<u64>) {
-        for zone in zones_of(sectors) {
+    fn add(&mut self, zones: Range<u64>) {
+        for zone in zones {
             if let Some(word) = self.0.get_mut((zone / 64) as usize) {
                 *word |= 1 << (zone % 64);
             }
@@ -102,6 +101,8 @@ pub(super) struct Zones {
     name: String,
     /// Sectors of the backing device when the table was loaded.
     device_sectors: u64,
+    /// A zone has 2 to the power of this sectors.
+    shift: u32,
     /// As in [`Named`] (Y2).
     marks: Box<[AtomicU64]>,
     state: Mutex<State>,
@@ -115,7 +116,8 @@ impl Zones {
     pub fn new(maps: Arc<dyn ZoneMaps>, volume: &str, start: u64, device_sectors: u64) -> Zones {
         // No volume and no snapshot has two of these signs in its name.
         let name = if start == 0 { volume.to_owned() } else { format!("{volume}@@{start}") };
-        let words = device_sectors.div_ceil(ZONE_SECTORS).div_ceil(64) as usize;
+        let shift = maps.zone_sectors().trailing_zeros();
+        let words = device_sectors.div_ceil(64 << shift) as usize;
         let marks = (0..words).map(|_| AtomicU64::new(0)).collect();
         let state = Mutex::new(State {
             named: Named::of_words(words),
@@ -124,7 +126,7 @@ impl Zones {
             failed_until: Time(0),
             is_of_session: false,
         });
-        Zones { maps, name, device_sectors, marks, state, writing: Fair::new(()) }
+        Zones { maps, name, device_sectors, shift, marks, state, writing: Fair::new(()) }
     }
 
     /// True if what a request writes may become dirty (Y1).
@@ -133,7 +135,7 @@ impl Zones {
         let is_marked = |zone: u64| {
             self.marks[(zone / 64) as usize].load(Ordering::Relaxed) >> (zone % 64) & 1 != 0
         };
-        zones_of(span.start..span.end).all(is_marked)
+        zones_of(span.start..span.end, self.shift).all(is_marked)
     }
 
     /// True if no map is written for now (Y5).
@@ -144,7 +146,7 @@ impl Zones {
     /// Parks a write until its zones are marked. True if the caller starts the task.
     pub fn park(&self, span: &Span, id: RequestId) -> bool {
         let mut state = self.state.lock();
-        state.named.add(span.start..span.end);
+        state.named.add(zones_of(span.start..span.end, self.shift));
         state.parked.push(id);
         !std::mem::replace(&mut state.is_marking, true)
     }
@@ -159,7 +161,7 @@ impl Zones {
 
     /// These sectors are dirty already: the next map names their zones.
     pub fn name(&self, sectors: Range<u64>) {
-        self.state.lock().named.add(sectors);
+        self.state.lock().named.add(zones_of(sectors, self.shift));
     }
 
     /// Nothing is dirty, durably, and no write into the cache is mapped: marks end (Y2).
@@ -279,13 +281,14 @@ impl Bcache {
         }
     }
 
-    /// The volume comes to rest: the map names what is dirty now.
+    /// The volume comes to rest: the map names what is dirty now. A key that is clean in memory
+    /// alone is not named: its data is durable on the backing device (I3).
     pub(super) async fn close_zones(&self) {
         let (Some(zones), Some(core)) = (&self.zones, &self.core) else { return };
         let _turn = zones.writing.lock().await;
         let (mut named, mut next) = (Named::of_words(zones.marks.len()), Some(0));
         while let Some(from) = next {
-            let add = |sectors| named.add(sectors);
+            let add = |sectors| named.add(zones_of(sectors, zones.shift));
             next = core.with(|set| set.each_dirty_of_part(self.inode(), from, add));
             yield_once().await;
         }
@@ -294,7 +297,7 @@ impl Bcache {
 
     /// Writes a map that names these zones. True if it is durable.
     async fn write_zones(&self, zones: &Zones, named: &Named, is_closed: bool) -> bool {
-        let Some(mut map) = self.map_of_session(zones.device_sectors) else { return false };
+        let Some(mut map) = self.map_of_session(zones) else { return false };
         map.is_closed = is_closed;
         map.mark_words(&named.0);
         let is_kept = keep_zones(zones.maps.as_ref(), &zones.name, map.encode_slot(0)).await;
@@ -303,7 +306,7 @@ impl Bcache {
     }
 
     /// A map of this session without marks; none without a session.
-    fn map_of_session(&self, device_sectors: u64) -> Option<ZoneMap> {
+    fn map_of_session(&self, zones: &Zones) -> Option<ZoneMap> {
         let backing = self.backing.lock().as_ref()?.uuid();
         let session = self.look(|set| {
             let number = (set.superblock.set_uuid(), set.superblock.seq());
@@ -311,7 +314,7 @@ impl Bcache {
             set.has_session().then_some((number, set.newest().saturating_sub(1)))
         });
         let ((set_uuid, cache_seq), journal_seq) = session.flatten()?;
-        let mut map = ZoneMap::new(backing, set_uuid, device_sectors);
+        let mut map = ZoneMap::new(backing, set_uuid, zones.device_sectors, 1 << zones.shift);
         (map.cache_seq, map.journal_seq) = (cache_seq, journal_seq);
         Some(map)
     }

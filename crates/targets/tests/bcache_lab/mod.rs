@@ -5,6 +5,7 @@ pub mod judge;
 pub mod make;
 pub mod model;
 pub mod several;
+pub mod zone_maps;
 
 use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;

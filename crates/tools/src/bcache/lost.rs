@@ -64,8 +64,8 @@ pub fn of_set(report: &Report, losses: &Losses, backings: &[Backing]) -> Vec<Vol
     all
 }
 
-/// What is not sound of a backing device whose cache is gone: what lies in these sectors, or anything
-/// if they are not known.
+/// What is not sound of a backing device whose cache is gone: what lies in these sectors, or
+/// anything if they are not known.
 pub fn without_cache(
     superblock: &BackingSuperblock,
     device_sectors: u64,

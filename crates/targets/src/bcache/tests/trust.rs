@@ -160,6 +160,8 @@ fn keep_clean_serves_what_a_kernel_cached_and_vouches_for_nothing() {
     test.load("v", line);
     assert!(!has_written(&test) && hits(&test, 5000));
     test.write("v", 9000, 8, 3).expect("the drives are well");
+    // A map would name a session before this one as the newest.
+    assert_eq!(durable_superblock(&test).intent(), None);
     test.remove("v");
     let test = of(["b", "c"].map(|name| test.contents(name)));
     test.load("v", line);

@@ -1,0 +1,118 @@
+//! Maps of dirty zones of a server whose disk is slow, and fails now and then; and the judge of
+//! what they say when the cache is lost.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use cairn_block::{Env, Receipt, ZoneMaps, until_some};
+use cairn_format::bcache::{BackingSuperblock, Key, ZoneMap};
+use event_listener::Event;
+
+/// Sectors of a zone.
+const ZONE_SECTORS: u64 = 64;
+
+struct Job {
+    name: String,
+    map: Vec<u8>,
+    receipt: Receipt,
+}
+
+#[derive(Default)]
+struct State {
+    kept: BTreeMap<String, Vec<u8>>,
+    jobs: Vec<Job>,
+}
+
+/// See the module's description. It outlives the servers of a life.
+#[derive(Default)]
+pub struct SlowMaps {
+    state: Mutex<State>,
+    news: Event,
+}
+
+impl SlowMaps {
+    /// A server starts after another one ended: what was being written is there, or not.
+    pub fn start(self: &Arc<Self>, env: &Env) {
+        let jobs = std::mem::take(&mut self.state.lock().expect("no panic").jobs);
+        jobs.into_iter().for_each(|job| self.end(env, job));
+        let (own, env) = (self.clone(), env.clone());
+        env.clone().spawn(async move {
+            loop {
+                let first = || {
+                    let state = own.state.lock().expect("no panic");
+                    state.jobs.first().map(|job| (job.name.clone(), job.map.clone()))
+                };
+                let (name, map) = until_some(&own.news, first).await;
+                let micros = [100, 5000][env.random_below(2) as usize];
+                env.sleep(std::time::Duration::from_micros(1 + env.random_below(micros))).await;
+                let mut state = own.state.lock().expect("no panic");
+                let job = state.jobs.remove(0);
+                if env.random_below(8) == 0 {
+                    drop(state);
+                    own.end(&env, job);
+                } else {
+                    state.kept.insert(name, map);
+                    job.receipt.give();
+                }
+            }
+        });
+    }
+
+    /// Either map is kept, and no receipt given.
+    fn end(&self, env: &Env, job: Job) {
+        if env.random_below(2) == 0 {
+            self.state.lock().expect("no panic").kept.insert(job.name, job.map);
+        }
+    }
+
+    /// Checks what is known if the cache with these extents is lost now: each dirty one of the
+    /// volume is in the list, with the map that is kept and the one that is being written. Answers
+    /// false if no map counts.
+    ///
+    /// # Errors
+    /// A dirty extent is not in the list.
+    pub fn judge(
+        &self,
+        name: &str,
+        backing: &BackingSuperblock,
+        device_sectors: u64,
+        dirty: &[Key],
+    ) -> Result<bool, String> {
+        let state = self.state.lock().expect("no panic");
+        let pending = state.jobs.iter().filter(|job| job.name == name).map(|job| &job.map);
+        let mut counts = false;
+        for bytes in state.kept.get(name).into_iter().chain(pending) {
+            let (_, map) = ZoneMap::decode_slot(bytes).ok_or("a map is not sound")?;
+            let Ok(lost) = map.lost(backing, device_sectors) else { continue };
+            counts = true;
+            let is_listed = |key: &&Key| {
+                lost.iter().any(|range| range.start <= key.start() && key.end() <= range.end)
+            };
+            if let Some(key) = dirty.iter().find(|key| !is_listed(key)) {
+                return Err(format!("{name}: {key:?} is lost with the cache, and not in the list"));
+            }
+        }
+        Ok(counts)
+    }
+}
+
+impl ZoneMaps for SlowMaps {
+    fn all(&self) -> Vec<(String, Vec<u8>)> {
+        let state = self.state.lock().expect("no panic");
+        state.kept.iter().map(|(name, map)| (name.clone(), map.clone())).collect()
+    }
+
+    fn zone_sectors(&self) -> u64 {
+        ZONE_SECTORS
+    }
+
+    fn keep(&self, name: &str, map: Vec<u8>, receipt: Receipt) {
+        let job = Job { name: name.to_owned(), map, receipt };
+        self.state.lock().expect("no panic").jobs.push(job);
+        self.news.notify(usize::MAX);
+    }
+
+    fn forget(&self, name: &str) {
+        self.state.lock().expect("no panic").kept.remove(name);
+    }
+}

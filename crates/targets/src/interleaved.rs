@@ -1,11 +1,17 @@
 //! Shared code of the tests under shuttle, which tries interleavings of threads: `RUSTFLAGS="--cfg
 //! shuttle" cargo test -p cairn-targets --lib interleavings`.
 
+mod plate;
+mod reactors;
+
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use shuttle::thread;
+
+pub use plate::Plate;
+pub use reactors::{Job, run_reactors};
 
 /// How many interleavings a test tries: `CAIRN_ROUNDS`, or 3000.
 pub fn rounds() -> usize {

@@ -75,6 +75,8 @@ mod fill;
 mod flash;
 mod gc;
 mod human;
+#[cfg(all(test, shuttle))]
+mod interleavings;
 mod journal;
 mod map;
 mod measure;

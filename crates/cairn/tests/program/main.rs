@@ -7,6 +7,7 @@ mod bcache_detach;
 mod bcache_interrupted;
 mod bcache_serve;
 mod bcache_tools;
+mod bcache_verbs;
 mod bcache_zones;
 mod bench;
 mod cache;

@@ -160,7 +160,7 @@ impl Bcache {
     /// `given_up` is the set of that cache, it becomes inconsistent. Answers what became of it.
     ///
     /// # Errors
-    /// Something is dirty and not given up, or a device failed.
+    /// The device belongs to no set, something is dirty and not given up, or a device failed.
     pub(super) async fn detach_backing(
         &self,
         env: &Env,
@@ -181,6 +181,9 @@ impl Bcache {
         let _state = self.states.lock().await;
         let superblock = self.backing.lock().clone();
         let mut superblock = superblock.expect("a live volume has read its superblock");
+        if superblock.set_uuid().is_zero() && superblock.state() == BackingState::None {
+            return failed(format!("{name}: belongs to no set, so there is none to leave"));
+        }
         let is_clean = matches!(superblock.state(), BackingState::None | BackingState::Clean);
         let is_bare = matches!(self.config.devices, Devices::Bare { .. });
         if is_bare && !is_clean {

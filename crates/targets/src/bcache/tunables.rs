@@ -251,13 +251,19 @@ impl Tunable {
         TUNABLES.iter().map(|tunable| tunable.name)
     }
 
+    /// True if all volumes of the set have the same.
+    fn is_of_set(&self) -> bool {
+        self.name.starts_with("cache/") || self.name == "journal_delay_ms"
+    }
+
     /// The number that a word says.
     fn parse(&self, word: &str) -> Result<u64, MessageError> {
         let Tunable { name, unit, least, most, .. } = self;
         let number = word.parse().ok().filter(|number| (*least..=*most).contains(number));
         number.ok_or_else(|| {
             let unit = if unit.is_empty() { String::new() } else { format!(" of {unit}") };
-            let expected = format!("a number{unit} from {least} to {most}");
+            let scope = if self.is_of_set() { ", for all volumes of the set" } else { "" };
+            let expected = format!("a number{unit} from {least} to {most}{scope}");
             MessageError::Invalid(format!("{name}: found '{word}', expected {expected}"))
         })
     }
@@ -307,6 +313,19 @@ mod tests {
                 "sequential_cutoff: found '{word}', expected a number of bytes from 0 to 4294967295"
             );
             assert!(error.contains(&expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn refusal_of_an_attribute_of_the_set_says_that_all_volumes_have_it() {
+        for (name, unit, most) in [
+            ("journal_delay_ms", " of milliseconds", 65_535_u64),
+            ("cache/io_error_limit", " of errors", 4_294_967_295),
+        ] {
+            let tunable = Tunable::of_name(name).expect("it exists");
+            let error = tunable.parse("x").expect_err("no number").to_string();
+            let expected = format!("a number{unit} from 0 to {most}, for all volumes of the set");
+            assert_eq!(error, format!("{name}: found 'x', expected {expected}"));
         }
     }
 }

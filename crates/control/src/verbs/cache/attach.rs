@@ -70,12 +70,14 @@ impl Verbs {
         let volume = self.ready(&beneath)?;
         let disk = self.world.open(cache)?;
         let device = Device { argument: cache.clone(), disk };
-        let found = self
-            .world
-            .on_home(name, move |env| async move { CacheFound::of(&env, &device).await })?;
+        let (found, first) = self.world.on_home(name, move |env| async move {
+            let found = CacheFound::of(&env, &device).await?;
+            Ok::<_, ConfigError>((found, first_sector_of(&env, &device).await?))
+        })?;
         let table = match found {
             Some(found) => self.table_with_set(params, &volume, found)?,
             None => {
+                refuse_as_set(name, cache, &volume, first.is_some())?;
                 let (origin, sectors) = bare_device(name, &volume)?;
                 self.refuse_as_cache(name, cache)?;
                 let block = self.block_bytes(name, &volume, *block_size)?;
@@ -174,6 +176,18 @@ impl Verbs {
             None => Ok(BLOCK_BYTES.max(now)),
         }
     }
+}
+
+/// Refuses a device that is no cache device of bcache where one is needed: if it is a backing
+/// device, or the volume is `bcache BACKING - ...`.
+fn refuse_as_set(name: &str, cache: &str, volume: &MappedDevice, is_backing: bool) -> Outcome<()> {
+    let found = match (is_backing, backing_device(name, volume)) {
+        (true, _) => "that of a backing device of bcache",
+        (false, Ok((_, None, _))) => "none",
+        (false, _) => return Ok(()),
+    };
+    let expected = "that of a cache device (cairn format bcache --cache)";
+    Err(refused(ConfigKind::Argument, cache, "superblock", found, expected))
 }
 
 /// The device that a volume maps as a whole from its first sector on, and the length.

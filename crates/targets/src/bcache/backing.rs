@@ -26,6 +26,7 @@ use event_listener::Event;
 use super::btree::Span;
 use super::bypass::SHARED;
 use super::canary::{Bug, planted};
+use super::coverage::{self, Path};
 use super::set::Errors;
 use super::volume::Bcache;
 use crate::args::Device;
@@ -223,6 +224,7 @@ impl Traffic {
     }
 
     fn lose(&self, state: &mut State) {
+        coverage::take(Path::LoseTraffic);
         state.losses += 1;
         self.failures.raise();
     }
@@ -275,6 +277,9 @@ impl Traffic {
                 let (known, done) = (state.flushes.known(), state.flushes.done());
                 let written = std::mem::take(&mut state.written);
                 state.flushing.push((done, written));
+                if planted(Bug::OneBitFlag) {
+                    state.flushes.succeed(done);
+                }
                 (known, done)
             };
             self.flushes.fetch_add(1, Ordering::Relaxed);

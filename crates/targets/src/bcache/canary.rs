@@ -12,6 +12,19 @@ pub enum Bug {
     CleanBeforeFlush,
     /// Data is copied to the backing device whose key may not be durable.
     CopyBeforeCommit,
+    /// A flush of a client does not reach the backing device (the deferred-flush patches, v0).
+    FlushSwallowed,
+    /// One bit says that the backing device is to be flushed; it is cleared as a flush begins (v1,
+    /// v2).
+    OneBitFlag,
+    /// After a failed flush the backing device is flushed again, and nothing is written again (R2).
+    FlushedAgain,
+    /// Data is copied to the backing device while a client writes there (R7).
+    CopyOverWrite,
+    /// Dirty data comes before the backing device is called dirty (R11).
+    DataBeforeState,
+    /// Opening does not flush what a killed server left volatile (R12).
+    NoFlushAtOpening,
     /// A write goes around the cache over dirty data, behind a hole (R9).
     HoleOverDirty,
     /// A write goes around the cache where the device may have a clean key.

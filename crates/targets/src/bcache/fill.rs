@@ -28,6 +28,7 @@ use cairn_format::bcache::{Key, Pointer};
 
 use super::btree::Span;
 use super::canary::{Bug, planted};
+use super::coverage::{self, Path};
 use super::set::Set;
 use super::status::Count;
 use super::volume::Bcache;
@@ -161,6 +162,9 @@ impl Bcache {
         let span = Span { end: span.start + count, ..span };
         self.spawn(env, async move |volume, env| {
             let collides = volume.fill(env, span, number, pointer, segs, is_durable).await;
+            if !collides {
+                coverage::take(if is_miss { Path::FillOfRead } else { Path::FillOfWrite });
+            }
             if is_miss && collides {
                 volume.counters.add(env, Count::MissCollisions as usize, 1);
             }
@@ -193,6 +197,9 @@ impl Bcache {
                 set.write_failed(pointer.sector());
             }
             let is_valid = set.changes.fills.end(number);
+            if !is_valid {
+                coverage::take(Path::FillDropped);
+            }
             if result.is_ok() && is_valid && !core.is_broken() {
                 set.fill(&Key::new(span.inode, span.end, count).at(pointer));
             }

@@ -9,6 +9,7 @@ use cairn_block::{
 use super::btree::{Found, Span};
 use super::bypass::Direction;
 use super::config::Devices;
+use super::coverage::{self, Path};
 use super::route::bypasses;
 use super::set::WriteError;
 use super::status::Count;
@@ -111,6 +112,7 @@ impl Bcache {
         match plan {
             Plan::Cache { sector, count, epoch } => {
                 self.counters.add(env, Count::Hits as usize, 1);
+                coverage::take(Path::Hit);
                 self.count_read(env, request, count, true, is_bypass);
                 request.accept(SectorCount(count));
                 let waited = Waited::until_now(env, request);
@@ -121,6 +123,7 @@ impl Bcache {
             }
             Plan::Backing { count, fill } => {
                 self.counters.add(env, Count::Misses as usize, 1);
+                coverage::take(Path::Miss);
                 self.count_read(env, request, count, false, is_bypass);
                 request.accept(SectorCount(count));
                 let (class, epoch, waited) = (Class::Miss, Epoch::default(), Waited::default());

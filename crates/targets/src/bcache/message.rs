@@ -6,6 +6,7 @@ use cairn_block::{Env, MessageError, Target, Value, mutants, yield_once};
 use cairn_format::bcache::CacheMode;
 
 use super::buckets::Census;
+use super::coverage;
 use super::human::human;
 use super::superblocks::write_backing;
 use super::tunables::Tunable;
@@ -149,6 +150,7 @@ impl Bcache {
         else {
             return failed("found a volume without a backing device, expected one".to_owned());
         };
+        coverage::take_switch(superblock.mode(), mode);
         superblock.set_mode(mode);
         let fua = mutants::fua("bcache: FUA of the mode");
         match write_backing(env, backing, &superblock, fua).await {

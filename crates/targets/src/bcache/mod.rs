@@ -28,7 +28,8 @@
 //! packed), `degraded` (a volume whose set or backing device has failed), `attach` and `detach`
 //! (the backing device joins a set, or leaves it), `flash` (volumes that lie in the cache alone),
 //! `passing` (the backing device alone), `zones` (the map of dirty zones, for when the cache is
-//! gone), `work` (how much is done at once), `canary` (planted ordering bugs).
+//! gone), `work` (how much is done at once), `canary` (planted ordering bugs), `coverage` (the
+//! paths that a campaign has taken).
 //!
 //! # Invariants
 //! I1. Without a write of a client, a read that misses, a drain, a detach, a message, or a word of
@@ -69,6 +70,10 @@ pub mod canary;
 #[cfg(not(feature = "canary"))]
 mod canary;
 mod config;
+#[cfg(feature = "canary")]
+pub mod coverage;
+#[cfg(not(feature = "canary"))]
+mod coverage;
 mod degraded;
 mod detach;
 mod fill;

@@ -19,6 +19,7 @@ use cairn_block::{
 };
 
 use super::btree::Span;
+use super::coverage::{self, Path};
 use super::route::Overlap;
 use super::set::Set;
 use super::volume::Bcache;
@@ -111,6 +112,9 @@ impl Bcache {
                     }
                     let dirty = set.lay_hole(part, core.commit_at(env));
                     self.add_dirty(dirty);
+                    if dirty < 0 {
+                        coverage::take(Path::DiscardDirty);
+                    }
                     holes.push(part);
                 }
             });

@@ -69,7 +69,7 @@ impl Inputs {
     }
 
     /// True if the write becomes dirty data where the cache has none.
-    fn writes_back(&self) -> bool {
+    pub fn writes_back(&self) -> bool {
         let Cutoffs { plain, sync } = self.cutoffs;
         let never = self.is_large_zeroes || self.never_dirty;
         if self.mode != CacheMode::Writeback || self.in_use > sync || never {

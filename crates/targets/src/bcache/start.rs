@@ -16,6 +16,7 @@ use cairn_block::sync::atomic::Ordering;
 use cairn_block::{ConfigError, ConfigKind, Env, mutants, yield_once};
 use cairn_format::bcache::{BackingState, BackingSuperblock};
 
+use super::canary::{Bug, planted};
 use super::config::Devices;
 use super::set::{Core, Serving, open};
 use super::superblocks::{Superblocks, intact, read_superblocks};
@@ -83,7 +84,7 @@ impl Bcache {
         env: &Env,
         backing: &Device,
     ) -> Result<(), ConfigError> {
-        if !self.read_only {
+        if !self.read_only && !planted(Bug::NoFlushAtOpening) {
             let known = backing.disk.failures();
             let flush = env.make_durable(&backing.disk);
             let flushed = mutants::step("bcache: flush at opening", (), flush).await;

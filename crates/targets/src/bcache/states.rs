@@ -12,6 +12,7 @@ use cairn_block::sync::atomic::Ordering;
 use cairn_block::{Env, IoResult, mutants};
 use cairn_format::bcache::{BackingState, BackingSuperblock};
 
+use super::coverage::{self, Path};
 use super::set::WriteError;
 use super::superblocks::write_backing;
 use super::volume::Bcache;
@@ -40,6 +41,10 @@ impl Bcache {
         let fua = mutants::fua("bcache: FUA of the state");
         write_backing(env, backing, &superblock, fua).await?;
         self.has_written_state.store(true, Ordering::Relaxed);
+        coverage::take(match state {
+            BackingState::Dirty => Path::CallDirty,
+            _ => Path::CallClean,
+        });
         self.set_backing(Some(superblock));
         Ok(())
     }

@@ -17,6 +17,7 @@ use cairn_format::bcache::{BackingSuperblock, CacheMode};
 use super::backing::Traffic;
 use super::bypass::Bypass;
 use super::config::{Config, Devices, SPEC};
+use super::coverage::{self, Path};
 use super::degraded::Degraded;
 use super::passing::passes;
 use super::set::{Core, Set};
@@ -300,7 +301,10 @@ impl Bcache {
         self.is_handing_back.store(true, Ordering::Relaxed);
         let Some(set) = guard.as_mut() else { return };
         let own = set.changes.take_waiting_of(self.inode());
-        own.into_iter().for_each(|id| env.hand_back(id));
+        for id in own {
+            coverage::take(Path::HandBack);
+            env.hand_back(id);
+        }
     }
 
     /// Starts a task that a suspend waits for.

@@ -40,6 +40,7 @@ use super::btree::Span;
 use super::bypass::{Bypass, DEEP, Direction};
 use super::canary::{Bug, planted};
 use super::config::Devices;
+use super::coverage::{self, Path};
 use super::route::{Inputs, Route, route};
 use super::set::{Core, Set};
 use super::status::Count;
@@ -181,6 +182,7 @@ impl Bcache {
         request: &Request,
     ) -> (Route, Class) {
         let (route, now) = (route(inputs), env.now());
+        coverage::take_route(inputs, route);
         let goes_around = matches!(route, Route::Around | Route::Ordered);
         let is_volatile = inputs.mode == CacheMode::Writeback && !request.is_fua();
         let bypass = self.bypass.as_ref().filter(|_| goes_around && is_volatile);
@@ -195,7 +197,10 @@ impl Bcache {
         let never = inputs.is_large_zeroes || inputs.never_dirty;
         let is_below = inputs.in_use <= inputs.cutoffs.plain && !never;
         match self.traffic.depth() < DEEP && is_below && takes() {
-            true => (Route::Cache, Class::Around),
+            true => {
+                coverage::take(Path::Restrained);
+                (Route::Cache, Class::Around)
+            }
             false => (route, Class::Held),
         }
     }
@@ -212,6 +217,7 @@ impl Bcache {
         set.changes.fills.touch(&span);
         if let Some((pointer, count, epoch)) = core.begin_overwrite(env, set, &span) {
             set.buckets.requested(count);
+            coverage::take(Path::InPlace);
             return Plan::InPlace { sector: pointer.sector(), count, epoch };
         }
         match set.place(span, request.stream()) {
@@ -220,8 +226,12 @@ impl Bcache {
                 set.changes.arrivals.begin();
                 Plan::Cache { sector: pointer.sector(), count }
             }
-            None if self.is_handing_back.load(Ordering::Relaxed) => Plan::HandBack,
+            None if self.is_handing_back.load(Ordering::Relaxed) => {
+                coverage::take(Path::HandBack);
+                Plan::HandBack
+            }
             None => {
+                coverage::take(Path::NoBucket);
                 set.changes.waiting.push((self.inode(), request.id()));
                 Plan::Wait
             }
@@ -362,6 +372,7 @@ impl Bcache {
         if result.is_err() {
             return self.end_around(env, request, word, result);
         }
+        coverage::take(Path::HeldWrite);
         let starts = self.traffic.hold(&self.span_of(request), word.number as u32, request.id());
         self.go_on_filling(env, request, word.number >> 32, result, false);
         if starts {
@@ -472,6 +483,7 @@ impl Bcache {
         began.await.map_err(|_| IoError::IO)?;
         core.start_keeper(env);
         match for_dirty {
+            true if planted(Bug::DataBeforeState) => {}
             true => self.write_state(env, BackingState::Dirty).await?,
             // If this fails, the next start removes the clean extents, and no more.
             false => drop(self.write_map(env, false).await),
@@ -491,7 +503,7 @@ impl Bcache {
         if let Some(bypass) = &self.bypass {
             bypass.restraint.flushed(env.now());
         }
-        if !self.is_traffic_durable() {
+        if !self.is_traffic_durable() && !planted(Bug::FlushSwallowed) {
             let id = request.id();
             self.spawn(env, async move |volume, env| match volume.flush_both(env).await {
                 Err(_) if volume.is_broken() => env.remap(id),

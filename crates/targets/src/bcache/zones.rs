@@ -46,6 +46,7 @@ use cairn_format::bcache::{BackingSuperblock, Uuid, ZoneMap};
 
 use super::btree::Span;
 use super::canary::{Bug, planted};
+use super::coverage::{self, Path};
 use super::set::Core;
 use super::volume::Bcache;
 use crate::fair::Fair;
@@ -247,6 +248,7 @@ impl Bcache {
     pub(super) async fn mark_zones(&self, env: &Env) {
         let (Some(zones), Some(core)) = (&self.zones, &self.core) else { return };
         while let Some(parked) = zones.take_parked() {
+            coverage::take(Path::MarkZone);
             if planted(Bug::DirtyBeforeMark) {
                 core.with(|_| zones.mark(&zones.named()));
                 parked.iter().for_each(|id| env.remap(*id));

@@ -22,6 +22,9 @@ pub struct Shape {
     /// Volumes of the set: the first two have backing devices, the third lies in the cache alone.
     pub volumes: usize,
     pub mode: CacheMode,
+    /// How many operations a generation has at most, and the longest one in sectors.
+    pub ops: u64,
+    pub longest: u64,
 }
 
 /// The volumes of a set, with the names of their backing devices.
@@ -36,6 +39,8 @@ pub const ROOMY: Shape = Shape {
     sectors: 512,
     volumes: 1,
     mode: CacheMode::Writeback,
+    ops: 400,
+    longest: 128,
 };
 
 /// Smaller than the volume: always short of buckets.
@@ -44,12 +49,17 @@ pub const TIGHT: Shape = Shape { buckets: 150, sectors: 3000, ..ROOMY };
 /// Nodes that soon have siblings.
 pub const SMALL_NODES: Shape = Shape { bucket_sectors: 8, ..TIGHT };
 
+/// Many small extents in small nodes: these have siblings, and become sparse again.
+pub const MANY_KEYS: Shape =
+    Shape { bucket_sectors: 8, buckets: 800, sectors: 4000, ops: 1500, longest: 8, ..ROOMY };
+
 pub const SHAPES: &[Shape] = &[
     ROOMY,
     Shape { block_sectors: 8, bucket_sectors: 32, ..ROOMY },
     Shape { bucket_sectors: 128, ..ROOMY },
     TIGHT,
     SMALL_NODES,
+    MANY_KEYS,
     Shape { block_sectors: 8, bucket_sectors: 64, sectors: 8000, ..TIGHT },
     Shape { volumes: 2, ..ROOMY },
     Shape { volumes: 3, ..ROOMY },

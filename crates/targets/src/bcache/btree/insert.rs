@@ -29,6 +29,7 @@ use super::node::BsetWrite;
 use super::split::{Fill, parts_of, split};
 use super::{Node, Tree, Unwritten};
 use crate::bcache::buckets::Buckets;
+use crate::bcache::coverage::{self, Path};
 use crate::bcache::work;
 
 /// Bytes of a key to a child.
@@ -188,6 +189,9 @@ impl Tree {
             return Err(NoBucket { needed });
         }
         let nodes = self.fresh_nodes(&parts, old, buckets, next_seq, &mut planning.writes, true);
+        if parts.len() > 1 {
+            coverage::take(Path::Split);
+        }
         buckets.hold(needed - parts.len());
         let fresh = nodes.iter().map(Node::key).collect();
         planning.add(Swap { old: vec![old], fresh }, parts.len() * self.node_bytes());
@@ -341,6 +345,7 @@ impl Tree {
     ) {
         let above_all = Key::new(INODE_MAX, OFFSET_MAX, 0);
         while let Some(top) = self.levels.last().filter(|top| top.len() > 1) {
+            coverage::take(Path::Grow);
             let children: Vec<Key> = top.iter().map(Node::key).collect();
             let parts = split(&children, self.node_bytes(), fill);
             let mut writes = LevelWrites::default();

@@ -14,6 +14,7 @@ use std::time::Duration;
 use cairn_block::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use cairn_block::{Env, Flags, Request, SECTOR_BYTES, Sector, SectorRange};
 
+use super::coverage::{self, Path};
 use super::route::Cutoffs;
 use sequential::Sequential;
 
@@ -115,7 +116,14 @@ impl Bypass {
 /// True if so many sectors in a row bypass the cache. `cutoff` is in bytes, 0 for none; `limit` is
 /// that of a congested device, in sectors.
 fn is_long(sectors: u64, cutoff: u64, limit: Option<u64>) -> bool {
-    cutoff > 0 && sectors >= cutoff / SECTOR_BYTES || limit.is_some_and(|limit| sectors >= limit)
+    let is_stream = cutoff > 0 && sectors >= cutoff / SECTOR_BYTES;
+    let is_congested = limit.is_some_and(|limit| sectors >= limit);
+    if is_stream {
+        coverage::take(Path::Sequential);
+    } else if is_congested {
+        coverage::take(Path::Congested);
+    }
+    is_stream || is_congested
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use cairn_block::sync::atomic::Ordering;
 use cairn_block::{Env, yield_once};
 
 use crate::bcache::btree::{Fill, Searched};
+use crate::bcache::coverage::{self, Path};
 use crate::bcache::set::{Core, Session, Set, WriteError};
 
 /// A position before all others.
@@ -68,6 +69,7 @@ impl Session<'_> {
             tree.end_plan(planning, buckets, &mut next_seq)
         });
         if !is_empty {
+            coverage::take(Path::Coalesce);
             plan.is_coalescing = true;
             let fewer = before.saturating_sub(self.with(count)) as u64;
             self.carry_out_alone(plan).await?;

@@ -38,6 +38,7 @@ use futures_util::stream::{self, StreamExt};
 
 use crate::bcache::buckets::Choice;
 use crate::bcache::canary::{Bug, planted};
+use crate::bcache::coverage::{self, Path};
 use crate::bcache::set::{Core, Session, Set, WriteError};
 
 /// How many extents are copied at once.
@@ -73,6 +74,7 @@ impl Session<'_> {
         if sources.is_empty() {
             return Ok(0);
         }
+        coverage::take(Path::Move);
         let extents = self.extents_in(&sources).await;
         // V4: until their keys are replaced.
         let taken = self.core.take_out(&extents).await;
@@ -235,7 +237,11 @@ impl Set {
         if !one.is_copied {
             return;
         }
-        for part in self.tree.parts_left(&one.from) {
+        let parts = self.tree.parts_left(&one.from);
+        if parts.is_empty() {
+            coverage::take(Path::MoveLost);
+        }
+        for part in parts {
             let skipped = part.start() - one.from.start();
             let place = Pointer::new(to.sector() + skipped, to.generation());
             let key =

@@ -42,6 +42,7 @@ use cairn_block::{Env, Flags, IoError, IoResult, mutants, until};
 
 use super::{EntryWrite, NoEntry};
 use crate::bcache::canary::{Bug, planted};
+use crate::bcache::coverage::{self, Path};
 use crate::bcache::set::{Core, Set, WriteError};
 use crate::fair::Held;
 use crate::group_commit::{Ticket, Waiter, tell};
@@ -227,6 +228,9 @@ impl Core {
                     let is_last = written == count;
                     let has_come = self.with(|set| set.changes.commits.has_waiters());
                     let waits_for_next = is_last && (has_come || !is_idle);
+                    if waits_for_next {
+                        coverage::take(Path::SharedFlush);
+                    }
                     let fua = if waits_for_next { Flags::empty() } else { Flags::FUA };
                     let written = self.cache.write_entry(env, entry.sector, &entry.bytes, fua);
                     let written = written.await.map_err(WriteError::Cache);
@@ -253,6 +257,7 @@ impl Core {
     /// Waits for a checkpoint, which the keeper runs. (The holder of the turn may be one that waits
     /// for this commit.)
     async fn wait_for_room(&self, freed: u64) {
+        coverage::take(Path::FullRing);
         self.with(|set| set.changes.needs_room = true);
         self.changed.notify(usize::MAX);
         until(&self.changed, || self.is_broken() || self.with(|set| set.changes.freed > freed))

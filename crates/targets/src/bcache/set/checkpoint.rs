@@ -26,6 +26,7 @@ use futures_util::future::{Either, select};
 use super::core::Core;
 use super::session::{Left, Session, WriteError};
 use crate::bcache::btree::Unwritten;
+use crate::bcache::coverage::{self, Path};
 
 impl Core {
     /// Brings the leaves up to date.
@@ -54,6 +55,7 @@ impl Session<'_> {
             if self.commit_unless_full().await? {
                 break number;
             }
+            coverage::take(Path::CheckpointAgain);
         };
         self.core.readers.quiesce(0).await;
         self.with(|set| set.end_checkpoint(number));

@@ -28,6 +28,8 @@ use super::session::{Session, WriteError};
 use super::users::{Serving, Users};
 use super::{CacheDevice, Set};
 use crate::args::Device;
+use crate::bcache::canary::{Bug, planted};
+use crate::bcache::coverage::{self, Path};
 use crate::bcache::gc::Gc;
 use crate::bcache::superblocks::intact;
 use crate::bcache::work;
@@ -186,6 +188,7 @@ impl Core {
             users.tell(&lost);
             users.names()
         };
+        coverage::take(Path::Broken);
         let cache = &self.cache.device().argument;
         let lost = if lost.is_empty() { "" } else { "; acknowledged writes may be lost" };
         tracing::error!("{volumes}: {cache}: the set cannot be written any more: {error}{lost}");
@@ -247,7 +250,7 @@ impl Core {
     /// # Errors
     /// The device failed.
     pub async fn make_durable(&self, env: &Env) -> IoResult {
-        if self.is_flushed.load(Ordering::Relaxed) {
+        if self.is_flushed.load(Ordering::Relaxed) || planted(Bug::NoFlushAtOpening) {
             return Ok(());
         }
         self.cache.write_again(env).await?;
@@ -277,6 +280,7 @@ impl Core {
             users.are_none()
         };
         if !is_last {
+            coverage::take(Path::LeaveShared);
             return Ok(());
         }
         let ended = match self.with(|set| set.has_session()) && !self.is_broken() {

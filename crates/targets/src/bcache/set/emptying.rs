@@ -25,6 +25,7 @@ use super::session::{Left, Session, WriteError};
 use crate::bcache::btree::holes_of;
 use crate::bcache::buckets::Choice;
 use crate::bcache::canary::{Bug, planted};
+use crate::bcache::coverage::{self, Path};
 use crate::bcache::journal::{EntryWrite, NoEntry, SPARE};
 use crate::bcache::work;
 
@@ -64,6 +65,7 @@ impl Session<'_> {
                 _ => WriteError::NoBucket(needed),
             });
         }
+        coverage::take(Path::EmptyBuckets);
         let mut built = Built::default();
         if planted(Bug::ReuseBeforeDurable) {
             built = self.with(|set| set.holes_left(&emptied));

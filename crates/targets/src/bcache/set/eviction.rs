@@ -16,6 +16,7 @@ use cairn_block::yield_once;
 use super::Set;
 use super::session::{Session, WriteError};
 use crate::bcache::buckets::Choice;
+use crate::bcache::coverage::{self, Path};
 use crate::bcache::work;
 
 /// Which part of the buckets is emptied at once.
@@ -28,6 +29,7 @@ impl Session<'_> {
     /// The set cannot be written.
     pub async fn evict(&self) -> Result<bool, WriteError> {
         let Some(victims) = self.victims().await else { return Ok(false) };
+        coverage::take(Path::Evict);
         let mut leaf = 0;
         while self.with(|set| set.evict_some(&mut leaf, &victims)) {
             yield_once().await;

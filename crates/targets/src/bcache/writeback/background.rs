@@ -17,6 +17,7 @@ use super::policy::Policy;
 use super::sweep::Sweep;
 use super::uncopied::Uncopied;
 use super::{How, Undrained};
+use crate::bcache::coverage::{self, Path};
 use crate::bcache::set::Set;
 use crate::bcache::volume::Bcache;
 
@@ -177,6 +178,8 @@ impl Bcache {
         if keys.is_empty() {
             return Ok(false);
         }
+        coverage::take(if is_paced { Path::PacedBatch } else { Path::UrgentBatch });
+        coverage::take(policy.path());
         let (is_boosted, settings) = (self.is_boosted(), &self.throttle.settings);
         let gives_way = || {
             let is_short = || self.look(Set::is_short).unwrap_or_default();

@@ -15,6 +15,7 @@ use super::How;
 use super::policy::Shape;
 use super::uncopied::Uncopied;
 use crate::bcache::btree::Span;
+use crate::bcache::canary::{Bug, planted};
 use crate::bcache::set::Set;
 use crate::bcache::stripes::Stripes;
 use crate::bcache::volume::Bcache;
@@ -211,7 +212,7 @@ impl Bcache {
     /// most, which is not 0.
     pub(super) async fn next_dirty(&self, from: u64, most: u64) -> Vec<Key> {
         let mut gathering = Gathering::new(most, self.most_of(WRITE_SECTORS));
-        let own = |key: &Key| !self.traffic.overlaps(&Span::of(key));
+        let own = |key: &Key| !self.is_written(key);
         self.each_dirty(from, |key| !own(key) || gathering.take(key)).await;
         gathering.keys
     }
@@ -244,6 +245,11 @@ impl Bcache {
 
     fn most_of(&self, sectors: u64) -> Most {
         Most::new(sectors, self.stripes.as_ref().map_or(0, Stripes::expensive_size))
+    }
+
+    /// True if a client writes to the backing device where an extent is (A2).
+    pub(super) fn is_written(&self, key: &Key) -> bool {
+        self.traffic.overlaps(&Span::of(key)) && !planted(Bug::CopyOverWrite)
     }
 
     /// Dirty extents from a sector on, at even distances.

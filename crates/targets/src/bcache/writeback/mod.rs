@@ -78,6 +78,7 @@ use futures_util::future::join;
 use super::btree::Span;
 use super::canary::{Bug, planted};
 use super::config::Devices;
+use super::coverage::{self, Path};
 use super::degraded::Service;
 use super::set::{Session, TakenOut, WriteError};
 use super::volume::Bcache;
@@ -439,6 +440,7 @@ impl Bcache {
                     return Ok(Batch { written, failed, untried, next, failed_in_a_row, _taken });
                 }
                 Err(error) if !has_failed || attempt == ATTEMPTS => {
+                    coverage::take(Path::BatchFailed);
                     self.distrust(&written);
                     return Err(Undrained::Flush(error));
                 }
@@ -463,7 +465,11 @@ impl Bcache {
     async fn flush_backing(&self, env: &Env, known: u64) -> IoResult {
         let backing = &self.config.devices.backing().expect("a volume that is drained").disk;
         self.traffic.flushes.fetch_add(1, Ordering::Relaxed);
-        env.make_durable(backing).await?;
+        let flushed = env.make_durable(backing).await;
+        if planted(Bug::FlushedAgain) && flushed.is_err() {
+            return env.make_durable(backing).await;
+        }
+        flushed?;
         match mutants::same("bcache: failure count of a batch", known, backing.failures()) {
             true => Ok(()),
             false => Err(IoError::IO),

@@ -2,6 +2,8 @@
 //! issued. The first three are those of kernels, to compare with; all of them flush the backing
 //! device before they make a key clean, which no kernel does.
 
+use crate::bcache::coverage::Path;
+
 /// A policy, by the word of `writeback_policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -55,6 +57,16 @@ impl Policy {
     /// The policy of a number that is one of `policy as u8`.
     pub(super) fn of_number(number: u8) -> Policy {
         Policy::ALL[usize::from(number)].0
+    }
+
+    /// The path of a batch, for campaigns.
+    pub(super) fn path(self) -> Path {
+        match self {
+            Policy::Completion => Path::Completion,
+            Policy::Strict => Path::Strict,
+            Policy::Sorted => Path::Sorted,
+            Policy::Sweep => Path::Sweep,
+        }
     }
 
     pub(super) fn shape(self) -> Shape {

@@ -16,7 +16,6 @@ use cairn_block::{Env, Sector, SectorCount, SectorRange, Time, yield_once};
 use cairn_format::bcache::Key;
 
 use super::batch::{BATCH_KEYS, BATCH_SECTORS, BATCH_TIME};
-use crate::bcache::btree::Span;
 use crate::bcache::set::Set;
 use crate::bcache::stripes::Stripes;
 use crate::bcache::volume::Bcache;
@@ -202,7 +201,7 @@ impl Bcache {
             }
             // An extent that begins before the piece was offered with the one before.
             let is_own = key.start() >= piece.range.start.0;
-            if key.is_dirty() && is_own && !self.traffic.overlaps(&Span::of(key)) {
+            if key.is_dirty() && is_own && !self.is_written(key) {
                 sectors += key.sectors();
                 keys.push(*key);
             }

@@ -72,7 +72,9 @@ struct Bucket {
     /// How often its generation was raised since the priorities were planned last.
     ahead: u8,
     /// Writes of data in flight.
-    writing: u16,
+    writing: u32,
+    /// Extents of it that tasks are copying, or are about to.
+    copied: u32,
     /// Sectors of extents, and of dirty ones.
     live: u32,
     dirty: u32,
@@ -83,7 +85,7 @@ struct Bucket {
 impl Bucket {
     /// True if it has nothing in memory.
     fn is_idle(&self) -> bool {
-        let is_in_use = self.is_metadata || self.is_open || self.writing > 0;
+        let is_in_use = self.is_metadata || self.is_open || self.is_busy();
         self.live == 0 && !(is_in_use || self.is_free || self.is_bad)
     }
 
@@ -91,6 +93,11 @@ impl Bucket {
     /// ended.
     fn is_settled(&self, settled: u32) -> bool {
         self.lost_in <= settled || planted(Bug::ReuseBeforeCheckpoint)
+    }
+
+    /// Requests write to it, or tasks copy from it.
+    fn is_busy(&self) -> bool {
+        self.writing > 0 || self.copied > 0
     }
 
     /// K3: its next use makes no pointer too old.
@@ -109,15 +116,15 @@ impl Bucket {
         self.dirty > 0 || self.is_metadata
     }
 
-    /// True if it has only clean data, and no request writes to it.
+    /// True if it has only clean data, and is not busy.
     fn is_clean(&self) -> bool {
-        let is_in_use = self.is_metadata || self.is_open || self.writing > 0;
+        let is_in_use = self.is_metadata || self.is_open || self.is_busy();
         self.live > 0 && self.dirty == 0 && !is_in_use
     }
 
-    /// True if it has dirty data, no request writes to it, and it has room for more.
+    /// True if it has dirty data, is not busy, and has room for more.
     fn is_sparse(&self, bucket_sectors: u64) -> bool {
-        let is_in_use = self.is_metadata || self.is_open || self.writing > 0;
+        let is_in_use = self.is_metadata || self.is_open || self.is_busy();
         self.dirty > 0 && u64::from(self.live) < bucket_sectors && !is_in_use
     }
 
@@ -385,6 +392,24 @@ impl Buckets {
         self.buckets[at].writing -= 1;
         self.list_if_idle(at);
         Pointer::new(sector, self.buckets[at].generation)
+    }
+
+    /// A task is about to copy this extent: its bucket is not free until the task has ended. False
+    /// if the bucket is, or was reused, since the extent was found.
+    pub fn begin_copy(&mut self, key: &Key) -> bool {
+        let Some(pointer) = key.cached_at() else { return false };
+        let at = self.bucket_of(pointer);
+        let bucket = &mut self.buckets[at];
+        let is_there = !bucket.is_free && bucket.generation == pointer.generation();
+        bucket.copied += u32::from(is_there);
+        is_there
+    }
+
+    /// The task has ended.
+    pub fn end_copy(&mut self, key: &Key) {
+        let at = self.bucket_of(key.cached_at().expect("an extent leads somewhere"));
+        self.buckets[at].copied -= 1;
+        self.list_if_idle(at);
     }
 
     // Checkpoints.

@@ -58,6 +58,22 @@ fn a_bucket_is_free_once_no_key_leads_to_it() {
 }
 
 #[test]
+fn a_bucket_is_not_free_while_an_extent_of_it_is_copied() {
+    let mut buckets = buckets();
+    let own = key(126, 8, 5).with_dirty(true);
+    buckets.count(&own);
+    assert!(buckets.begin_copy(&own), "it is there");
+    buckets.replace(&[own], &[]);
+    assert!(!freed(&mut buckets).contains(&126));
+    buckets.end_copy(&own);
+    assert!(clean(&buckets, 9).is_empty());
+    buckets.refill();
+    assert!(!buckets.begin_copy(&own), "it is free");
+    assert_eq!(freed(&mut buckets), [126]);
+    assert!(!buckets.begin_copy(&own), "it was reused");
+}
+
+#[test]
 fn a_bucket_gets_the_generation_after_its_own() {
     let mut buckets = buckets();
     buckets.refill();

@@ -39,7 +39,7 @@ const REST: Duration = Duration::from_secs(30);
 /// A pass coalesces after so many parts of the cache have lost their data, of [`PARTS`].
 const PARTS: u64 = 16;
 /// How many rounds of moving a pass has at most.
-const ROUNDS: usize = 64;
+const ROUNDS: usize = 512;
 
 /// Settings and statistics.
 pub(super) struct Gc {

@@ -17,14 +17,13 @@
 //!    that lost its data.
 //!
 //! # Invariants
-//! V1. A copy has the data of its extent: the bucket of an extent is not written to again before it
+//! G1. A copy has the data of its extent: the bucket of an extent is not written to again before it
 //!     is free, and no checkpoint ends while the round has the turn of the set.
-//! V2. A write of a client, a discard, or a batch that made an extent clean, that came between 1
+//! G2. A write of a client, a discard, or a batch that made an extent clean, that came between 1
 //!     and 4 wins: the compare fails, and the copy is in a bucket that counts it not.
-//! V3. Writeback that copies an extent to the backing device while it moves leaves it dirty: its
-//!     own compare fails. Should its source be reused before that copy is read, then what reaches
-//!     the backing device lies under dirty data, which is copied again.
-//! V4. No client writes an extent in place from before its copy begins until step 4 has ended
+//! G3. Writeback that copies an extent to the backing device while it moves leaves it dirty: its
+//!     own compare fails. The source is not free before that copy has ended (R6).
+//! G4. No client writes an extent in place from before its copy begins until step 4 has ended
 //!     (R15, W3): the compare would not see that.
 //!
 //! # What a crash leaves
@@ -44,11 +43,15 @@ use crate::bcache::set::{Core, Session, Set, WriteError};
 /// How many extents are copied at once.
 const IN_FLIGHT: usize = 64;
 /// How much a round moves at most, in sectors.
-const ROUND_SECTORS: u64 = (64 << 20) / 512;
+const ROUND_SECTORS: u64 = (8 << 20) / 512;
 /// A round takes so many parts of all buckets at most, of [`PARTS`]: the kernel's reserve.
 const PARTS: u64 = 1024;
 /// A round looks at so many sources for each bucket that it takes.
 const SOURCES: u64 = 64;
+/// A copy has so many sectors at most.
+const COPY_SECTORS: u64 = (1 << 20) / 512;
+/// A round makes at least one of so many sources free beyond the buckets that it takes.
+const GAIN: u64 = 4;
 /// How many extents change under one lock.
 const AT_ONCE: usize = 512;
 
@@ -76,9 +79,9 @@ impl Session<'_> {
         }
         coverage::take(Path::Move);
         let extents = self.extents_in(&sources).await;
-        // V4: until their keys are replaced.
-        let taken = self.core.take_out(&extents).await;
-        let mut moves = self.place_all(&extents).await;
+        // G4: until their keys are replaced.
+        let taken = self.core.take_out(extents).await;
+        let mut moves = self.place_all(&taken.keys).await;
         let early = planted(Bug::MoveBeforeCopy);
         if early {
             moves.iter_mut().for_each(|it| it.is_copied = true);
@@ -174,11 +177,11 @@ impl Set {
         let geometry = self.superblock.geometry();
         let most = (ROUND_SECTORS / geometry.bucket_sectors()).max(1);
         let part = (geometry.buckets() / PARTS).max(2);
-        part.min(most).min(self.buckets.free_for_data() as u64)
+        // The others are for what clients write beside it.
+        part.min(most).min((self.buckets.free_for_data() as u64).div_ceil(2))
     }
 
-    /// The first of these buckets whose data fits into `room` buckets, if they are more than it
-    /// takes.
+    /// The first of these buckets whose data fits into `room` buckets, if enough become free.
     fn that_fit(&self, mut chosen: Vec<u64>, room: u64) -> Vec<u64> {
         let bucket_sectors = self.superblock.geometry().bucket_sectors();
         let (mut sectors, mut count) = (0, 0);
@@ -190,7 +193,8 @@ impl Set {
             (sectors, count) = (more, count + 1);
         }
         chosen.truncate(count);
-        match count as u64 > sectors.div_ceil(bucket_sectors) {
+        let (count, filled) = (count as u64, sectors.div_ceil(bucket_sectors));
+        match count > filled && (count - filled) * GAIN >= count {
             true => chosen,
             false => Vec::new(),
         }
@@ -210,7 +214,7 @@ impl Set {
                 *open = self.buckets.take_for_data().map(|next| (next, bucket_sectors));
             }
             let Some((to, left)) = *open else { return false };
-            let end = key.end().min(start + left);
+            let end = key.end().min(start + left.min(COPY_SECTORS));
             let from = key.part(start, end).expect("it lies within");
             self.buckets.begin_write(to);
             moves.push(Move { from, to, is_copied: false });

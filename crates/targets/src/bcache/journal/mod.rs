@@ -294,6 +294,7 @@ impl Journal {
             return Err(NoEntry::Full);
         }
         let header = Header { seq, last_seq, ..names };
+        debug_assert!(ENTRY_HEADER_BYTES + keys.len() * 16 <= ENTRY_BYTES_MAX, "an entry has room");
         let bytes = encode(&header, keys, self.magic, block);
         let place = self.behind(self.place, bytes.len(), self.newest.last_seq)?;
         if open.is_some() || !keys.is_empty() {

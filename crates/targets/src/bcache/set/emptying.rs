@@ -57,9 +57,9 @@ impl Session<'_> {
         let most = self.with(|set| set.journal.holes_max());
         let mut emptied = self.clean_buckets(needed).await;
         while holes_of(&emptied.extents).len() > most {
-            emptied = self.with(|set| set.fewer(emptied));
+            self.with(|set| set.keep_half(&mut emptied));
         }
-        if emptied.extents.is_empty() {
+        if emptied.buckets.is_empty() {
             return Err(match most {
                 0 => WriteError::Journal(NoEntry::Full),
                 _ => WriteError::NoBucket(needed),
@@ -72,6 +72,11 @@ impl Session<'_> {
         } else {
             let build = |set: &mut Set| {
                 built = set.holes_left(&emptied);
+                // Clients may have cut the extents since, and a group taken of the room.
+                while built.holes.len() > set.journal.holes_max() {
+                    set.keep_half(&mut emptied);
+                    built = set.holes_left(&emptied);
+                }
                 set.entry_of_holes(&built.holes)
             };
             self.write_entry_of(build).await?;
@@ -85,12 +90,9 @@ impl Session<'_> {
         if !mutants::skips("bcache: wait for readers of emptied buckets") {
             self.core.readers.quiesce(0).await;
         }
-        let free = self.with(|set| set.buckets.free());
+        // None is free if tasks copy from all of them. They are not chosen again: this ends.
         self.refill().await;
-        match self.with(|set| set.buckets.free() > free) {
-            true => Ok(()),
-            false => Err(WriteError::NoBucket(needed)),
-        }
+        Ok(())
     }
 
     /// Step 1.
@@ -128,15 +130,14 @@ impl Set {
         *leaf < self.tree.leaves()
     }
 
-    /// Half of the buckets.
-    fn fewer(&self, mut emptied: Emptied) -> Emptied {
+    /// Gives up half of the buckets.
+    fn keep_half(&self, emptied: &mut Emptied) {
         emptied.buckets.truncate(emptied.buckets.len() / 2);
         let (marks, geometry) = (self.buckets.marks(&emptied.buckets), self.superblock.geometry());
         emptied.extents.retain(|key| {
             let pointer = key.cached_at().expect("an extent leads somewhere");
             marks[geometry.bucket_of(pointer.sector()) as usize]
         });
-        emptied
     }
 
     /// Step 2: the holes of what the tree still has.

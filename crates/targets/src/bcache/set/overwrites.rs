@@ -32,13 +32,14 @@
 
 use std::sync::Arc;
 
-use cairn_block::Env;
+use cairn_block::{Env, yield_once};
 use cairn_format::bcache::{Key, Pointer};
 
 use super::core::Core;
 use super::{Changes, Set};
 use crate::bcache::btree::{Found, Span, Unwritten};
 use crate::bcache::canary::{Bug, planted};
+use crate::bcache::work;
 use crate::epochs::Epoch;
 
 /// The head of a write goes in place if it has so many sectors, or is the whole write: many small
@@ -56,28 +57,45 @@ pub(super) struct Taken {
 pub(in super::super) struct TakenOut {
     core: Arc<Core>,
     number: u64,
+    /// Those whose buckets are not free until then (R6).
+    pub keys: Vec<Key>,
+    /// Those whose buckets were free or reused by then.
+    pub lost: Vec<Key>,
 }
 
 impl Drop for TakenOut {
     fn drop(&mut self) {
         if let Some(set) = self.core.lock().as_mut() {
             set.changes.taken.retain(|taken| taken.number != self.number);
+            self.keys.iter().for_each(|key| set.buckets.end_copy(key));
         }
     }
 }
 
 impl Core {
-    /// Takes extents out of use in place (V3), until the answer is dropped. The caller reads their
-    /// data after that.
-    pub async fn take_out(&self, keys: &[Key]) -> TakenOut {
-        let sectors = Unwritten::of(keys);
+    /// Takes extents out of use in place (V3), and keeps their buckets from being reused (R6), until
+    /// the answer is dropped. The caller reads the data of those that it still has after that.
+    pub async fn take_out(&self, keys: Vec<Key>) -> TakenOut {
+        let sectors = Unwritten::gather(&keys).await;
         let number = self.with(|set| {
             let number = set.changes.last_taken + 1;
             set.changes.last_taken = number;
             set.changes.taken.push(Taken { number, sectors });
             number
         });
-        let taken = TakenOut { core: self.me(), number };
+        let mut taken = TakenOut { core: self.me(), number, keys: Vec::new(), lost: Vec::new() };
+        for some in keys.chunks(work::piece() / 2) {
+            self.with(|set| {
+                work::did(some.len());
+                for key in some {
+                    match set.buckets.begin_copy(key) {
+                        true => taken.keys.push(*key),
+                        false => taken.lost.push(*key),
+                    }
+                }
+            });
+            yield_once().await;
+        }
         if !planted(Bug::CopyDuringOverwrite) {
             self.overwriters.quiesce(0).await;
         }

@@ -405,13 +405,13 @@ impl Bcache {
         let core = self.core.as_ref().expect("a cache is drained");
         let Some(end) = keys.last().map(Key::end) else { return Ok(None) };
         let (keys, replaced) = apart(keys);
-        let taken = core.take_out(&keys).await;
+        let taken = core.take_out(keys).await;
         if !planted(Bug::CopyBeforeCommit) {
             core.commit(env).await.map_err(WriteError::Cache)?;
         }
         let known = self.backing_failures();
-        let mut copied = self.copy_keys(env, &keys, how).await;
-        copied.untried.extend(replaced);
+        let mut copied = self.copy_keys(env, &taken.keys, how).await;
+        copied.untried.extend(replaced.iter().chain(&taken.lost));
         Ok(Some(Open { copied, known, end, taken }))
     }
 

@@ -131,7 +131,10 @@ impl Bcache {
         }
         let more = lost.len().saturating_sub(REPORTED_MAX);
         if more > 0 {
-            tracing::warn!("{volume}: {name}: {more} more ranges; see: cairn check --list-lost");
+            tracing::warn!(
+                "{volume}: {name}: {more} more ranges; see: cairn check --list-lost --zones FILE \
+                 {name}"
+            );
         }
         tracing::warn!(
             "{volume}: {name}: all else is sound, unless a kernel has used the set since"

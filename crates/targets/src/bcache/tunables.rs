@@ -253,7 +253,8 @@ impl Tunable {
 
     /// True if all volumes of the set have the same.
     fn is_of_set(&self) -> bool {
-        self.name.starts_with("cache/") || self.name == "journal_delay_ms"
+        let own = ["journal_delay_ms", "copy_gc_enabled", "trigger_gc"];
+        self.name.starts_with("cache/") || own.contains(&self.name)
     }
 
     /// The number that a word says.
@@ -321,6 +322,7 @@ mod tests {
         for (name, unit, most) in [
             ("journal_delay_ms", " of milliseconds", 65_535_u64),
             ("cache/io_error_limit", " of errors", 4_294_967_295),
+            ("trigger_gc", "", 1),
         ] {
             let tunable = Tunable::of_name(name).expect("it exists");
             let error = tunable.parse("x").expect_err("no number").to_string();

@@ -25,6 +25,8 @@
 //!     own compare fails. The source is not free before that copy has ended (R6).
 //! G4. No client writes an extent in place from before its copy begins until step 4 has ended
 //!     (R15, W3): the compare would not see that.
+//! V5. A broken set takes no keys: the next opening finds the extents where they were. The set may
+//!     break while a round copies, as clients commit.
 //!
 //! # What a crash leaves
 //! - Before 4: copies to which no key leads.
@@ -165,7 +167,16 @@ impl Session<'_> {
     async fn replace_all(&self, moves: &[Move]) {
         for some in moves.chunks(AT_ONCE) {
             let at = self.core.commit_at(self.env);
-            self.with(|set| some.iter().for_each(|it| set.move_to_copy(it, at)));
+            self.with(|set| {
+                let is_broken = self.core.is_broken();
+                for it in some {
+                    let to = set.buckets.end_write(it.to.sector());
+                    // V5.
+                    if it.is_copied && !is_broken {
+                        set.move_to_copy(it, to, at);
+                    }
+                }
+            });
             yield_once().await;
         }
     }
@@ -235,12 +246,8 @@ impl Set {
         self.buckets.close(bucket);
     }
 
-    /// Step 4 of one extent. Its copy is not in flight any more.
-    fn move_to_copy(&mut self, one: &Move, at: Time) {
-        let to = self.buckets.end_write(one.to.sector());
-        if !one.is_copied {
-            return;
-        }
+    /// Step 4 of one extent. Its copy is not in flight any more, and begins at `to`.
+    fn move_to_copy(&mut self, one: &Move, to: Pointer, at: Time) {
         let parts = self.tree.parts_left(&one.from);
         if parts.is_empty() {
             coverage::take(Path::MoveLost);

@@ -29,6 +29,10 @@ const TURN_NS: u64 = 2_000;
 /// Default limit on the virtual time of a future.
 const PATIENCE: Duration = Duration::from_secs(7200);
 
+/// Where work takes time, one of so many steps comes after the next event, if that is so near.
+const LATE: u8 = 4;
+const NEAR: Duration = Duration::from_micros(200);
+
 /// Why a world stopped before a future was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stopped {
@@ -54,6 +58,7 @@ pub struct SimWorld {
     reactors: Vec<Reactor>,
     rng: RefCell<fastrand::Rng>,
     patience: Cell<Duration>,
+    work_takes_time: Cell<bool>,
     drives: RefCell<Vec<(String, Arc<SimDrive>)>>,
 }
 
@@ -87,7 +92,8 @@ impl SimWorld {
         let reactors = reactors.collect();
         let rng = RefCell::new(seeds.fork());
         let (patience, drives) = (Cell::new(PATIENCE), RefCell::default());
-        SimWorld { seed, mechanics, post, reactors, rng, patience, drives }
+        let work_takes_time = Cell::new(false);
+        SimWorld { seed, mechanics, post, reactors, rng, patience, work_takes_time, drives }
     }
 
     /// The seed.
@@ -239,15 +245,26 @@ impl SimWorld {
         }
     }
 
+    /// From now on the next event may come before work that is ready is done. Without this, work
+    /// takes no time: what yields in between goes on before any drive answers.
+    pub fn let_work_take_time(&self) {
+        self.work_takes_time.set(true);
+    }
+
     /// Does one step. False if there is none left.
     pub fn step(&self) -> bool {
         if self.mechanics.is_powerless() {
             return false;
         }
         let mut choices = self.choices();
-        if choices.is_empty() {
-            let Some(next) = self.next_moment() else { return false };
-            self.mechanics.set_now(next.max(self.now()));
+        let is_late = self.work_takes_time.get() && self.rng.borrow_mut().u8(..LATE) == 0;
+        if choices.is_empty() || is_late {
+            let is_near = |next: &Time| choices.is_empty() || *next <= self.now() + NEAR;
+            match self.next_moment().filter(is_near) {
+                Some(next) => self.mechanics.set_now(next.max(self.now())),
+                None if choices.is_empty() => return false,
+                None => {}
+            }
             choices = self.choices();
         }
         let choice = choices[self.rng.borrow_mut().usize(..choices.len())];

@@ -185,6 +185,9 @@ impl Scenario for Bcache {
 
     fn trouble(&self, shape: &Rc<Case>, generation: &Generation, rng: &mut fastrand::Rng) -> bool {
         let world = generation.world;
+        if rng.bool() {
+            world.let_work_take_time();
+        }
         let backing = shape.cached().map(|index| VOLUMES[index].1);
         let drives: Vec<_> =
             ["cache"].into_iter().chain(backing).map(|it| world.drive(it)).collect();
@@ -441,7 +444,7 @@ fn never_taken() -> Vec<String> {
 
 /// Lives after which each path must have been taken.
 #[cfg(feature = "canary")]
-const ENOUGH: u64 = 300;
+const ENOUGH: u64 = 1000;
 
 #[cfg(feature = "canary")]
 fn is_long() -> bool {

@@ -92,6 +92,8 @@ paths! {
     Coalesce,
     /// A group enters the journal without FUA: the flush of the next one makes it durable.
     SharedFlush,
+    /// A batch leaves extents out that share sectors.
+    LeaveOut,
     /// A batch of the background writeback at its pace.
     PacedBatch,
     /// A batch as buckets are short.

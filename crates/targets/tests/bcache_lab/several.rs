@@ -51,7 +51,7 @@ pub const SMALL_NODES: Shape = Shape { bucket_sectors: 8, ..TIGHT };
 
 /// Many small extents in small nodes: these have siblings, and become sparse again.
 pub const MANY_KEYS: Shape =
-    Shape { bucket_sectors: 8, buckets: 800, sectors: 4000, ops: 1500, longest: 8, ..ROOMY };
+    Shape { bucket_sectors: 8, buckets: 800, sectors: 4000, ops: 2500, longest: 8, ..ROOMY };
 
 pub const SHAPES: &[Shape] = &[
     ROOMY,
@@ -59,6 +59,7 @@ pub const SHAPES: &[Shape] = &[
     Shape { bucket_sectors: 128, ..ROOMY },
     TIGHT,
     SMALL_NODES,
+    MANY_KEYS,
     MANY_KEYS,
     Shape { block_sectors: 8, bucket_sectors: 64, sectors: 8000, ..TIGHT },
     Shape { volumes: 2, ..ROOMY },

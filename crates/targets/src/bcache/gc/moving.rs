@@ -25,7 +25,7 @@
 //!     own compare fails. The source is not free before that copy has ended (R6).
 //! G4. No client writes an extent in place from before its copy begins until step 4 has ended
 //!     (R15, W3): the compare would not see that.
-//! V5. A broken set takes no keys: the next opening finds the extents where they were. The set may
+//! G5. A broken set takes no keys: the next opening finds the extents where they were. The set may
 //!     break while a round copies, as clients commit.
 //!
 //! # What a crash leaves
@@ -171,7 +171,7 @@ impl Session<'_> {
                 let is_broken = self.core.is_broken();
                 for it in some {
                     let to = set.buckets.end_write(it.to.sector());
-                    // V5.
+                    // G5.
                     if it.is_copied && !is_broken {
                         set.move_to_copy(it, to, at);
                     }

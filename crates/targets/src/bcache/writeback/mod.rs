@@ -405,6 +405,9 @@ impl Bcache {
         let core = self.core.as_ref().expect("a cache is drained");
         let Some(end) = keys.last().map(Key::end) else { return Ok(None) };
         let (keys, replaced) = apart(keys);
+        if !replaced.is_empty() {
+            coverage::take(Path::LeaveOut);
+        }
         let taken = core.take_out(keys).await;
         if !planted(Bug::CopyBeforeCommit) {
             core.commit(env).await.map_err(WriteError::Cache)?;

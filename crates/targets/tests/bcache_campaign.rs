@@ -413,8 +413,8 @@ fn a_backing_device_that_fails_loses_nothing_that_was_acknowledged() {
     campaign(Failing::Backing).one_in(PART).run();
 }
 
-/// Paths that a short campaign may miss (`bcache_drain` empties buckets), and those of campaigns with
-/// special events.
+/// Paths that a short campaign may miss (`bcache_drain` empties buckets), and those of campaigns
+/// with special events.
 #[cfg(feature = "canary")]
 const RARE: [&str; 4] = ["EmptyBuckets", "CheckpointAgain", "Ahead", "MarkZone"];
 

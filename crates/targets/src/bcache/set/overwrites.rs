@@ -73,8 +73,8 @@ impl Drop for TakenOut {
 }
 
 impl Core {
-    /// Takes extents out of use in place (V3), and keeps their buckets from being reused (R6), until
-    /// the answer is dropped. The caller reads the data of those that it still has after that.
+    /// Takes extents out of use in place (V3), and keeps their buckets from being reused (R6),
+    /// until the answer is dropped. The caller reads the data of those that it has after that.
     pub async fn take_out(&self, keys: Vec<Key>) -> TakenOut {
         let sectors = Unwritten::gather(&keys).await;
         let number = self.with(|set| {

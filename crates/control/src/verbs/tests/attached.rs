@@ -327,8 +327,8 @@ fn an_attach_is_refused_with_one_line_where_a_device_does_not_fit() {
         server.verbs.cache_attach(&attach, &Patient).unwrap_err().to_string()
     };
     let refused = other("slow2");
-    let expected = "slow2: superblock: found that of a backing device of bcache, expected that of a \
-                    cache device (cairn format bcache --cache)";
+    let expected = "slow2: superblock: found that of a backing device of bcache, expected that of \
+                    a cache device (cairn format bcache --cache)";
     assert_eq!(refused, expected, "a backing device is no cache");
     server.verbs.create("w", "0 8 linear fast 0").unwrap();
     let refused = attach(&server).unwrap_err().to_string();

@@ -57,17 +57,27 @@ pub(super) struct Taken {
 pub(in super::super) struct TakenOut {
     core: Arc<Core>,
     number: u64,
-    /// Those whose buckets are not free until then (R6).
+    /// Those whose buckets are not free until then, or until no copy is read any more (R6).
     pub keys: Vec<Key>,
     /// Those whose buckets were free or reused by then.
     pub lost: Vec<Key>,
 }
 
+impl TakenOut {
+    /// No copy of the extents is read any more: their buckets may be emptied.
+    pub fn end_copies(&mut self) {
+        let keys = std::mem::take(&mut self.keys);
+        if let Some(set) = self.core.lock().as_mut() {
+            keys.iter().for_each(|key| set.buckets.end_copy(key));
+        }
+    }
+}
+
 impl Drop for TakenOut {
     fn drop(&mut self) {
+        self.end_copies();
         if let Some(set) = self.core.lock().as_mut() {
             set.changes.taken.retain(|taken| taken.number != self.number);
-            self.keys.iter().for_each(|key| set.buckets.end_copy(key));
         }
     }
 }

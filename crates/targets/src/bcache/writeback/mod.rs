@@ -420,7 +420,7 @@ impl Bcache {
 
     /// Step 3: makes the copies of a batch durable on the backing device.
     async fn cover(&self, env: &Env, open: Open, how: How<'_>) -> Result<Batch, Undrained> {
-        let Open { mut copied, mut known, end, taken } = open;
+        let Open { mut copied, mut known, end, mut taken } = open;
         let (mut failed, mut untried) = (Vec::new(), Vec::new());
         for attempt in 1.. {
             untried.extend(copied.untried);
@@ -439,6 +439,8 @@ impl Bcache {
                     let failed_in_a_row = copied.failed_in_a_row;
                     self.keys_done.fetch_add(written.len() as u64, Ordering::Relaxed);
                     self.keys_failed.fetch_add(failed.len() as u64, Ordering::Relaxed);
+                    // The keys are about to become clean: then their buckets may be emptied.
+                    taken.end_copies();
                     let _taken = taken;
                     return Ok(Batch { written, failed, untried, next, failed_in_a_row, _taken });
                 }

@@ -6,12 +6,12 @@
 //! [`PIECE`] units are to take 0.3 ms at most. Campaigns have smaller pieces (`canary`), so that
 //! the requests of clients come between them.
 //!
-//! Builds with debug assertions count the units since the lock was taken last. More than [`LIMIT`]
-//! are a panic, in every test and campaign: clocks are not reliable there, counts are. Other builds
-//! count nothing. Not counted are the opening of a set, before it serves anything, and what is in
+//! Unit tests, and builds with debug assertions, count the units since the lock was taken last.
+//! More than [`LIMIT`] are a panic: clocks are not reliable there, counts are. Other builds count
+//! nothing. Not counted are the opening of a set, before it serves anything, and what is in
 //! one leaf beyond a piece: a journal may have put it there that was found at the opening.
 
-#[cfg(debug_assertions)]
+#[cfg(any(test, debug_assertions))]
 use std::cell::Cell;
 
 /// About how many units of work are done at once.
@@ -23,10 +23,10 @@ pub(super) fn piece() -> usize {
     super::canary::piece().unwrap_or(PIECE)
 }
 /// More than this is a bug: a piece, and its last step, which may be a whole leaf.
-#[cfg(debug_assertions)]
+#[cfg(any(test, debug_assertions))]
 const LIMIT: usize = 3 * PIECE;
 
-#[cfg(debug_assertions)]
+#[cfg(any(test, debug_assertions))]
 thread_local! {
     static DONE: Cell<usize> = const { Cell::new(0) };
     static MOST: Cell<usize> = const { Cell::new(0) };
@@ -35,15 +35,18 @@ thread_local! {
 /// A piece of work begins.
 #[inline]
 pub(super) fn begin() {
-    #[cfg(debug_assertions)]
+    #[cfg(any(test, debug_assertions))]
     DONE.set(0);
 }
 
 /// So many units were done.
 #[inline]
-#[cfg_attr(not(debug_assertions), expect(unused_variables, reason = "nothing is counted"))]
+#[cfg_attr(
+    not(any(test, debug_assertions)),
+    expect(unused_variables, reason = "nothing is counted")
+)]
 pub(super) fn did(units: usize) {
-    #[cfg(debug_assertions)]
+    #[cfg(any(test, debug_assertions))]
     {
         let done = DONE.get() + units;
         DONE.set(done);
@@ -53,7 +56,7 @@ pub(super) fn did(units: usize) {
 }
 
 /// The most units that a piece of this thread had since this was asked last.
-#[cfg(all(test, debug_assertions))]
+#[cfg(test)]
 pub(super) fn most() -> usize {
     MOST.replace(0)
 }

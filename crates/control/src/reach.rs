@@ -21,7 +21,7 @@ use cairn_targets::spec::{Use, words_of};
 
 use crate::arguments::is_path;
 use crate::kept::{Part, family_of, used_by, whole_device};
-use crate::state::Record;
+use crate::state::{Record, folder_of};
 use crate::world::World;
 
 /// How a verb holds a thing or a range.
@@ -221,7 +221,5 @@ impl Finding<'_> {
 /// A path with no link in it but perhaps its last step, which may not be there yet.
 fn full(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default();
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let folder = folder.unwrap_or(Path::new(".")).canonicalize();
-    folder.map_or_else(|_| path.to_owned(), |folder| folder.join(name))
+    folder_of(path).canonicalize().map_or_else(|_| path.to_owned(), |folder| folder.join(name))
 }

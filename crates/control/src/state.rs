@@ -524,11 +524,7 @@ impl StateFile {
         let mut file = File::create(&fresh).map_err(failed)?;
         file.write_all(text.as_bytes()).map_err(failed)?;
         file.sync_all().map_err(failed)?;
-        let folder = match self.path.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        };
-        let folder = File::open(folder).map_err(failed)?;
+        let folder = File::open(folder_of(&self.path)).map_err(failed)?;
         inner.unsure = true;
         fs::rename(&fresh, &self.path).map_err(failed)?;
         (inner.sync_folder)(&folder).map_err(failed)?;
@@ -556,6 +552,11 @@ fn itself(path: &Path) -> Cow<'_, Path> {
         true => fs::canonicalize(path).map_or(Cow::Borrowed(path), Cow::Owned),
         false => Cow::Borrowed(path),
     }
+}
+
+/// The folder of a file.
+pub fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// The file of the same name with something appended.

@@ -13,6 +13,8 @@
 //! W1. The slot with the newest map that is durable is not written to.
 //! W2. After a failure to make a file it is not known which file is there: it is made again.
 //! W3. One thread does all this, in the order of the calls.
+//! W4. What a start finds is made durable before it counts: a server that was killed may have
+//!     written it without a flush.
 //!
 //! The server that holds the lock of the state file is the only one that writes to these files.
 
@@ -30,7 +32,7 @@ use cairn_format::bcache::zones::{Newest, ZONE_SECTORS};
 use cairn_outcome::failure::{Outcome, system};
 use parking_lot::Mutex;
 
-use super::{StateFile, beside};
+use super::{StateFile, beside, folder_of};
 
 enum Job {
     Keep { name: String, map: ZoneMap, receipt: Receipt },
@@ -113,11 +115,12 @@ impl Files {
         let prefix = prefix.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut kept = HashMap::new();
         let folder = folder_of(&self.state);
+        File::open(folder)?.sync_all()?;
         for entry in fs::read_dir(folder)? {
             let file = entry?.file_name().to_string_lossy().into_owned();
             let Some(name) = file.strip_prefix(&prefix) else { continue };
             let path = self.path(name);
-            let bytes = match fs::read(&path) {
+            let bytes = match read(&path) {
                 Ok(bytes) => bytes,
                 Err(error) => {
                     tracing::warn!("{}: not read: {error}", path.display());
@@ -205,6 +208,12 @@ impl Known {
     }
 }
 
+/// W4.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    File::open(path)?.sync_all()?;
+    fs::read(path)
+}
+
 /// Opens a file of this size.
 fn open_of(path: &Path, bytes: u64) -> Option<File> {
     let file = OpenOptions::new().write(true).open(path).ok()?;
@@ -219,10 +228,6 @@ fn make(path: &Path, fresh: &Path, slot: &[u8]) -> io::Result<()> {
     file.sync_all()?;
     fs::rename(fresh, path)?;
     File::open(folder_of(path))?.sync_all()
-}
-
-fn folder_of(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 #[cfg(test)]

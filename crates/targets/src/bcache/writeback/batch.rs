@@ -16,7 +16,7 @@ use super::policy::Shape;
 use super::uncopied::Uncopied;
 use crate::bcache::btree::Span;
 use crate::bcache::canary::{Bug, planted};
-use crate::bcache::set::Set;
+use crate::bcache::set::{Set, WriteError};
 use crate::bcache::stripes::Stripes;
 use crate::bcache::volume::Bcache;
 use crate::bcache::work;
@@ -320,11 +320,19 @@ impl Bcache {
     }
 
     /// True if a device is to be taken for dead: of the dirty extents from a sector on, none of a
-    /// sample can be copied. False if there are none.
-    pub(super) async fn is_sample_lost(&self, env: &Env, from: u64) -> bool {
-        let sample = self.dirty_sample(from).await;
-        let tried = self.copy_runs(env, sample.chunks(1), &Cell::new(0), &Pace::new(AT_ONCE)).await;
-        !tried.is_empty() && tried.iter().all(|(_, result)| result.is_err())
+    /// sample can be copied. False if there are none. The caller has the turn of batches: a sample
+    /// is a batch that makes nothing clean (N3, R6, R7).
+    ///
+    /// # Errors
+    /// The set cannot be written.
+    pub(super) async fn is_sample_lost(&self, env: &Env, from: u64) -> Result<bool, WriteError> {
+        let core = self.core.as_ref().expect("a cache is drained");
+        let (sample, _) = apart(self.dirty_sample(from).await);
+        let taken = core.take_out(sample).await;
+        core.commit(env).await.map_err(WriteError::Cache)?;
+        let (failed, pace) = (Cell::new(0), Pace::new(AT_ONCE));
+        let tried = self.copy_runs(env, taken.keys.chunks(1), &failed, &pace).await;
+        Ok(!tried.is_empty() && tried.iter().all(|(_, result)| result.is_err()))
     }
 
     /// Copies runs, some at once. Answers in order how each ended. `failed_in_a_row` counts the

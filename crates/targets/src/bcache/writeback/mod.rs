@@ -346,10 +346,7 @@ impl Bcache {
             uncopied.extend(batch.failed);
             if failed_in_a_row >= FAILED_IN_A_ROW {
                 failed_in_a_row = 0;
-                // With the turn: a sample is a batch that makes nothing clean (R7, N3).
-                let core = self.core.as_ref().expect("a cache is drained");
-                core.commit(env).await.map_err(WriteError::Cache)?;
-                if self.is_sample_lost(env, from).await {
+                if self.is_sample_lost(env, from).await? {
                     uncopied.give_up();
                     return Ok(Drained::All);
                 }

@@ -299,9 +299,8 @@ impl Bcache {
     /// A request to the cache device has ended that is not one of its metadata.
     #[inline]
     pub(super) fn count_cache(&self, env: &Env, result: IoResult) {
-        let core = self.core.as_ref().expect("it has a cache");
-        if core.errors.ended(result) && !self.read_only {
-            core.break_down(env, &super::set::WriteError::Errors(core.errors.read()));
+        if !self.read_only {
+            self.core.as_ref().expect("it has a cache").count(env, result);
         }
     }
 

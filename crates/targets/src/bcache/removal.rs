@@ -25,9 +25,6 @@ use super::set::Set;
 use super::volume::Bcache;
 use super::work;
 
-/// How many holes end at once.
-const HOLES_AT_ONCE: usize = 1024;
-
 /// What leaves the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dropped {
@@ -122,7 +119,7 @@ impl Bcache {
             yield_once().await;
         }
         let committed = core.commit(env).await;
-        for some in holes.chunks(HOLES_AT_ONCE) {
+        for some in holes.chunks(work::changes()) {
             core.with(|set| some.iter().for_each(|hole| set.changes.ghosts.end_hole(hole)));
             yield_once().await;
         }

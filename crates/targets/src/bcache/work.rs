@@ -22,6 +22,13 @@ const PIECE: usize = 8192;
 pub(super) fn piece() -> usize {
     super::canary::piece().unwrap_or(PIECE)
 }
+
+/// About how many extents change at once, which takes longer than looking at them.
+#[inline]
+pub(super) fn changes() -> usize {
+    (piece() / 16).max(1)
+}
+
 /// More than this is a bug: a piece, and its last step, which may be a whole leaf.
 #[cfg(any(test, debug_assertions))]
 const LIMIT: usize = 3 * PIECE;

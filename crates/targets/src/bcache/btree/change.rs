@@ -78,9 +78,10 @@ impl Tree {
     /// others stay. Answers how many sectors were replaced.
     pub fn replace(&mut self, old: &Key, new: &Key, buckets: &mut Buckets) -> u64 {
         assert_eq!((old.begin(), old.position()), (new.begin(), new.position()), "of one range");
-        let mut replaced = 0;
-        for part in self.parts_left(old) {
-            let part = new.part(part.start(), part.end()).expect("it lies within");
+        let (mut from, mut replaced) = (old.start(), 0);
+        while let Some(part) = self.part_left(old, from) {
+            from = part.end();
+            let part = new.part(part.start(), from).expect("it lies within");
             self.lay(&part, buckets);
             replaced += part.sectors();
         }
@@ -89,17 +90,23 @@ impl Tree {
 
     /// The parts of an extent that still lead to where it leads, in the same generation, and are
     /// dirty as it is; in order.
-    pub fn parts_left(&self, old: &Key) -> Vec<Key> {
-        let (mut from, mut left) = (old.start(), Vec::new());
-        while let Some(fragment) = self.fragment(old, from) {
+    pub fn parts_left(&self, old: &Key) -> impl Iterator<Item = Key> {
+        std::iter::successors(self.part_left(old, old.start()), |part| {
+            self.part_left(old, part.end())
+        })
+    }
+
+    /// The first of these parts from a sector on.
+    fn part_left(&self, old: &Key, mut from: u64) -> Option<Key> {
+        let leads = |key: &Key| (key.cached_at(), key.is_dirty());
+        loop {
+            let fragment = self.fragment(old, from)?;
             from = fragment.end();
             let part = old.part(fragment.start(), from).expect("it lies within");
-            let leads = |key: &Key| (key.cached_at(), key.is_dirty());
             if leads(&fragment) == leads(&part) {
-                left.push(fragment);
+                return Some(fragment);
             }
         }
-        left
     }
 
     /// What the first extent behind a sector has within the sectors of a key, from that one on.

@@ -26,7 +26,8 @@
 //! G4. No client writes an extent in place from before its copy begins until step 4 has ended
 //!     (R15, W3): the compare would not see that.
 //! G5. A broken set takes no keys: the next opening finds the extents where they were. The set may
-//!     break while a round copies, as clients commit.
+//!     break while a round copies, as clients commit; no more copies begin then. Errors of copies
+//!     count as those of other data (`cache/io_error_limit`).
 //!
 //! # What a crash leaves
 //! - Before 4: copies to which no key leads.
@@ -41,6 +42,7 @@ use crate::bcache::buckets::Choice;
 use crate::bcache::canary::{Bug, planted};
 use crate::bcache::coverage::{self, Path};
 use crate::bcache::set::{Core, Session, Set, WriteError};
+use crate::bcache::work;
 
 /// How many extents are copied at once.
 const IN_FLIGHT: usize = 64;
@@ -54,8 +56,6 @@ const SOURCES: u64 = 64;
 const COPY_SECTORS: u64 = (1 << 20) / 512;
 /// A round makes at least one of so many sources free beyond the buckets that it takes.
 const GAIN: u64 = 4;
-/// How many extents change under one lock.
-const AT_ONCE: usize = 512;
 
 /// An extent, and where its copy goes.
 struct Move {
@@ -90,6 +90,7 @@ impl Session<'_> {
             self.replace_all(&moves).await;
         }
         self.copy_all(&mut moves).await;
+        self.core.check()?;
         if !early {
             self.core.cache.flush(self.env).await.map_err(WriteError::Cache)?;
             self.replace_all(&moves).await;
@@ -128,7 +129,7 @@ impl Session<'_> {
     /// A place for each extent, or for each part of one; for as many as there are buckets.
     async fn place_all(&self, extents: &[Key]) -> Vec<Move> {
         let (mut moves, mut open) = (Vec::new(), None);
-        for some in extents.chunks(AT_ONCE) {
+        for some in extents.chunks(work::changes()) {
             let is_placed =
                 self.with(|set| some.iter().all(|key| set.place_copy(key, &mut open, &mut moves)));
             if !is_placed {
@@ -149,14 +150,20 @@ impl Session<'_> {
     }
 
     async fn copy(&self, one: &mut Move) {
+        if self.core.is_broken() {
+            return;
+        }
         let Core { cache, copier, .. } = self.core;
         let count = SectorCount(one.from.sectors());
         let range = |at: Pointer| SectorRange::new(Sector(at.sector()), count);
         let from = range(one.from.cached_at().expect("an extent leads somewhere"));
         let grant = copier.grant(count.to_bytes()).await;
         let piece = CopyPiece { disk: cache.disk().clone(), range: from };
-        let Ok(data) = grant.read(self.env, &[piece]).await else { return };
+        let read = grant.read(self.env, &[piece]).await;
+        self.core.count(self.env, read.as_ref().map(drop).map_err(|error| *error));
+        let Ok(data) = read else { return };
         let written = data.write(self.env, cache.disk(), range(one.to), Flags::empty()).await;
+        self.core.count(self.env, written);
         if written.is_err() {
             self.with(|set| set.write_failed(one.to.sector()));
         }
@@ -165,7 +172,7 @@ impl Session<'_> {
 
     /// Step 4.
     async fn replace_all(&self, moves: &[Move]) {
-        for some in moves.chunks(AT_ONCE) {
+        for some in moves.chunks(work::changes()) {
             let at = self.core.commit_at(self.env);
             self.with(|set| {
                 let is_broken = self.core.is_broken();
@@ -248,7 +255,7 @@ impl Set {
 
     /// Step 4 of one extent. Its copy is not in flight any more, and begins at `to`.
     fn move_to_copy(&mut self, one: &Move, to: Pointer, at: Time) {
-        let parts = self.tree.parts_left(&one.from);
+        let parts: Vec<Key> = self.tree.parts_left(&one.from).collect();
         if parts.is_empty() {
             coverage::take(Path::MoveLost);
         }

@@ -156,6 +156,22 @@ impl Core {
         self.broken.load(Ordering::Relaxed)
     }
 
+    /// C1.
+    ///
+    /// # Errors
+    /// The set is broken.
+    pub fn check(&self) -> Result<(), WriteError> {
+        if self.is_broken() { Err(WriteError::Broken) } else { Ok(()) }
+    }
+
+    /// A request for data has ended; its error counts.
+    #[inline]
+    pub fn count(&self, env: &Env, result: IoResult) {
+        if self.errors.ended(result) {
+            self.break_down(env, &WriteError::Errors(self.errors.read()));
+        }
+    }
+
     /// Changes the set on the device, in turn. After an error the set is broken.
     ///
     /// # Errors
@@ -166,9 +182,7 @@ impl Core {
         work: impl AsyncFnOnce(&Session<'_>) -> Result<T, WriteError>,
     ) -> Result<T, WriteError> {
         let _turn = self.turn.lock().await;
-        if self.is_broken() {
-            return Err(WriteError::Broken);
-        }
+        self.check()?;
         let changed = work(&Session { env, core: self }).await;
         changed.inspect_err(|error| self.break_down(env, error))
     }

@@ -35,9 +35,7 @@ use super::{Core, Set};
 use crate::bcache::btree::{Fill, NoBucket, Plan, Unwritten, write_plan};
 use crate::bcache::canary::{Bug, planted};
 use crate::bcache::journal::{EntryWrite, NoEntry, SPARE};
-
-/// How many keys become clean at once.
-const CLEAN_AT_ONCE: usize = 1024;
+use crate::bcache::work;
 
 /// Why a session ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -118,7 +116,7 @@ impl Session<'_> {
     /// # Errors
     /// The set cannot be written. Some of the keys may be in leaves.
     pub async fn clean(&self, keys: &[Key], cleaned: impl Fn(u64)) -> Result<(), WriteError> {
-        for some in keys.chunks(CLEAN_AT_ONCE) {
+        for some in keys.chunks(work::changes()) {
             let clean = |set: &mut Set, key: &Key| {
                 set.tree.replace(key, &key.with_dirty(false), &mut set.buckets)
             };
@@ -205,6 +203,7 @@ impl Session<'_> {
     }
 
     async fn carry_out(&self, plan: Plan, left: &Left) -> Result<(), WriteError> {
+        self.core.check()?;
         write_plan(self.env, &self.core.cache, &plan).await.map_err(WriteError::Cache)?;
         self.with(|set| set.planned(left));
         if plan.has_new_root {

@@ -62,7 +62,7 @@ impl Bcache {
         let core = self.core.as_ref().expect("a volume that is drained has a cache");
         let change = Ready::Change as u8;
         let ready = core.with(|_| self.ready.fetch_min(change, Ordering::Relaxed));
-        self.writers.quiesce(0).await;
+        core.writers.quiesce(0).await;
         let called = self.call_clean_if_it_is(env).await;
         let parked = core.with(|_| {
             let is_written = self.has_written_state.load(Ordering::Relaxed);

@@ -28,7 +28,6 @@ use super::writeback::{Ahead, COPY_BYTES, Throttle};
 use super::writes::Ready;
 use super::zones::Zones;
 use crate::args::Device;
-use crate::epochs::Epochs;
 use crate::fair::Fair;
 use crate::kind::TargetKind;
 
@@ -58,8 +57,6 @@ pub struct Bcache {
     pub(super) core: Option<Arc<Core>>,
     /// The volume's number in the set.
     pub(super) inode: AtomicU64,
-    /// Requests that write to the cache device.
-    pub(super) writers: Arc<Epochs<1>>,
     /// For what the set and the superblock of the backing device are ready, as a number of
     /// [`super::writes::Ready`], and for what they are to be.
     pub(super) ready: AtomicU8,
@@ -156,7 +153,6 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         is_suspect: AtomicBool::new(false),
         core,
         inode: AtomicU64::new(0),
-        writers: Epochs::new(reactors),
         ready: AtomicU8::new(Ready::Read as u8),
         wanted: AtomicU8::new(Ready::Read as u8),
         degraded: Degraded::default(),

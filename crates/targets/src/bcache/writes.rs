@@ -51,8 +51,8 @@ use crate::group_commit::Waiter;
 
 /// Where the head of a write goes.
 enum Plan {
-    /// To the cache, at this sector.
-    Cache { sector: u64, count: u64 },
+    /// To the cache, at this sector. It entered the epoch.
+    Cache { sector: u64, count: u64, epoch: Epoch },
     /// To the cache, in place. It entered the epoch.
     InPlace { sector: u64, count: u64, epoch: Epoch },
     /// To the backing device; the failures of that which were known, and the number of a fill.
@@ -224,7 +224,8 @@ impl Bcache {
             Some((pointer, count)) => {
                 set.buckets.requested(count);
                 set.changes.arrivals.begin();
-                Plan::Cache { sector: pointer.sector(), count }
+                let epoch = core.writers.enter(env.reactor(), 0);
+                Plan::Cache { sector: pointer.sector(), count, epoch }
             }
             None if self.is_handing_back.load(Ordering::Relaxed) => {
                 coverage::take(Path::HandBack);
@@ -249,11 +250,10 @@ impl Bcache {
         }
         let span = self.span_of(request);
         match self.plan_write(env, request, span) {
-            Plan::Cache { sector, count } => {
+            Plan::Cache { sector, count, epoch } => {
                 // Only a commit makes the write durable; its flush covers the data.
                 request.flags.remove(Flags::FUA);
-                let (class, epoch) = (Class::Insert, self.writers.enter(env.reactor(), 0));
-                self.to_cache(env, request, (class, epoch), sector, count)
+                self.to_cache(env, request, (Class::Insert, epoch), sector, count)
             }
             Plan::InPlace { sector, count, epoch } => {
                 self.to_cache(env, request, (Class::Overwrite, epoch), sector, count)
@@ -441,7 +441,7 @@ impl Bcache {
                 }
             }
         };
-        self.writers.leave(env.reactor(), word.epoch);
+        core.writers.leave(env.reactor(), word.epoch);
         core.arrived.notify(usize::MAX);
         self.count_cache(env, result);
         if has_news {

@@ -77,7 +77,7 @@ impl Bcache {
         let backing = self.config.devices.backing().expect("a large one has a backing device");
         let known = backing.disk.failures();
         let range = SectorRange::new(Sector(span.start), SectorCount(span.end - span.start));
-        let fua = mutants::fua("bcache: FUA of large write-zeroes");
+        let fua = mutants::fua("bcache: FUA of large zeroes");
         let zeroed = env.io(&backing.disk, Io::on(Op::WriteZeroes, range).with(flags | fua)).await;
         self.count_backing(env, zeroed);
         zeroed?;

@@ -51,6 +51,8 @@ pub(in super::super) struct Core {
     set: Mutex<Option<Set>>,
     /// Requests that read from the cache device.
     pub readers: Arc<Epochs<1>>,
+    /// Requests that write to a new place on the cache device, until their key is in the tree.
+    pub writers: Arc<Epochs<1>>,
     /// Requests that write in place on the cache device (V3).
     pub overwriters: Arc<Epochs<1>>,
     turn: Fair<()>,
@@ -90,6 +92,7 @@ impl Core {
             cache: CacheDevice::new(device),
             set: Mutex::new(None),
             readers: Epochs::new(reactors),
+            writers: Epochs::new(reactors),
             overwriters: Epochs::new(reactors),
             turn: Fair::new(()),
             journal_turn: Fair::new(()),

@@ -118,7 +118,12 @@ impl Scenario for Bcache {
         let mode = self.modes[rng.usize(..self.modes.len())];
         let shape = Shape { mode, ..self.shapes[rng.usize(..self.shapes.len())] };
         #[cfg(feature = "canary")]
-        cairn_targets::bcache::canary::work_in_pieces(rng.bool().then_some(8));
+        {
+            use cairn_targets::bcache::canary;
+            canary::work_in_pieces(rng.bool().then_some(8));
+            // No leaf stays in memory for long.
+            canary::keep_in_memory(rng.bool().then_some(0));
+        }
         let maps = self.zones.map(|_| Arc::default());
         (Case { shape, maps }, shape.drives())
     }
@@ -629,6 +634,11 @@ mod canaries {
     #[test]
     fn coalesced_nodes_that_may_not_be_durable_are_caught() {
         is_caught_in(Bug::CoalescedBeforeDurable, &[MANY_KEYS], &[CacheMode::Writeback]);
+    }
+
+    #[test]
+    fn leaves_that_leave_memory_before_they_are_written_are_caught() {
+        is_caught_in(Bug::DropUnwritten, &[MANY_KEYS], WRITEBACK);
     }
 
     #[test]

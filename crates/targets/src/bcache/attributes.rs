@@ -48,6 +48,8 @@ const ROWS: &[Row] = &[
         name: "btree_nodes",
         value: |volume| of_set(volume, |set| set.tree.count_nodes() as u64),
     },
+    // Memory of the extents, in bytes.
+    Row { name: "btree_cache_used", value: |volume| of_set(volume, |set| set.tree.memory()) },
     // Passes of collecting that have ended.
     Row { name: "gc_passes", value: |volume| of_gc(volume, |gc| &gc.passes) },
     // Buckets that were packed into others, and nodes that became fewer, since the first resume.

@@ -82,6 +82,8 @@ pub enum Bug {
     MoveBeforeCopy,
     /// The source of a move is reused before a checkpoint has ended (R6).
     SourceBeforeCheckpoint,
+    /// A leaf leaves memory although the device lacks some of its changes (M1).
+    DropUnwritten,
     /// A parent leads to a coalesced node that may not be durable.
     CoalescedBeforeDurable,
     /// Data becomes dirty before the map with its zone is durable (Y1).
@@ -94,6 +96,7 @@ pub enum Bug {
 thread_local! {
     static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
     static PIECE: Cell<Option<usize>> = const { Cell::new(None) };
+    static MEMORY: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
 /// Has every cache on this thread work in pieces of so many units, or in those of programs.
@@ -109,6 +112,23 @@ pub(super) fn piece() -> Option<usize> {
 
 #[cfg(not(feature = "canary"))]
 pub(super) const fn piece() -> Option<usize> {
+    None
+}
+
+/// Has every cache on this thread keep so many bytes of extents in memory, or as many as
+/// `btree_cache_size` says.
+#[cfg(feature = "canary")]
+pub fn keep_in_memory(bytes: Option<u64>) {
+    MEMORY.set(bytes);
+}
+
+#[cfg(feature = "canary")]
+pub(super) fn memory() -> Option<u64> {
+    MEMORY.get()
+}
+
+#[cfg(not(feature = "canary"))]
+pub(super) const fn memory() -> Option<u64> {
     None
 }
 

@@ -88,6 +88,12 @@ paths! {
     Move,
     /// An extent of them changes while it is copied.
     MoveLost,
+    /// A leaf leaves memory.
+    LeafLeaves,
+    /// A request waits until a leaf is read.
+    WaitForLeaf,
+    /// A task looks at the extents of an absent leaf.
+    ScanAbsent,
     /// Nodes of the tree become fewer.
     Coalesce,
     /// A group enters the journal without FUA: the flush of the next one makes it durable.

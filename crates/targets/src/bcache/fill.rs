@@ -11,7 +11,7 @@
 //!
 //! # Invariants
 //! L1. A fill is dropped if a write from above touched its sectors after 1 (R7), or if the tree has
-//!     something there by 4.
+//!     something there by 4, or its leaf is absent by then.
 //! L2. A key of a fill has the data that the backing device has, durably (R13). So no power cut
 //!     leaves a clean extent that differs from the backing device.
 //! L3. The cache device may lose the data of a fill until a checkpoint has ended that began after
@@ -233,12 +233,11 @@ impl Bcache {
 impl Set {
     /// Step 4, unless the tree has something there.
     fn fill(&mut self, key: &Key) {
-        let behind = key.position();
-        let mut extents = self.tree.extents_from(key.inode(), key.start());
-        if extents.next().is_some_and(|own| own.begin() < behind) {
+        let span = Span::of(key);
+        let is_present = self.tree.absent_in(&span).is_empty();
+        if !is_present || self.tree.extents_in(&span).next().is_some() {
             return;
         }
-        drop(extents);
         self.tree.lay(key, &mut self.buckets);
         self.changes.add_filled(key);
     }

@@ -85,9 +85,14 @@ impl Bcache {
         let of_word = word.parse::<Uuid>().ok();
         let found = core.with(|set| {
             let (inode, entry) = set.volume(of_word?)?;
-            let is_unused = set.tree.extents_from(inode, 0).next().is_none();
-            (entry.is_flash_only() && is_unused).then_some((entry.uuid, inode))
+            entry.is_flash_only().then_some((entry.uuid, inode))
         });
+        let is_used = match found {
+            Some((_, inode)) => core.has_extents(env, inode).await,
+            None => Ok(false),
+        };
+        let is_used = is_used.map_err(|error| failed(format!("{MESSAGE}: {error}")))?;
+        let found = found.filter(|_| !is_used);
         let unserved = found.filter(|(_, inode)| core.users().serves(*inode).is_none());
         let Some((uuid, _)) = unserved else {
             let expected = "a volume without a backing device, without data, that is not served";

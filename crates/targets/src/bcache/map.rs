@@ -24,6 +24,8 @@ enum Plan {
     Cache { sector: u64, count: u64, epoch: Epoch },
     /// To the backing device; the number of a fill.
     Backing { count: u64, fill: u64 },
+    /// Nowhere yet: a leaf is read first. It starts the task, or not.
+    Read { starts: bool },
     /// Nowhere: nothing was written there.
     Zeros { count: u64 },
     /// The set is in error.
@@ -88,6 +90,7 @@ impl Bcache {
                 let epoch = core.readers.enter(env.reactor(), 0);
                 Plan::Cache { sector, count, epoch }
             }
+            Found::Absent(leaf) => Plan::Read { starts: set.wanted.add(vec![leaf], request.id()) },
             Found::Hole { end } => {
                 let count = want.min(end - from);
                 match self.config.devices.backing() {
@@ -131,6 +134,7 @@ impl Bcache {
                 let backing = self.config.devices.backing().expect("not a flash-only volume");
                 Verdict::Remapped { disk: backing.disk.as_ref(), sector: Sector(from) }
             }
+            Plan::Read { starts } => self.wait_for_leaf(env, starts),
             Plan::Zeros { count } => {
                 let count = SectorCount(count);
                 request.accept(count);
@@ -140,6 +144,14 @@ impl Bcache {
             Plan::Degraded => self.map_degraded(env, request),
             Plan::Fail => Verdict::Failed(IoError::IO),
         }
+    }
+
+    /// A request waits until a leaf is read.
+    pub(super) fn wait_for_leaf(&self, env: &Env, starts: bool) -> Verdict<'_> {
+        if starts {
+            self.core.as_ref().expect("it has a cache").start_reading(env);
+        }
+        Verdict::Queued
     }
 
     /// Counts a read or write. True if it bypasses the cache.

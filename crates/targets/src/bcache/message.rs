@@ -39,7 +39,11 @@ impl Bcache {
             ["set", "stop_when_cache_set_failed", word] => self.set_stop_word(word),
             ["set", "readahead_cache_policy", word] => self.set_readahead(word),
             ["set", name, word] => match Tunable::of_name(name) {
-                Some(tunable) => tunable.set(self, word).map(|()| String::new()),
+                Some(tunable) => {
+                    tunable.set(self, word)?;
+                    self.core.iter().for_each(|core| core.trim_soon(env));
+                    Ok(String::new())
+                }
                 None if self
                     .all_attributes()
                     .iter()

@@ -37,9 +37,7 @@ impl Set {
     /// The parts of these sectors without dirty data.
     fn not_dirty(&self, span: &Span) -> Vec<Span> {
         let (mut start, mut parts) = (span.start, Vec::new());
-        let extents = self.tree.extents_from(span.inode, span.start);
-        let dirty = extents.take_while(|key| key.start() < span.end).filter(|key| key.is_dirty());
-        for key in dirty {
+        for key in self.tree.extents_in(span).filter(|key| key.is_dirty()) {
             if start < key.start() {
                 parts.push(Span { start, end: key.start(), ..*span });
             }
@@ -93,7 +91,7 @@ impl Bcache {
         while start < span.end {
             // Each sector may be an extent.
             let piece = Span { start, end: span.end.min(start + work::piece() as u64), ..span };
-            core.with(|set| {
+            let drop_some = |set: &mut Set| {
                 set.changes.fills.touch(&piece);
                 // A broken set takes no keys; the commit fails.
                 if core.is_broken() {
@@ -114,7 +112,9 @@ impl Bcache {
                     }
                     holes.push(part);
                 }
-            });
+            };
+            // Without it the set is broken: the commit fails.
+            let _ = core.with_present(env, &[piece], drop_some).await;
             start = piece.end;
             yield_once().await;
         }

@@ -13,9 +13,11 @@
 use std::ops::Range;
 
 use cairn_block::sync::atomic::Ordering;
-use cairn_block::{ConfigError, ConfigKind, Env, mutants, yield_once};
-use cairn_format::bcache::{BackingState, BackingSuperblock};
+use cairn_block::{ConfigError, ConfigKind, Env, mutants};
+use cairn_format::bcache::places::is_beyond;
+use cairn_format::bcache::{BackingState, BackingSuperblock, Key};
 
+use super::btree::Which;
 use super::canary::{Bug, planted};
 use super::config::Devices;
 use super::set::{Core, Serving, open};
@@ -118,7 +120,8 @@ impl Bcache {
         let Superblocks { backing, cache } = self.read_devices(env).await?;
         if is_first {
             let superblock = cache.expect("the superblock of the cache was read");
-            core.open(open(env, &core.cache, superblock).await?).await;
+            let opened = core.open(env, open(env, &core.cache, superblock).await?).await;
+            opened.map_err(|error| core.unread(&error))?;
         } else if core.is_broken() {
             let users = core.users().names();
             let detail = format!(
@@ -134,9 +137,9 @@ impl Bcache {
         self.set_backing(backing.clone());
         self.is_member.store(true, Ordering::Relaxed);
         let sectors = self.find_in_set(core, backing.as_ref())?;
-        let (cached, dirty) = self.count_extents(core, &sectors).await?;
+        let (cached, dirty) = self.count_extents(env, core, &sectors).await?;
         self.dirty_sectors.store(dirty, Ordering::Relaxed);
-        self.name_dirty_zones(core).await;
+        self.name_dirty_zones(env, core).await?;
         let has_clean = cached > dirty && backing.is_some();
         let (judged, gone) = self.settle_trust(env, core, backing.as_ref(), has_clean).await?;
         self.report_found(dirty, backing.as_ref().map(BackingSuperblock::state));
@@ -201,37 +204,48 @@ impl Bcache {
     /// A dirty extent does not lie within the volume.
     async fn count_extents(
         &self,
+        env: &Env,
         core: &Core,
         sectors: &Range<u64>,
     ) -> Result<(u64, u64), ConfigError> {
-        let (inode, argument) = (self.inode(), &core.cache.device().argument);
-        let (mut next, mut cached, mut dirty) = (Some(0), 0, 0);
-        while let Some(from) = next {
-            let counted = core.with(|set| set.count_part(inode, from, sectors));
-            let counted = counted.map_err(|key| {
+        let (mut cached, mut dirty, mut beyond) = (0, 0, None);
+        let mut count = |key: &Key| {
+            cached += key.sectors();
+            dirty += if key.is_dirty() { key.sectors() } else { 0 };
+            beyond = Some(*key).filter(|key| key.is_dirty() && is_beyond(key, sectors));
+            beyond.is_none()
+        };
+        let counted = core.scan_volume(env, self.inode(), Which::All, &mut count).await;
+        counted.map_err(|error| core.unread(&error))?;
+        match beyond {
+            None => Ok((cached, dirty)),
+            Some(key) => {
+                let argument = &core.cache.device().argument;
                 let (first, last) = (sectors.start, sectors.end.saturating_sub(1));
                 let detail = format!(
                     "extent {key:?}: found beyond its volume, expected sectors {first} to {last}; \
                      see: cairn check {argument}"
                 );
-                ConfigError::new(ConfigKind::Damaged, argument, detail)
-            })?;
-            (next, cached, dirty) = (counted.next, cached + counted.cached, dirty + counted.dirty);
-            yield_once().await;
+                Err(ConfigError::new(ConfigKind::Damaged, argument, detail))
+            }
         }
-        Ok((cached, dirty))
     }
 
     /// The next map of dirty zones names what is dirty now.
-    async fn name_dirty_zones(&self, core: &Core) {
-        let Some(zones) = &self.zones else { return };
+    async fn name_dirty_zones(&self, env: &Env, core: &Core) -> Result<(), ConfigError> {
+        let Some(zones) = &self.zones else { return Ok(()) };
         zones.reset();
-        let mut next = Some(0).filter(|_| self.dirty_sectors() > 0);
-        while let Some(from) = next {
-            let name = |sectors| zones.name(sectors);
-            next = core.with(|set| set.each_dirty_of_part(self.inode(), from, name));
-            yield_once().await;
+        if self.dirty_sectors() == 0 {
+            return Ok(());
         }
+        let mut name = |key: &Key| {
+            if key.is_dirty() {
+                zones.name(key.start()..key.end());
+            }
+            true
+        };
+        let named = core.scan_volume(env, self.inode(), Which::Dirty, &mut name).await;
+        named.map_err(|error| core.unread(&error))
     }
 
     /// Logs the dirty data that was found.

@@ -7,7 +7,7 @@ use cairn_block::{
 };
 use cairn_format::bcache::{BackingState, BackingSuperblock};
 
-use super::btree::Found;
+use super::btree::{Found, Span};
 use super::config::Devices;
 use super::degraded::Service;
 use super::volume::Bcache;
@@ -87,11 +87,12 @@ impl Bcache {
         let from = self.first + range.start.0;
         let want = range.count.0;
         let found = match self.service() {
-            Service::Cached => self.look(|set| set.tree.find(self.inode(), from)),
+            Service::Cached => self.found_at(env, from).await?,
             Service::Uncached => Some(Found::Hole { end: from + want }),
             Service::Stopped => return Err(IoError::IO),
         };
         let (kind, count) = match found {
+            Some(Found::Absent(_)) => unreachable!("its leaf is present"),
             Some(Found::Extent(key)) => (ExtentKind::Data, want.min(key.sectors())),
             Some(Found::Hole { end }) => (ExtentKind::Hole, want.min(end - from)),
             None if self.is_vouched_for() => (ExtentKind::Hole, want),
@@ -104,6 +105,17 @@ impl Bcache {
             }
             _ => Ok(vec![Extent { count: SectorCount(count), kind }]),
         }
+    }
+
+    /// What the cache has at a sector; none if it is not open.
+    async fn found_at(&self, env: &Env, from: u64) -> Result<Option<Found>, IoError> {
+        let Some(core) = self.core.as_ref().filter(|core| core.lock().is_some()) else {
+            return Ok(None);
+        };
+        let inode = self.inode();
+        let span = Span { inode, start: from, end: from + 1 };
+        let found = core.with_present(env, &[span], |set| set.tree.find(inode, from)).await;
+        found.map(Some).map_err(|_| IoError::IO)
     }
 
     /// True if the backing device is all there is, and its state says so. Otherwise a client must

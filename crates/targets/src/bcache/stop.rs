@@ -73,7 +73,7 @@ impl Bcache {
             let _turn = self.states.lock().await;
             // The map of the session stays, which vouches, too.
             let _ = self.write_map(env, true).await;
-            self.close_zones().await;
+            self.close_zones(env).await;
         }
         flushed.map_err(Undrained::Flush)
     }

@@ -8,6 +8,7 @@ mod dsync;
 mod fill;
 mod gc;
 mod life;
+mod nodes;
 mod overwrite;
 mod policy;
 mod rate;

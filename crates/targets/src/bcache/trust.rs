@@ -115,7 +115,8 @@ impl Bcache {
         if self.read_only {
             let (mut next, mut gone) = (Some(0), 0);
             while let Some(from) = next {
-                let left = core.with(|set| set.drop_clean_of_leaf(inode, from, &is_suspect));
+                let left = core.drop_clean_of_leaf(env, inode, from, &is_suspect).await;
+                let left = left.map_err(|error| core.unread(&error))?;
                 (next, gone) = (left.next, gone + left.sectors);
                 yield_once().await;
             }

@@ -80,6 +80,14 @@ const TUNABLES: &[Tunable] = &[
         most: u16::MAX as u64,
         cell: |volume| Some(&volume.core.as_ref()?.journal_delay_ms),
     },
+    // How much memory the extents of the set take before leaves leave it.
+    Tunable {
+        name: "btree_cache_size",
+        unit: "bytes",
+        least: 0,
+        most: i64::MAX as u64,
+        cell: |volume| Some(&volume.core.as_ref()?.node_cache),
+    },
     // Whether writes join dirty data of their stripe in the cache.
     Tunable {
         name: "partial_stripes_expensive",
@@ -253,7 +261,7 @@ impl Tunable {
 
     /// True if all volumes of the set have the same.
     fn is_of_set(&self) -> bool {
-        let own = ["journal_delay_ms", "copy_gc_enabled", "trigger_gc"];
+        let own = ["btree_cache_size", "journal_delay_ms", "copy_gc_enabled", "trigger_gc"];
         self.name.starts_with("cache/") || own.contains(&self.name)
     }
 

@@ -69,6 +69,8 @@ enum Plan {
     Begin,
     /// Nowhere yet: the map of dirty zones lacks its zones. It starts the task, or not.
     Mark { starts: bool },
+    /// Nowhere yet: leaves are read first. It starts the task, or not.
+    Read { starts: bool },
     /// Nowhere yet: no bucket is free.
     Wait,
     /// To the mapped device, until the next table.
@@ -123,6 +125,10 @@ impl Bcache {
         let leaves_hole = is_large_zeroes && is_flash && !request.flags.contains(Flags::NO_UNMAP);
         if request.op == Op::Discard || leaves_hole {
             return Plan::Remove;
+        }
+        let absent = set.tree.absent_in(&span);
+        if !absent.is_empty() {
+            return Plan::Read { starts: set.wanted.add(absent, request.id()) };
         }
         let overlap = set.overlap(&span);
         let (mode, in_use) = (self.mode(), set.buckets.in_use_percent());
@@ -298,6 +304,7 @@ impl Bcache {
                 }
                 Verdict::Queued
             }
+            Plan::Read { starts } => self.wait_for_leaf(env, starts),
             Plan::Wait => {
                 self.core.as_ref().expect("it has a cache").changed.notify(usize::MAX);
                 Verdict::Queued

@@ -41,10 +41,10 @@ use std::time::Duration;
 
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
-use cairn_block::{Env, RequestId, Time, ZoneMaps, keep_zones, yield_once};
-use cairn_format::bcache::{BackingSuperblock, Uuid, ZoneMap};
+use cairn_block::{Env, RequestId, Time, ZoneMaps, keep_zones};
+use cairn_format::bcache::{BackingSuperblock, Key, Uuid, ZoneMap};
 
-use super::btree::Span;
+use super::btree::{Span, Which};
 use super::canary::{Bug, planted};
 use super::coverage::{self, Path};
 use super::set::Core;
@@ -285,14 +285,19 @@ impl Bcache {
 
     /// The volume comes to rest: the map names what is dirty now. A key that is clean in memory
     /// alone is not named: its data is durable on the backing device (I3).
-    pub(super) async fn close_zones(&self) {
+    pub(super) async fn close_zones(&self, env: &Env) {
         let (Some(zones), Some(core)) = (&self.zones, &self.core) else { return };
         let _turn = zones.writing.lock().await;
-        let (mut named, mut next) = (Named::of_words(zones.marks.len()), Some(0));
-        while let Some(from) = next {
-            let add = |sectors| named.add(zones_of(sectors, zones.shift));
-            next = core.with(|set| set.each_dirty_of_part(self.inode(), from, add));
-            yield_once().await;
+        let mut named = Named::of_words(zones.marks.len());
+        let mut add = |key: &Key| {
+            if key.is_dirty() {
+                named.add(zones_of(key.start()..key.end(), zones.shift));
+            }
+            true
+        };
+        if core.scan_volume(env, self.inode(), Which::Dirty, &mut add).await.is_err() {
+            // The map of the session names more, and stays.
+            return;
         }
         self.write_zones(zones, &named, true).await;
     }

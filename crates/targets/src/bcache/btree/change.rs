@@ -6,7 +6,7 @@ use std::slice::from_ref;
 use cairn_format::bcache::{Key, OFFSET_MAX, SIZE_MAX};
 
 use super::lookup::upper;
-use super::unwritten::TAKES;
+use super::unwritten::{Span, TAKES};
 use super::{Found, Tree};
 use crate::bcache::buckets::Buckets;
 use crate::bcache::work;
@@ -56,16 +56,20 @@ impl Tree {
             if key.begin() < self.after(0, *index) || key.begin() >= upto {
                 *index = self.leaf_of(key.begin());
             }
+            let number = self.present.number();
             let leaf = &mut self.levels[0][*index];
             assert!(key.begin() < leaf.position(), "{TAKES}: {key:?}");
             let end = upper(leaf, key.inode());
             rest = key.part(end, OFFSET_MAX);
             // None of a key without length.
             let Some(part) = key.part(0, end) else { break };
+            let before = leaf.count();
+            leaf.changed_in = number;
             leaf.extents_mut().lay(&part, bucket_sectors, |old| {
                 change.add(old, -1);
                 buckets.replace(from_ref(old), &[]);
             });
+            self.present.extents = self.present.extents + leaf.count() - before;
             self.has_large_leaf |= leaf.extents().are_more_than(many);
             change.add(&part, 1);
             buckets.count(&part);
@@ -111,7 +115,11 @@ impl Tree {
 
     /// What the first extent behind a sector has within the sectors of a key, from that one on.
     fn fragment(&self, within: &Key, from: u64) -> Option<Key> {
-        self.extents_from(within.inode(), from).next()?.part(from, within.end())
+        let span = Span { start: from, ..Span::of(within) };
+        if from >= span.end {
+            return None;
+        }
+        self.extents_in(&span).next()?.part(from, within.end())
     }
 
     /// Drops the extents of a leaf for which `leaves` answers true; it is asked about each once, in
@@ -123,7 +131,10 @@ impl Tree {
         buckets: &mut Buckets,
     ) -> Vec<Key> {
         let mut holes: Vec<Key> = Vec::new();
-        self.levels[0][index].extents_mut().retain(|key| {
+        let number = self.present.number();
+        let leaf = &mut self.levels[0][index];
+        let before = leaf.count();
+        leaf.extents_mut().retain(|key| {
             work::did(1);
             let leaves = leaves(key);
             if leaves {
@@ -132,6 +143,10 @@ impl Tree {
             }
             !leaves
         });
+        if leaf.count() < before {
+            leaf.changed_in = number;
+            self.present.extents -= before - leaf.count();
+        }
         holes
     }
 
@@ -175,7 +190,7 @@ mod tests {
     use cairn_format::bcache::{Generation, Key, Pointer};
     use proptest::prelude::*;
 
-    use super::Change;
+    use super::{Change, Span};
     use crate::bcache::btree::Unwritten;
     use crate::bcache::btree::reference::{Model, Sectors, lay_over, replace_in, sectors_of};
 
@@ -346,7 +361,7 @@ mod tests {
         let part = |key: &Key, from, to| key.part(from, to).expect("within it");
         let expected = [part(&clean, 8, 10), newer, part(&clean, 12, 13), part(&clean, 14, 16)];
         let found: Vec<Key> =
-            tree.extents_from(1, 8).take_while(|key| key.end() <= 16).copied().collect();
+            tree.extents_in(&Span { inode: 1, start: 8, end: 16 }).copied().collect();
         assert_eq!(found, expected);
         let other = clean.at(Pointer::new(DATA[1] * 8, Generation(1)));
         assert_eq!(tree.replace(&other, &extent(1, 8, 8, 3), buckets), 0, "of that generation");

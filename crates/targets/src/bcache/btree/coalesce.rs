@@ -13,7 +13,7 @@ use cairn_format::bcache::Key;
 use cairn_format::bcache::node::SET_HEADER_BYTES;
 
 use super::insert::{Planning, Swap};
-use super::{Node, Tree};
+use super::{LeafPlace, Node, Tree};
 use crate::bcache::buckets::Buckets;
 use crate::bcache::work;
 
@@ -34,12 +34,14 @@ struct Group {
 }
 
 /// How far a search for sparse nodes got.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) enum Searched {
     /// Up to here; there is more.
     To((u32, u64)),
     /// The plan has no room for more; the search goes on here, with another plan.
     Full((u32, u64)),
+    /// The next leaves to be repacked are absent; the search goes on where it was.
+    Absent(Vec<LeafPlace>),
     /// All nodes of the level.
     All,
 }
@@ -71,6 +73,15 @@ impl Tree {
             let Some(group) = group.filter(|_| index == first) else {
                 return Searched::To(self.after(level, index));
             };
+            let absent = match level {
+                0 => {
+                    (index..index + group.count).filter_map(|at| self.place_if_absent(at)).collect()
+                }
+                _ => Vec::new(),
+            };
+            if !absent.is_empty() {
+                return Searched::Absent(absent);
+            }
             if !planning.has_room() || !self.repack(planning, index, group, buckets, next_seq) {
                 return Searched::Full(self.after(level, index));
             }
@@ -92,7 +103,7 @@ impl Tree {
     /// Bytes of one bset of all that a node has.
     fn live_bytes(&self, level: usize, index: usize) -> usize {
         let keys = match level {
-            0 => self.levels[0][index].extents().len(),
+            0 => self.levels[0][index].count(),
             _ => self.count_children(level, index),
         };
         keys * KEY_BYTES
@@ -157,7 +168,10 @@ impl Tree {
             self.levels[level][index..index + count].iter().map(Node::key).collect();
         let last = *old.last().expect("two at least");
         let (writes, is_leaf) = (&mut planning.writes, level == 0);
-        let nodes = self.fresh_nodes(&parts, last, buckets, next_seq, writes, is_leaf);
+        let changed_in = self.levels[level][index..index + count].iter().map(|it| it.changed_in);
+        let changed_in = changed_in.max().unwrap_or_default();
+        let mut nodes = self.fresh_nodes(&parts, last, buckets, next_seq, writes, is_leaf);
+        nodes.iter_mut().for_each(|node| node.changed_in = changed_in);
         let fresh = nodes.iter().map(Node::key).collect();
         planning.add(Swap { old, fresh }, nodes.len() * self.node_bytes());
         buckets.hold(needed - nodes.len());
@@ -218,6 +232,7 @@ mod tests {
                     match tree.coalesce_some(&mut planning, at, buckets, &mut next_seq) {
                         Searched::To(to) => at = to,
                         Searched::Full(to) => break Some(to).filter(|to| *to > at),
+                        Searched::Absent(_) => panic!("all leaves are present"),
                         Searched::All => break None,
                     }
                 };

@@ -9,6 +9,8 @@
 //! E2. A key that is laid over the extents moves those of the chunks that it touches and of one
 //!     neighbor, and the entries for the chunks behind them.
 //!
+//! E3. `count` is how many extents the chunks have.
+//!
 //! Memory: a chunk takes 56 bytes beyond its extents. Chunks are full where extents were added in
 //! order. One that was split is half full, and has room for [`GROW`] more extents at most. A chunk
 //! that lost most of its extents joins a neighbor that has room.
@@ -29,6 +31,7 @@ type Position = (u32, u64);
 #[derive(Default)]
 pub(super) struct Extents {
     chunks: Vec<Chunk>,
+    count: usize,
     /// Behind the key that was laid last, where a key in order belongs. Only a hint.
     next: Place,
 }
@@ -56,7 +59,7 @@ impl Extents {
     /// These extents, which are in order.
     pub fn of(extents: &[Key]) -> Extents {
         let chunks = extents.chunks(CHUNK).map(|some| Chunk::new(some.to_vec()));
-        Extents { chunks: chunks.collect(), next: Place::default() }
+        Extents { chunks: chunks.collect(), count: extents.len(), next: Place::default() }
     }
 
     /// All of them, in order.
@@ -79,7 +82,7 @@ impl Extents {
 
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.chunks.iter().map(|chunk| chunk.extents.len()).sum()
+        self.count
     }
 
     /// True if there are clearly more than `most`, as far as the number of chunks tells.
@@ -89,6 +92,7 @@ impl Extents {
 
     /// Adds an extent behind all others.
     pub fn push(&mut self, extent: Key) {
+        self.count += 1;
         match self.chunks.last_mut().filter(|chunk| chunk.extents.len() < CHUNK) {
             Some(chunk) => {
                 chunk.end = extent.position();
@@ -110,9 +114,9 @@ impl Extents {
 
     /// Keeps the extents for which `keep` answers true. It is asked about each once, in order.
     pub fn retain(&mut self, mut keep: impl FnMut(&Key) -> bool) {
-        let before = self.len();
         self.chunks.iter_mut().for_each(|chunk| chunk.extents.retain(&mut keep));
-        if self.len() == before {
+        let kept: usize = self.chunks.iter().map(|chunk| chunk.extents.len()).sum();
+        if kept == self.count {
             return;
         }
         let mut kept = Extents::default();
@@ -130,12 +134,14 @@ impl Extents {
             false => self.seek(key.begin()),
         };
         let (mut to, mut before, mut behind) = (from, None, None);
+        let mut replaced = 0;
         while let Some(old) = self.get(to).filter(|old| old.begin() < key.position()) {
             // None of a key without length.
             old.part(key.start(), key.end()).iter().for_each(&mut removed);
             before = before.or(old.part(0, key.start()));
             behind = old.part(key.end(), u64::MAX);
             to = self.after(to);
+            replaced += 1;
         }
         let mut own = key.cached_at().map(|_| *key);
         if let Some(key) = own {
@@ -145,7 +151,9 @@ impl Extents {
             before = joined.or(before);
             own = own.filter(|_| !is_joined);
         }
-        self.splice(from, to, [before, own, behind]);
+        let keys = [before, own, behind];
+        self.count = self.count + keys.iter().flatten().count() - replaced;
+        self.splice(from, to, keys);
     }
 
     /// Makes the extent before a place longer by a key, if the key continues it.
@@ -331,6 +339,7 @@ mod tests {
             assert_eq!(super::end_of(extents), *end);
         }
         let keys: Vec<&Key> = extents.iter().collect();
+        assert_eq!(keys.len(), extents.count, "E3");
         assert!(keys.windows(2).all(|pair| pair[0].position() <= pair[1].begin()), "{keys:?}");
         assert!(keys.iter().all(|key| key.cached_at().is_some() && key.sectors() > 0));
     }

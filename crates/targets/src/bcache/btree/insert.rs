@@ -176,7 +176,7 @@ impl Tree {
         next_seq: &mut impl FnMut() -> u64,
     ) -> Result<(), NoBucket> {
         let leaf = &self.levels[0][index];
-        let old = leaf.key();
+        let (old, changed_in) = (leaf.key(), leaf.changed_in);
         let extents: Vec<Key> = leaf.extents().iter().copied().collect();
         work::did(extents.len().min(work::piece()));
         let parts = split(&extents, self.node_bytes(), planning.fill);
@@ -188,7 +188,9 @@ impl Tree {
         if needed > buckets.free() || is_next {
             return Err(NoBucket { needed });
         }
-        let nodes = self.fresh_nodes(&parts, old, buckets, next_seq, &mut planning.writes, true);
+        let writes = &mut planning.writes;
+        let mut nodes = self.fresh_nodes(&parts, old, buckets, next_seq, writes, true);
+        nodes.iter_mut().for_each(|leaf| leaf.changed_in = changed_in);
         if parts.len() > 1 {
             coverage::take(Path::Split);
         }

@@ -2,8 +2,36 @@
 
 use cairn_format::bcache::{Key, OFFSET_MAX};
 
+use super::presence::{LeafPlace, Presence};
+use super::unwritten::Span;
 use super::{Node, Tree};
 use crate::bcache::work;
+
+/// A volume, and a sector of it.
+pub(in super::super) type Position = (u32, u64);
+
+/// Before all extents, and behind them.
+pub(in super::super) const FIRST: Position = (0, 0);
+pub(in super::super) const LAST: Position = (u32::MAX, u64::MAX);
+
+/// Which extents a scan looks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) enum Which {
+    All,
+    /// Dirty ones; it finds others as well.
+    Dirty,
+}
+
+/// How far a scan got.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in super::super) enum Scanned {
+    /// Up to here; there is more.
+    To(Position),
+    /// The next leaves are absent.
+    Absent(Vec<LeafPlace>),
+    /// All, or as much as was looked for.
+    All,
+}
 
 /// What lies at a sector of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,12 +43,18 @@ pub(in super::super) enum Found {
         /// The first sector that may have an extent again.
         end: u64,
     },
+    /// This leaf has it, which is absent.
+    Absent(LeafPlace),
 }
 
 impl Tree {
     /// What lies at a sector of a volume.
     pub fn find(&self, inode: u32, sector: u64) -> Found {
-        let leaf = &self.levels[0][self.leaf_of((inode, sector))];
+        let index = self.leaf_of((inode, sector));
+        let leaf = &self.levels[0][index];
+        if let Some(place) = self.place_if_absent(index) {
+            return Found::Absent(place);
+        }
         match leaf.extents().find((inode, sector)) {
             Some(key) if key.inode() == inode && key.start() <= sector => {
                 Found::Extent(key.part(sector, OFFSET_MAX).expect("it goes beyond the sector"))
@@ -30,13 +64,20 @@ impl Tree {
         }
     }
 
-    /// The extents of a volume from a sector on.
-    pub fn extents_from(&self, inode: u32, sector: u64) -> impl Iterator<Item = &Key> {
-        let first = self.leaf_of((inode, sector));
-        let behind = self.levels[0][first + 1..].iter().flat_map(|leaf| leaf.extents().iter());
-        let extents = self.levels[0][first].extents().iter_from((inode, sector)).chain(behind);
-        let own = extents.take_while(move |key| key.inode() == inode);
-        own.inspect(|_| work::did(1))
+    /// The extents that overlap a span, in order. Its leaves are present (M2).
+    pub fn extents_in(&self, span: &Span) -> impl Iterator<Item = &Key> {
+        self.extents_between((span.inode, span.start), (span.inode, span.end))
+    }
+
+    /// The extents that end behind the one position and begin before the other, in order. Their
+    /// leaves are present (M2).
+    pub fn extents_between(&self, from: Position, upto: Position) -> impl Iterator<Item = &Key> {
+        let first = self.leaf_of(from);
+        let behind = self.levels[0][first..].iter().zip(&self.levels[0][first + 1..]);
+        let behind = behind.take_while(move |(before, _)| before.position() < upto);
+        let behind = behind.flat_map(|(_, leaf)| leaf.extents().iter());
+        let extents = self.levels[0][first].extents().iter_from(from).chain(behind);
+        extents.take_while(move |key| key.begin() < upto).inspect(|_| work::did(1))
     }
 
     /// The leaf that has a sector of a volume, and up to which sector it has those of the volume.
@@ -45,8 +86,56 @@ impl Tree {
         (leaf, upper(&self.levels[0][leaf], inode))
     }
 
+    /// Looks at the extents that end behind `from` and begin before `upto`, in order, as long as
+    /// `look` answers true; so many that the lock is not held for long. Absent leaves without dirty
+    /// extents are passed over if `which` says so.
+    pub fn scan(
+        &self,
+        from: Position,
+        upto: Position,
+        which: Which,
+        mut look: impl FnMut(&Key) -> bool,
+    ) -> Scanned {
+        let (mut at, mut units) = (from, 0);
+        while at < upto {
+            let index = self.leaf_of(at);
+            let leaf = &self.levels[0][index];
+            if leaf.position() <= at {
+                // No leaf lies behind it.
+                return Scanned::All;
+            }
+            units += 1;
+            match leaf.presence() {
+                Presence::Absent { has_dirty: false, .. } if which == Which::Dirty => {}
+                Presence::Absent { .. } if at > from => return Scanned::To(at),
+                Presence::Absent { .. } => {
+                    let mut leaves = self.absent_between(at, upto);
+                    leaves.retain(|leaf| leaf.has_dirty || which == Which::All);
+                    return Scanned::Absent(leaves);
+                }
+                _ => {
+                    for key in leaf.extents().iter_from(at).take_while(|key| key.begin() < upto) {
+                        if units >= work::piece() {
+                            return Scanned::To(key.begin().max(at));
+                        }
+                        work::did(1);
+                        units += if key.is_dirty() { 4 } else { 1 };
+                        if !look(key) {
+                            return Scanned::All;
+                        }
+                    }
+                }
+            }
+            at = leaf.position();
+            if units >= work::piece() {
+                return Scanned::To(at);
+            }
+        }
+        Scanned::All
+    }
+
     /// The leaf for what begins at a position: the first whose own is behind it.
-    pub(super) fn leaf_of(&self, at: (u32, u64)) -> usize {
+    pub fn leaf_of(&self, at: (u32, u64)) -> usize {
         let leaves = &self.levels[0];
         leaves.partition_point(|leaf| leaf.position() <= at).min(leaves.len() - 1)
     }

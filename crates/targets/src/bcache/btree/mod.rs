@@ -1,6 +1,7 @@
 //! The tree in memory: every node of every level, and the extents of each leaf.
 //!
-//! `node` is one node; `extents` are those of a leaf; `lookup` finds them; `change` changes them in
+//! `node` is one node; `extents` are those of a leaf; `presence` says which leaves are in memory;
+//! `lookup` finds them; `change` changes them in
 //! memory; `insert` plans how the leaves on the device follow; `unwritten` is where these are
 //! behind; `coalesce` plans fewer nodes where they are sparse; `split` cuts what a node no longer
 //! holds; `write` writes what was planned, and has the
@@ -19,7 +20,7 @@
 //!     device with the open entries over them are the tree in memory, but for extents that became
 //!     clean.
 //!
-//! Memory: 25 bytes for an extent of a leaf that was read, 80 for a node.
+//! Memory: 25 bytes for an extent of a leaf that was read and is present, 96 for a node.
 
 mod change;
 mod coalesce;
@@ -27,6 +28,7 @@ mod extents;
 mod insert;
 mod lookup;
 mod node;
+mod presence;
 #[cfg(test)]
 pub(super) mod reference;
 mod split;
@@ -38,12 +40,14 @@ mod write;
 use cairn_format::bcache::{Geometry, Key, SetMagic};
 
 use super::buckets::Buckets;
+use presence::Present;
 
 pub(super) use change::{Change, holes_of};
 pub(super) use coalesce::Searched;
 pub(super) use insert::{NoBucket, Plan};
-pub(super) use lookup::Found;
+pub(super) use lookup::{FIRST, Found, LAST, Position, Scanned, Which};
 pub(super) use node::Node;
+pub(super) use presence::LeafPlace;
 pub(super) use split::Fill;
 pub(super) use unwritten::{Span, Unwritten};
 pub(super) use write::write_plan;
@@ -56,12 +60,14 @@ pub(super) struct Tree {
     levels: Vec<Vec<Node>>,
     /// A leaf has got so many extents that it is to be written soon: it is replaced at once.
     has_large_leaf: bool,
+    present: Present,
 }
 
 impl Tree {
     /// The nodes as they were read: of each level in order, from the leaves up.
     pub fn new(geometry: Geometry, magic: SetMagic, levels: Vec<Vec<Node>>) -> Tree {
-        Tree { geometry, magic, levels, has_large_leaf: false }
+        let extents = levels.first().into_iter().flatten().map(Node::count).sum();
+        Tree { geometry, magic, levels, has_large_leaf: false, present: Present::new(extents) }
     }
 
     /// True if a leaf has got so many extents that leaves are to be written soon.
@@ -85,7 +91,7 @@ impl Tree {
         self.levels.iter().flatten().map(Node::key)
     }
 
-    /// All extents, in order.
+    /// All extents, in order. All leaves are present.
     pub fn extents(&self) -> impl Iterator<Item = &Key> {
         self.levels[0].iter().flat_map(|leaf| leaf.extents().iter())
     }
@@ -98,6 +104,7 @@ impl Tree {
     pub fn keep_live(&mut self, buckets: &mut Buckets) -> Result<Vec<Key>, String> {
         let mut gone = Vec::new();
         for leaf in &mut self.levels[0] {
+            let before = leaf.count();
             leaf.extents_mut().retain(|key| {
                 buckets.mark_seen(key);
                 let is_live = key.cached_at().is_some() && !buckets.is_stale(key);
@@ -108,6 +115,7 @@ impl Tree {
                 }
                 is_live
             });
+            self.present.extents -= before - leaf.count();
         }
         self.check_state().map(|()| gone)
     }
@@ -117,14 +125,14 @@ impl Tree {
         self.levels.iter().map(Vec::len).sum()
     }
 
-    /// The extents of a leaf.
-    pub fn extents_of(&self, leaf: usize) -> impl Iterator<Item = &Key> {
-        self.levels[0][leaf].extents().iter()
+    /// How many extents a leaf has.
+    pub fn count_of(&self, leaf: usize) -> usize {
+        self.levels[0][leaf].count()
     }
 
-    /// How many extents a leaf has.
-    pub fn extents_in(&self, leaf: usize) -> usize {
-        self.levels[0][leaf].extents().len()
+    /// The positions between which the extents of a leaf lie.
+    pub fn bounds_of(&self, leaf: usize) -> (Position, Position) {
+        (self.after(0, leaf), self.levels[0][leaf].position())
     }
 
     /// How many leaves there are.
@@ -159,7 +167,9 @@ impl Tree {
         if tops != 1 {
             return Err(format!("root: found {tops} nodes, expected one"));
         }
-        for (index, leaf) in self.levels[0].iter().enumerate() {
+        let present = |leaf: &&Node| !leaf.is_absent();
+        for leaf in self.levels[0].iter().filter(present) {
+            let index = self.levels[0].partition_point(|it| it.position() < leaf.position());
             let mut after = self.after(0, index);
             for key in leaf.extents().iter() {
                 let is_sound = key.begin() >= after && key.sectors() > 0;

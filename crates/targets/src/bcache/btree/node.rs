@@ -1,9 +1,12 @@
 //! A node: where it is, where its log of bsets ends, and the extents of a leaf.
 
+use std::cell::Cell;
+
 use cairn_format::bcache::node::{SET_HEADER_BYTES, encode_set};
 use cairn_format::bcache::{Key, Pointer, SECTOR_BYTES, SetMagic};
 
 use super::extents::Extents;
+use super::presence::Presence;
 use super::unwritten::Span;
 
 /// A node of the tree.
@@ -13,8 +16,11 @@ pub(in super::super) struct Node {
     seq: u64,
     /// Where the next bset goes, in bytes.
     end: usize,
-    /// Of a leaf.
+    /// Of a leaf, unless it is absent.
     extents: Extents,
+    presence: Cell<Presence>,
+    /// The number of the checkpoint that writes its last change.
+    pub(super) changed_in: u32,
 }
 
 /// Bytes to write to a node.
@@ -28,7 +34,8 @@ pub(super) struct BsetWrite {
 impl Node {
     /// A node whose bsets have `seq` and end at byte `end`.
     pub fn new(key: Key, seq: u64, end: usize) -> Node {
-        Node { key, seq, end, extents: Extents::default() }
+        let (extents, presence) = (Extents::default(), Cell::new(Presence::Idle));
+        Node { key, seq, end, extents, presence, changed_in: 0 }
     }
 
     /// The key that leads to it.
@@ -46,14 +53,69 @@ impl Node {
         self.key.position()
     }
 
-    /// The extents of a leaf.
+    /// The random number of its bsets.
+    pub(super) fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    /// Where the next bset goes, in bytes.
+    pub(super) fn end(&self) -> usize {
+        self.end
+    }
+
+    /// The extents of a leaf, which is present (M2).
+    #[inline]
     pub(super) fn extents(&self) -> &Extents {
+        assert!(!self.is_absent(), "M2: {:?} is absent", self.key);
         &self.extents
     }
 
-    /// The extents of a leaf, to change them.
+    /// The extents of a leaf, which is present, to change them (M2). It is found by that (M4).
     pub(super) fn extents_mut(&mut self) -> &mut Extents {
+        assert!(!self.is_absent(), "M2: {:?} is absent", self.key);
+        self.touch();
         &mut self.extents
+    }
+
+    /// How many extents a leaf has.
+    pub(super) fn count(&self) -> usize {
+        match self.presence.get() {
+            Presence::Absent { extents, .. } => extents as usize,
+            _ => self.extents.len(),
+        }
+    }
+
+    pub(super) fn presence(&self) -> Presence {
+        self.presence.get()
+    }
+
+    pub(super) fn set_presence(&self, presence: Presence) {
+        self.presence.set(presence);
+    }
+
+    #[inline]
+    pub(super) fn is_absent(&self) -> bool {
+        matches!(self.presence.get(), Presence::Absent { .. })
+    }
+
+    /// A present leaf was found.
+    #[inline]
+    pub(super) fn touch(&self) {
+        self.presence.set(Presence::Used);
+    }
+
+    /// A leaf becomes absent. Answers how many extents it has.
+    pub(super) fn leave(&mut self) -> usize {
+        let extents = std::mem::take(&mut self.extents);
+        let has_dirty = extents.iter().any(Key::is_dirty);
+        self.presence.set(Presence::Absent { extents: extents.len() as u32, has_dirty });
+        extents.len()
+    }
+
+    /// An absent leaf becomes present.
+    pub(super) fn enter(&mut self, extents: Extents) {
+        self.extents = extents;
+        self.touch();
     }
 
     /// The keys that bring a leaf on the device up to date in these sectors, which are in order.

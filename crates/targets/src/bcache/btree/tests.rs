@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::reference::{Model, Sectors, lay_over};
 use super::split::split;
-use super::{Fill, Found, NoBucket};
+use super::{Fill, Found, NoBucket, Span};
 
 /// The bucket that all extents of these tests lie in.
 const DATA: u64 = 200;
@@ -250,8 +250,8 @@ fn what_is_found_ends_with_its_extent_or_before_the_next() {
     assert_eq!(find(1, 12), Found::Hole { end: 32 });
     assert!(matches!(find(1, 40), Found::Hole { end } if end > 1 << 40));
     assert!(matches!(find(0, 0), Found::Hole { end } if end > 1 << 40));
-    assert_eq!(model.tree.extents_from(1, 10).count(), 2);
-    assert_eq!(model.tree.extents_from(1, 12).count(), 1);
+    let count = |start, end| model.tree.extents_in(&Span { inode: 1, start, end }).count();
+    assert_eq!([count(10, 33), count(10, 32), count(12, 33), count(12, 32)], [2, 1, 1, 0]);
 }
 
 #[test]
@@ -266,6 +266,7 @@ fn each_sector_is_found_in_a_tree_of_many_leaves() {
             assert_eq!(matches!(found, Found::Extent(_)), expected, "{inode} {sector}");
             match found {
                 Found::Hole { end } => assert!(end > sector),
+                Found::Absent(leaf) => panic!("{leaf:?} is absent"),
                 Found::Extent(key) => assert_eq!((key.start(), key.end()), (sector, sector + 1)),
             }
         }

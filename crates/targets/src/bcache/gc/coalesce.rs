@@ -59,6 +59,8 @@ impl Session<'_> {
             match searched {
                 Searched::To(at) => from = at,
                 Searched::Full(at) => break Some(at),
+                // They stay so: only the holder of the turn has leaves leave.
+                Searched::Absent(leaves) => self.core.enter(self.env, &leaves).await?,
                 Searched::All => break None,
             }
             yield_once().await;

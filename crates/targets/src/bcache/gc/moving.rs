@@ -80,20 +80,20 @@ impl Session<'_> {
             return Ok(0);
         }
         coverage::take(Path::Move);
-        let extents = self.extents_in(&sources).await;
+        let extents = self.extents_in(&sources).await?;
         // G4: until their keys are replaced.
         let taken = self.core.take_out(extents).await;
         let mut moves = self.place_all(&taken.keys).await;
         let early = planted(Bug::MoveBeforeCopy);
         if early {
             moves.iter_mut().for_each(|it| it.is_copied = true);
-            self.replace_all(&moves).await;
+            self.replace_all(&moves).await?;
         }
         self.copy_all(&mut moves).await;
         self.core.check()?;
         if !early {
             self.core.cache.flush(self.env).await.map_err(WriteError::Cache)?;
-            self.replace_all(&moves).await;
+            self.replace_all(&moves).await?;
         }
         drop(taken);
         if planted(Bug::SourceBeforeCheckpoint) {
@@ -115,15 +115,6 @@ impl Session<'_> {
         }
         let chosen = choice.into_buckets();
         self.with(|set| set.that_fit(chosen, room))
-    }
-
-    async fn extents_in(&self, sources: &[u64]) -> Vec<Key> {
-        let marks = self.with(|set| set.buckets.marks(sources));
-        let (mut leaf, mut extents) = (0, Vec::new());
-        while self.with(|set| set.extents_of(&marks, &mut leaf, &mut extents)) {
-            yield_once().await;
-        }
-        extents
     }
 
     /// A place for each extent, or for each part of one; for as many as there are buckets.
@@ -171,10 +162,11 @@ impl Session<'_> {
     }
 
     /// Step 4.
-    async fn replace_all(&self, moves: &[Move]) {
+    async fn replace_all(&self, moves: &[Move]) -> Result<(), WriteError> {
         for some in moves.chunks(work::changes()) {
             let at = self.core.commit_at(self.env);
-            self.with(|set| {
+            let keys: Vec<Key> = some.iter().map(|it| it.from).collect();
+            let replace = |set: &mut Set| {
                 let is_broken = self.core.is_broken();
                 for it in some {
                     let to = set.buckets.end_write(it.to.sector());
@@ -183,9 +175,11 @@ impl Session<'_> {
                         set.move_to_copy(it, to, at);
                     }
                 }
-            });
+            };
+            self.with_present(&keys, replace).await?;
             yield_once().await;
         }
+        Ok(())
     }
 }
 

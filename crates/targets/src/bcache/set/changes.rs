@@ -232,15 +232,13 @@ impl Set {
 
     /// What the cache has of these sectors.
     pub fn overlap(&self, span: &Span) -> Overlap {
-        let behind = (span.inode, span.end);
-        let extents = self.tree.extents_from(span.inode, span.start);
         let ghosts = &self.changes.ghosts;
         let [is_ghost, leaves] = match planted(Bug::GhostsForgotten) {
             true => [false; 2],
             false => [ghosts.overlap(span), ghosts.overlap_hole(span)],
         };
         let (mut is_clean, mut is_dirty) = (is_ghost, false);
-        for key in extents.take_while(|key| key.begin() < behind) {
+        for key in self.tree.extents_in(span) {
             is_clean = true;
             is_dirty |= key.is_dirty() && !planted(Bug::HoleOverDirty);
         }
@@ -269,9 +267,7 @@ impl Set {
     /// extents that lead there leave the tree: the backing device has their data, durably. False if
     /// one is dirty.
     pub fn drop_unreadable(&mut self, span: &Span, sector: u64) -> bool {
-        let behind = (span.inode, span.end);
-        let extents = self.tree.extents_from(span.inode, span.start);
-        let parts = extents.take_while(|key| key.begin() < behind);
+        let parts = self.tree.extents_in(span);
         let parts = parts.filter_map(|key| key.part(span.start, span.end));
         let leads_there = |part: &Key| {
             let at = part.cached_at().map(|pointer| pointer.sector());
@@ -337,6 +333,7 @@ impl Set {
         changes.open_since = None;
         changes.ghosts.begin_checkpoint();
         self.tree.forget_large_leaf();
+        self.tree.begin_checkpoint();
         changes.filled_before.append(&mut changes.filled);
         (std::mem::take(&mut changes.behind), self.buckets.begin_checkpoint())
     }
@@ -357,6 +354,7 @@ impl Set {
     /// had found what was replaced before it.
     pub fn end_checkpoint(&mut self, number: u32) {
         self.changes.ghosts.end_checkpoint();
+        self.tree.end_checkpoint();
         self.buckets.settle(number);
     }
 

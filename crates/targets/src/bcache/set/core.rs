@@ -19,15 +19,18 @@ use std::sync::{Arc, Weak};
 
 use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_block::sync::{Mutex, MutexGuard};
-use cairn_block::{Copier, Env, IoError, IoResult, RequestId, TaskGroup, mutants, yield_once};
+use cairn_block::{Copier, Env, IoError, IoResult, RequestId, TaskGroup, mutants};
+use cairn_format::bcache::Key;
 use event_listener::Event;
 use futures_util::lock::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard};
 
 use super::errors::Errors;
+use super::leaves::NODE_CACHE_BYTES;
 use super::session::{Session, WriteError};
 use super::users::{Serving, Users};
 use super::{CacheDevice, Set};
 use crate::args::Device;
+use crate::bcache::btree::Which;
 use crate::bcache::canary::{Bug, planted};
 use crate::bcache::coverage::{self, Path};
 use crate::bcache::gc::Gc;
@@ -82,6 +85,10 @@ pub(in super::super) struct Core {
     pub gc: Gc,
     /// Memory of the copies inside the cache.
     pub copier: Copier,
+    /// The attribute `btree_cache_size`: the limit of the extents in memory, in bytes.
+    pub node_cache: AtomicU64,
+    /// A task has leaves leave.
+    pub(super) is_trimming: AtomicBool,
 }
 
 impl Core {
@@ -110,6 +117,8 @@ impl Core {
             flash_dirty: AtomicU64::new(0),
             gc: Gc::default(),
             copier: Copier::new(COPY_BYTES),
+            node_cache: AtomicU64::new(NODE_CACHE_BYTES),
+            is_trimming: AtomicBool::new(false),
         })
     }
 
@@ -134,24 +143,26 @@ impl Core {
     }
 
     /// The set was read.
-    pub async fn open(&self, set: Set) {
+    ///
+    /// # Errors
+    /// It is broken by now.
+    pub async fn open(&self, env: &Env, set: Set) -> Result<(), WriteError> {
         let flash = set.flash_volumes();
         *self.set.lock() = Some(set);
         self.errors.reset();
-        let mut dirty = 0;
-        for inode in flash {
-            let mut next = Some(0);
-            while let Some(from) = next {
-                // No extent lies beyond this.
-                let counted = self.with(|set| set.count_part(inode, from, &(0..u64::MAX)));
-                let Ok(counted) = counted else { break };
-                (next, dirty) = (counted.next, dirty + counted.dirty);
-                yield_once().await;
-            }
-        }
-        self.flash_dirty.store(dirty, Ordering::Relaxed);
         self.stopping.store(false, Ordering::Relaxed);
         self.broken.store(false, Ordering::Relaxed);
+        let mut dirty = 0;
+        for inode in flash {
+            let mut count = |key: &Key| {
+                dirty += if key.is_dirty() { key.sectors() } else { 0 };
+                true
+            };
+            self.scan_volume(env, inode, Which::Dirty, &mut count).await?;
+        }
+        self.flash_dirty.store(dirty, Ordering::Relaxed);
+        self.trim_soon(env);
+        Ok(())
     }
 
     /// True if the set could not be written, and was not opened again since.

@@ -13,11 +13,13 @@
 //!
 //! A crash leaves some of the extents. The map does not vouch for them either.
 
-use cairn_block::yield_once;
+use cairn_block::{Env, yield_once};
 use cairn_format::bcache::{Key, OFFSET_MAX};
 
 use super::Set;
+use super::core::Core;
 use super::session::{Session, WriteError};
+use crate::bcache::btree::Span;
 
 /// How many keys a checkpoint has at most, but for those of its last leaf.
 const KEYS_AT_ONCE: usize = 8192;
@@ -48,10 +50,9 @@ impl Session<'_> {
         while next.is_some() {
             let (mut leaves, before) = (0, self.with(|set| set.changes.behind()));
             while let Some(from) = next.filter(|_| leaves < most) {
-                let (dropped, behind) = self.with(|set| {
-                    let dropped = set.drop_clean_of_leaf(inode, from, is_suspect);
-                    (dropped, set.changes.behind())
-                });
+                let dropped = self.core.drop_clean_of_leaf(self.env, inode, from, is_suspect);
+                let dropped = dropped.await?;
+                let behind = self.with(|set| set.changes.behind());
                 (next, sectors, leaves) = (dropped.next, sectors + dropped.sectors, leaves + 1);
                 yield_once().await;
                 if behind >= before + KEYS_AT_ONCE {
@@ -60,14 +61,31 @@ impl Session<'_> {
             }
             most = leaves * 2;
             self.checkpoint().await?;
+            self.trim().await?;
         }
         Ok(sectors)
     }
 }
 
-impl Set {
+impl Core {
     /// The same of the leaf that has this sector of the volume, in memory.
-    pub fn drop_clean_of_leaf(
+    ///
+    /// # Errors
+    /// The set is broken.
+    pub async fn drop_clean_of_leaf(
+        &self,
+        env: &Env,
+        inode: u32,
+        from: u64,
+        is_suspect: &impl Fn(&Key) -> bool,
+    ) -> Result<LeafDropped, WriteError> {
+        let span = Span { inode, start: from, end: from + 1 };
+        self.with_present(env, &[span], |set| set.drop_clean_of_leaf(inode, from, is_suspect)).await
+    }
+}
+
+impl Set {
+    fn drop_clean_of_leaf(
         &mut self,
         inode: u32,
         from: u64,

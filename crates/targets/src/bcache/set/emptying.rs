@@ -22,7 +22,7 @@ use cairn_format::bcache::Key;
 
 use super::Set;
 use super::session::{Left, Session, WriteError};
-use crate::bcache::btree::holes_of;
+use crate::bcache::btree::{FIRST, LAST, Which, holes_of};
 use crate::bcache::buckets::Choice;
 use crate::bcache::canary::{Bug, planted};
 use crate::bcache::coverage::{self, Path};
@@ -55,7 +55,7 @@ impl Session<'_> {
         needed: usize,
     ) -> Result<(), WriteError> {
         let most = self.with(|set| set.journal.holes_max());
-        let mut emptied = self.clean_buckets(needed).await;
+        let mut emptied = self.clean_buckets(needed).await?;
         while holes_of(&emptied.extents).len() > most {
             self.with(|set| set.keep_half(&mut emptied));
         }
@@ -96,40 +96,42 @@ impl Session<'_> {
     }
 
     /// Step 1.
-    async fn clean_buckets(&self, count: usize) -> Emptied {
+    async fn clean_buckets(&self, count: usize) -> Result<Emptied, WriteError> {
         let mut choice = Choice::new(count);
         while !self.with(|set| set.buckets.choose_clean(&mut choice)) {
             yield_once().await;
         }
-        let mut emptied = Emptied { buckets: choice.into_buckets(), extents: Vec::new() };
-        let marks = self.with(|set| set.buckets.marks(&emptied.buckets));
-        let mut leaf = 0;
-        while self.with(|set| set.extents_of(&marks, &mut leaf, &mut emptied.extents)) {
+        let buckets = choice.into_buckets();
+        let extents = self.extents_in(&buckets).await?;
+        // They stay so: only the holder of the turn has leaves leave.
+        for some in extents.chunks(work::changes()) {
+            self.with_present(some, |_| ()).await?;
             yield_once().await;
         }
-        emptied
+        Ok(Emptied { buckets, extents })
+    }
+
+    /// The extents that lie in buckets, in order.
+    ///
+    /// # Errors
+    /// The set is broken.
+    pub async fn extents_in(&self, buckets: &[u64]) -> Result<Vec<Key>, WriteError> {
+        let (marks, geometry) =
+            self.with(|set| (set.buckets.marks(buckets), *set.superblock.geometry()));
+        let mut extents = Vec::new();
+        let mut look = |key: &Key| {
+            let pointer = key.cached_at().expect("an extent leads somewhere");
+            if marks[geometry.bucket_of(pointer.sector()) as usize] {
+                extents.push(*key);
+            }
+            true
+        };
+        self.core.scan(self.env, FIRST, LAST, Which::All, &mut look).await?;
+        Ok(extents)
     }
 }
 
 impl Set {
-    /// Adds the extents of marked buckets in some leaves, from `leaf` on. True if there are more.
-    pub fn extents_of(&self, marks: &[bool], leaf: &mut usize, extents: &mut Vec<Key>) -> bool {
-        let geometry = *self.superblock.geometry();
-        let is_marked = |key: &&Key| {
-            let pointer = key.cached_at().expect("an extent leads somewhere");
-            marks[geometry.bucket_of(pointer.sector()) as usize]
-        };
-        let mut looked = 0;
-        while *leaf < self.tree.leaves() && looked < work::piece() {
-            let count = self.tree.extents_in(*leaf).max(1);
-            looked += count;
-            work::did(count);
-            extents.extend(self.tree.extents_of(*leaf).filter(is_marked));
-            *leaf += 1;
-        }
-        *leaf < self.tree.leaves()
-    }
-
     /// Gives up half of the buckets.
     fn keep_half(&self, emptied: &mut Emptied) {
         emptied.buckets.truncate(emptied.buckets.len() / 2);

@@ -3,7 +3,7 @@
 //! # Order
 //! 1. The victims: closed buckets without dirty data ([`Buckets::choose_victims`]).
 //! 2. Leaf by leaf, their extents leave the tree in memory; the leaves on the device are behind
-//!    there. Reads of these sectors go to the backing device, which has the same data durably.
+//!    there. (If memory is short by then, these follow, and leaves leave.) Reads of these sectors go to the backing device, which has the same data durably.
 //! 3. A checkpoint: the leaves follow, and the buckets are free.
 //!
 //! A write into the cache may enter an extent there at any time; a victim takes no new data, as it
@@ -15,6 +15,7 @@ use cairn_block::yield_once;
 
 use super::Set;
 use super::session::{Session, WriteError};
+use crate::bcache::btree::{FIRST, LAST, LeafPlace, Position};
 use crate::bcache::buckets::Choice;
 use crate::bcache::coverage::{self, Path};
 use crate::bcache::work;
@@ -30,8 +31,15 @@ impl Session<'_> {
     pub async fn evict(&self) -> Result<bool, WriteError> {
         let Some(victims) = self.victims().await else { return Ok(false) };
         coverage::take(Path::Evict);
-        let mut leaf = 0;
-        while self.with(|set| set.evict_some(&mut leaf, &victims)) {
+        let mut from = Some(FIRST);
+        while let Some(at) = from {
+            match self.with(|set| set.evict_some(at, &victims)) {
+                Ok(next) => {
+                    from = next;
+                    self.trim().await?;
+                }
+                Err(absent) => self.core.enter(self.env, &absent).await?,
+            }
             yield_once().await;
         }
         self.checkpoint().await?;
@@ -56,14 +64,33 @@ impl Session<'_> {
 }
 
 impl Set {
-    /// Step 2 of some leaves from `leaf` on. True if there are more.
-    fn evict_some(&mut self, leaf: &mut usize, victims: &[bool]) -> bool {
-        let mut looked = 0;
-        while *leaf < self.tree.leaves() && looked < work::piece() {
-            looked += self.tree.extents_in(*leaf).max(1);
-            self.evict_leaf(*leaf, victims);
-            *leaf += 1;
+    /// Step 2 of some leaves from a position on. Answers where to go on.
+    ///
+    /// # Errors
+    /// These leaves are absent.
+    fn evict_some(
+        &mut self,
+        from: Position,
+        victims: &[bool],
+    ) -> Result<Option<Position>, Vec<LeafPlace>> {
+        let (mut at, mut looked) = (from, 0);
+        while looked < work::piece() {
+            let leaf = self.tree.leaf_of(at);
+            let (after, upto) = self.tree.bounds_of(leaf);
+            let absent = self.tree.absent_between(after, upto);
+            if !absent.is_empty() && at > from {
+                break;
+            }
+            if !absent.is_empty() {
+                return Err(self.tree.absent_between(after, LAST));
+            }
+            looked += self.tree.count_of(leaf).max(1);
+            self.evict_leaf(leaf, victims);
+            if leaf + 1 == self.tree.leaves() {
+                return Ok(None);
+            }
+            at = upto;
         }
-        *leaf < self.tree.leaves()
+        Ok(Some(at))
     }
 }

@@ -59,6 +59,7 @@ impl Core {
     /// A checkpoint; if buckets are short then, some with clean data are emptied.
     async fn make_room(&self, env: &Env, is_short: bool) -> Result<(), WriteError> {
         self.checkpoint(env).await?;
+        self.trim_soon(env);
         if is_short && self.with(|set| set.is_short()) {
             self.change(env, async |session| session.evict().await).await?;
         }

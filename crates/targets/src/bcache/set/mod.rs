@@ -4,7 +4,7 @@
 //! and writes nothing; `session` changes it on the device; `replay` has the entries of the journal
 //! that were found at opening; `changes` has the keys of clients that the device does not have yet;
 //! `checkpoint` brings the device up to date with them, `eviction` empties buckets with clean data,
-//! and `keeper` decides when; `emptying` makes buckets free where a session cannot go on without;
+//! and `keeper` decides when; `leaves` reads absent leaves and has others leave; `emptying` makes buckets free where a session cannot go on without;
 //! `ghosts` says where the device may have clean keys that the tree has not; `distrust` drops clean
 //! data that may differ from the backing device; `priorities` writes the generations and priorities
 //! of the buckets; `uuids` rewrites the array of volumes; `overwrites` is what clients write in
@@ -21,6 +21,7 @@ mod errors;
 mod eviction;
 mod ghosts;
 mod keeper;
+mod leaves;
 mod open;
 mod overwrites;
 mod priorities;
@@ -30,11 +31,8 @@ mod session;
 mod users;
 mod uuids;
 
-use std::ops::Range;
-
-use cairn_format::bcache::places::is_beyond;
 use cairn_format::bcache::uuids::UuidEntry;
-use cairn_format::bcache::{CacheSuperblock, Key, Uuid};
+use cairn_format::bcache::{CacheSuperblock, Uuid};
 
 use changes::Changes;
 use replay::Replay;
@@ -51,16 +49,7 @@ pub(super) use uuids::Entered;
 use super::btree::Tree;
 use super::buckets::{Buckets, OpenBuckets};
 use super::journal::Journal;
-use super::work;
-
-/// Sectors of some extents of a volume.
-#[derive(Default)]
-pub(super) struct Counted {
-    pub cached: u64,
-    pub dirty: u64,
-    /// Where the next extents begin, if these were not all.
-    pub next: Option<u64>,
-}
+use leaves::Wanted;
 
 /// The set as it is in memory.
 pub(super) struct Set {
@@ -78,6 +67,8 @@ pub(super) struct Set {
     /// The oldest entry of the journal that this session wrote and that has holes which may be in
     /// no leaf.
     open_holes: Option<u64>,
+    /// The absent leaves that requests wait for.
+    pub wanted: Wanted,
 }
 
 impl Set {
@@ -96,44 +87,6 @@ impl Set {
     /// True if a session has begun: the device changes from then on.
     pub fn has_session(&self) -> bool {
         self.replay.is_none()
-    }
-
-    /// Counts extents of a volume, from this sector on, so many that the lock is not held for long.
-    ///
-    /// # Errors
-    /// The first dirty one that does not lie within the volume, which has these sectors as keys
-    /// count them.
-    pub fn count_part(&self, inode: u32, from: u64, sectors: &Range<u64>) -> Result<Counted, Key> {
-        let mut counted = Counted::default();
-        for (index, key) in self.tree.extents_from(inode, from).enumerate() {
-            if index == work::piece() {
-                counted.next = Some(key.start());
-                break;
-            }
-            counted.cached += key.sectors();
-            if key.is_dirty() {
-                counted.dirty += key.sectors();
-                if is_beyond(key, sectors) {
-                    return Err(*key);
-                }
-            }
-        }
-        Ok(counted)
-    }
-
-    /// Calls for the sectors of each dirty extent among some extents of a volume, from this sector
-    /// on. Answers where the next extents begin, if these were not all.
-    pub fn each_dirty_of_part(
-        &self,
-        inode: u32,
-        from: u64,
-        mut each: impl FnMut(Range<u64>),
-    ) -> Option<u64> {
-        let mut extents = self.tree.extents_from(inode, from);
-        for key in extents.by_ref().take(work::piece()).filter(|key| key.is_dirty()) {
-            each(key.start()..key.end());
-        }
-        extents.next().map(Key::start)
     }
 
     /// The flash-only volumes, by their inodes.

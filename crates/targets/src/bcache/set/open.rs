@@ -14,6 +14,7 @@ use cairn_format::bcache::{CacheSuperblock, Key};
 
 use super::changes::Changes;
 use super::device::DiskSource;
+use super::leaves::Wanted;
 use super::replay::Replay;
 use super::{CacheDevice, Set};
 use crate::bcache::btree::{Node, Tree};
@@ -126,6 +127,7 @@ fn assemble(
         changes: Changes::default(),
         replay: Some(replay),
         open_holes: None,
+        wanted: Wanted::default(),
         superblock,
         tree,
         buckets,

@@ -32,7 +32,7 @@ use cairn_format::bcache::{Key, SUPERBLOCK_SECTOR};
 
 use super::replay::Replay;
 use super::{Core, Set};
-use crate::bcache::btree::{Fill, NoBucket, Plan, Unwritten, write_plan};
+use crate::bcache::btree::{Fill, NoBucket, Plan, Span, Unwritten, write_plan};
 use crate::bcache::canary::{Bug, planted};
 use crate::bcache::journal::{EntryWrite, NoEntry, SPARE};
 use crate::bcache::work;
@@ -55,6 +55,9 @@ pub(in super::super) enum WriteError {
     /// Too many requests of the cache device failed.
     #[error("{0} requests of the cache device failed: cache/io_error_limit is reached")]
     Errors(u64),
+    /// A leaf cannot be read, or is damaged.
+    #[error("node at sector {0}: it cannot be read or is damaged; see: cairn check")]
+    Leaf(u64),
     /// The set could not be written before.
     #[error("it failed before; see the log, and open it again")]
     Broken,
@@ -70,6 +73,19 @@ impl Session<'_> {
     /// Looks at the set, under its lock.
     pub fn with<T>(&self, look: impl FnOnce(&mut Set) -> T) -> T {
         self.core.with(look)
+    }
+
+    /// Acts on the set once the leaves are present that have sectors of keys.
+    ///
+    /// # Errors
+    /// The set is broken.
+    pub async fn with_present<T>(
+        &self,
+        keys: &[Key],
+        act: impl FnOnce(&mut Set) -> T,
+    ) -> Result<T, WriteError> {
+        let spans: Vec<Span> = keys.iter().map(Span::of).collect();
+        self.core.with_present(self.env, &spans, act).await
     }
 
     /// Begins, unless the set has a session already.
@@ -120,7 +136,8 @@ impl Session<'_> {
             let clean = |set: &mut Set, key: &Key| {
                 set.tree.replace(key, &key.with_dirty(false), &mut set.buckets)
             };
-            cleaned(self.with(|set| some.iter().map(|key| clean(set, key)).sum()));
+            let clean_some = |set: &mut Set| some.iter().map(|key| clean(set, key)).sum();
+            cleaned(self.with_present(some, clean_some).await?);
             yield_once().await;
         }
         self.write_leaves(Unwritten::gather(keys).await).await

@@ -60,7 +60,14 @@ impl Session<'_> {
     pub async fn enter_volume(&self, entry: UuidEntry) -> Result<Entered, WriteError> {
         self.begin().await?;
         self.refill_for_array().await;
-        let (entered, array) = self.with(|set| set.plan_with(entry));
+        let mut unused = self.with(|set| set.unused_inodes()).into_iter();
+        let inode = loop {
+            let Some(inode) = unused.next() else { return Ok(Entered::NoSlot) };
+            if !self.core.has_extents(self.env, inode).await? {
+                break inode;
+            }
+        };
+        let (entered, array) = self.with(|set| set.plan_with(entry, inode));
         if let Some(array) = array {
             self.replace_array(&array).await?;
         }
@@ -122,14 +129,16 @@ impl Set {
         Some(self.array_at(at))
     }
 
-    /// Plans the array with another volume. Its inode has never been used: the entry is all zeros,
-    /// and no extent has its number.
-    fn plan_with(&mut self, entry: UuidEntry) -> (Entered, Option<Array>) {
+    /// The inodes that have never been used, if no extent has their number: their entries are all
+    /// zeros.
+    fn unused_inodes(&self) -> Vec<u32> {
         let most = self.superblock.geometry().uuids();
         let slots = self.volumes.iter().take(most).enumerate();
-        let mut unused = slots.filter(|(_, slot)| slot.is_empty()).map(|(slot, _)| slot as u32);
-        let has_none = |inode: &u32| self.tree.extents_from(*inode, 0).next().is_none();
-        let Some(inode) = unused.find(has_none) else { return (Entered::NoSlot, None) };
+        slots.filter(|(_, slot)| slot.is_empty()).map(|(slot, _)| slot as u32).collect()
+    }
+
+    /// Plans the array with another volume, with an inode that has never been used.
+    fn plan_with(&mut self, entry: UuidEntry, inode: u32) -> (Entered, Option<Array>) {
         let Some(at) = self.place_for_array() else { return (Entered::NoBucket, None) };
         let invalidated = entry.last_registered;
         let former = self.volumes.iter_mut().find(|it| it.is_live() && it.uuid == entry.uuid);

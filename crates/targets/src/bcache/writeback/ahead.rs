@@ -87,13 +87,13 @@ impl Bcache {
                     env.sleep(PAUSE).await;
                     writes.into_iter().for_each(|(_, id)| env.remap(id));
                 }
-                Err(error) => self.go_on_unwritten(env, &writes, &error),
+                Err(error) => self.go_on_unwritten(env, &writes, &error).await,
             }
         }
     }
 
     /// Z3.
-    fn go_on_unwritten(&self, env: &Env, writes: &[(Span, RequestId)], error: &str) {
+    async fn go_on_unwritten(&self, env: &Env, writes: &[(Span, RequestId)], error: &str) {
         let volume = &self.config.volume;
         let may_be_dirty = self.is_leaving.swap(false, Ordering::Relaxed);
         match may_be_dirty {
@@ -101,7 +101,7 @@ impl Bcache {
             false => env.warn(volume, || format!("{volume}: writes over dirty data fail: {error}")),
         }
         for (span, id) in writes {
-            match may_be_dirty || self.dirty_in(&[*span]).is_empty() {
+            match may_be_dirty || self.dirty_in(env, &[*span]).await.is_empty() {
                 true => env.remap(*id),
                 false => env.complete(*id, Err(IoError::IO)),
             }
@@ -113,7 +113,7 @@ impl Bcache {
     /// # Errors
     /// Not all of it is written back.
     async fn write_back_spans(&self, env: &Env, spans: &[Span]) -> Result<bool, String> {
-        let keys = self.dirty_in(spans);
+        let keys = self.dirty_in(env, spans).await;
         if keys.is_empty() {
             return Ok(false);
         }
@@ -128,15 +128,15 @@ impl Bcache {
     }
 
     /// The dirty extents that overlap spans, each once, in order.
-    fn dirty_in(&self, spans: &[Span]) -> Vec<Key> {
+    async fn dirty_in(&self, env: &Env, spans: &[Span]) -> Vec<Key> {
+        let core = self.core.as_ref().expect("it has a cache");
         let of = |set: &Set, span: &Span| -> Vec<Key> {
-            let extents = set.tree.extents_from(span.inode, span.start);
-            let inside = extents.take_while(|key| key.start() < span.end);
             let own = |key: &&Key| key.is_dirty() && !self.traffic.overlaps(&Span::of(key));
-            inside.filter(own).copied().collect()
+            set.tree.extents_in(span).filter(own).copied().collect()
         };
-        let found = self.look(|set| spans.iter().flat_map(|span| of(set, span)).collect());
-        let mut keys: Vec<Key> = found.unwrap_or_default();
+        let all = |set: &mut Set| spans.iter().flat_map(|span| of(set, span)).collect();
+        // Without it the set is broken: its volumes go on without it, or stop.
+        let mut keys: Vec<Key> = core.with_present(env, spans, all).await.unwrap_or_default();
         keys.sort_unstable_by_key(Key::start);
         keys.dedup();
         keys

@@ -135,12 +135,12 @@ impl Bcache {
     async fn next_keys(&self, env: &Env, pass: &mut Pass, policy: Policy, most: u64) -> Vec<Key> {
         if policy != Policy::Sweep {
             pass.sweep = None;
-            return self.next_dirty(pass.from, most).await;
+            return self.next_dirty(env, pass.from, most).await;
         }
         let is_above = || self.look(|set| self.dirty_sectors() > self.dirty_target(set));
         let mut sweep = match pass.sweep.take() {
             Some(sweep) if !sweep.is_old(env.now()) || is_above() != Some(true) => sweep,
-            before => self.plan_pass(env.now(), before).await,
+            before => self.plan_pass(env, before).await,
         };
         let keys = self.next_swept(env, &mut sweep, most).await;
         pass.sweep = Some(sweep);

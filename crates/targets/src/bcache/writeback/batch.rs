@@ -5,21 +5,19 @@ use std::time::Duration;
 
 use cairn_block::{
     CopyData, CopyError, CopyPiece, Env, Flags, IoError, Sector, SectorCount, SectorRange,
-    yield_once,
 };
-use cairn_format::bcache::Key;
+use cairn_format::bcache::{Key, OFFSET_MAX};
 use futures_util::future;
 use futures_util::stream::{self, StreamExt};
 
 use super::How;
 use super::policy::Shape;
 use super::uncopied::Uncopied;
-use crate::bcache::btree::Span;
+use crate::bcache::btree::{Span, Which};
 use crate::bcache::canary::{Bug, planted};
-use crate::bcache::set::{Set, WriteError};
+use crate::bcache::set::WriteError;
 use crate::bcache::stripes::Stripes;
 use crate::bcache::volume::Bcache;
-use crate::bcache::work;
 
 /// A batch is full once it has so many keys or so many sectors; then it gets the keys that are one
 /// write with its last one as well. It is sealed after this time.
@@ -210,37 +208,21 @@ pub(super) fn apart(keys: Vec<Key>) -> (Vec<Key>, Vec<Key>) {
 impl Bcache {
     /// The next dirty extents from a sector on, in order: one batch, of about `most` sectors at
     /// most, which is not 0.
-    pub(super) async fn next_dirty(&self, from: u64, most: u64) -> Vec<Key> {
+    pub(super) async fn next_dirty(&self, env: &Env, from: u64, most: u64) -> Vec<Key> {
         let mut gathering = Gathering::new(most, self.most_of(WRITE_SECTORS));
         let own = |key: &Key| !self.is_written(key);
-        self.each_dirty(from, |key| !own(key) || gathering.take(key)).await;
+        self.each_dirty(env, from, |key| !own(key) || gathering.take(key)).await;
         gathering.keys
     }
 
     /// Looks at the dirty extents from a sector on, in order, some at a time, until `look` answers
-    /// false.
-    async fn each_dirty(&self, from: u64, mut look: impl FnMut(&Key) -> bool) {
-        let mut from = Some(from);
-        while let Some(at) = from {
-            from = self.look(|set| self.some_dirty(set, at, &mut look)).flatten();
-            yield_once().await;
-        }
-    }
-
-    /// The same of some extents. Answers where to go on.
-    fn some_dirty(&self, set: &Set, from: u64, look: &mut impl FnMut(&Key) -> bool) -> Option<u64> {
-        let mut units = 0;
-        for key in set.tree.extents_from(self.inode(), from) {
-            if units >= work::piece() {
-                return Some(key.start().max(from));
-            }
-            // One that is taken is compared with the writes of clients, and copied.
-            units += if key.is_dirty() { 4 } else { 1 };
-            if key.is_dirty() && !look(key) {
-                return None;
-            }
-        }
-        None
+    /// false, or the set is broken.
+    async fn each_dirty(&self, env: &Env, from: u64, mut look: impl FnMut(&Key) -> bool) {
+        let Some(core) = &self.core else { return };
+        let (from, upto) = ((self.inode(), from), (self.inode(), OFFSET_MAX));
+        let mut look = |key: &Key| !key.is_dirty() || look(key);
+        // What was found before it broke is not written: the batch sees that it is.
+        let _ = core.scan(env, from, upto, Which::Dirty, &mut look).await;
     }
 
     fn most_of(&self, sectors: u64) -> Most {
@@ -253,16 +235,16 @@ impl Bcache {
     }
 
     /// Dirty extents from a sector on, at even distances.
-    async fn dirty_sample(&self, from: u64) -> Vec<Key> {
+    async fn dirty_sample(&self, env: &Env, from: u64) -> Vec<Key> {
         let own = |key: &Key| !self.traffic.overlaps(&Span::of(key));
         let (mut count, mut index, mut sample) = (0_usize, 0, Vec::new());
-        self.each_dirty(from, |key| {
+        self.each_dirty(env, from, |key| {
             count += usize::from(own(key));
             true
         })
         .await;
         let distance = count.div_ceil(SAMPLE).max(1);
-        self.each_dirty(from, |key| {
+        self.each_dirty(env, from, |key| {
             if own(key) {
                 if index % distance == 0 {
                     sample.push(*key);
@@ -327,7 +309,7 @@ impl Bcache {
     /// The set cannot be written.
     pub(super) async fn is_sample_lost(&self, env: &Env, from: u64) -> Result<bool, WriteError> {
         let core = self.core.as_ref().expect("a cache is drained");
-        let (sample, _) = apart(self.dirty_sample(from).await);
+        let (sample, _) = apart(self.dirty_sample(env, from).await);
         let taken = core.take_out(sample).await;
         core.commit(env).await.map_err(WriteError::Cache)?;
         let (failed, pace) = (Cell::new(0), Pace::new(AT_ONCE));

@@ -315,7 +315,7 @@ impl Bcache {
             let is_alone = open.as_ref().is_some_and(|it| gives_way || it.has_failed());
             let keys = match is_alone {
                 true => Vec::new(),
-                false => self.next_dirty(from, u64::MAX).await,
+                false => self.next_dirty(env, from, u64::MAX).await,
             };
             if open.is_none() && keys.is_empty() {
                 return Ok(Drained::All);

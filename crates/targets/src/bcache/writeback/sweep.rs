@@ -16,7 +16,7 @@ use cairn_block::{Env, Sector, SectorCount, SectorRange, Time, yield_once};
 use cairn_format::bcache::Key;
 
 use super::batch::{BATCH_KEYS, BATCH_SECTORS, BATCH_TIME};
-use crate::bcache::set::Set;
+use crate::bcache::btree::Which;
 use crate::bcache::stripes::Stripes;
 use crate::bcache::volume::Bcache;
 use crate::bcache::work;
@@ -113,31 +113,24 @@ impl Sweep {
 
 impl Bcache {
     /// A sweep that knows what is dirty now, and goes on where another one was.
-    pub(super) async fn plan_pass(&self, now: Time, before: Option<Sweep>) -> Sweep {
+    pub(super) async fn plan_pass(&self, env: &Env, before: Option<Sweep>) -> Sweep {
         let backing = &self.config.devices.backing().expect("a volume that is drained").disk;
         let members = Members::of(backing);
         self.throttle.prices.lock().know(&members);
-        let mut sweep = Sweep::new(&members, now);
+        let mut sweep = Sweep::new(&members, env.now());
         let stripe = self.stripes.as_ref().map_or(0, Stripes::expensive_size);
-        let (mut from, mut row) = (0, Row::default());
-        loop {
-            let next = self.look(|set| {
-                let mut extents = set.tree.extents_from(self.inode(), from);
-                for key in extents.by_ref().take(piece_keys()).filter(|key| key.is_dirty()) {
-                    if key.start() != row.end {
-                        sweep.add(row, stripe);
-                        row.start = key.start();
-                    }
-                    row.end = key.end();
-                }
-                extents.next().map(Key::start)
-            });
-            match next.flatten() {
-                Some(next) => from = next,
-                None => break,
+        let mut row = Row::default();
+        let mut add = |key: &Key| {
+            if key.is_dirty() && key.start() != row.end {
+                sweep.add(row, stripe);
+                row.start = key.start();
             }
-            yield_once().await;
-        }
+            row.end = if key.is_dirty() { key.end() } else { row.end };
+            true
+        };
+        let core = self.core.as_ref().expect("a volume that is drained has a cache");
+        // What was found before the set broke is not written.
+        let _ = core.scan_volume(env, self.inode(), Which::Dirty, &mut add).await;
         sweep.add(row, stripe);
         if let Some(before) = &before {
             sweep.follow(before);
@@ -167,7 +160,7 @@ impl Bcache {
             };
             let room = (most - sectors).min(piece.most.0);
             let before = keys.len();
-            let looked = self.look(|set| self.dirty_of(set, &piece, room, &mut keys));
+            let looked = self.dirty_of(env, &piece, room, &mut keys).await;
             let taken = keys[before..].iter().map(Key::sectors).sum();
             sectors += taken;
             time += self.throttle.prices.lock().time_of(rows_of(&keys[before..]));
@@ -191,22 +184,33 @@ impl Bcache {
 
     /// Takes the dirty extents of a piece, until they have `most` sectors. Answers how far it has
     /// looked.
-    fn dirty_of(&self, set: &Set, piece: &Piece, most: u64, keys: &mut Vec<Key>) -> Sector {
+    /// None if the set is broken.
+    async fn dirty_of(
+        &self,
+        env: &Env,
+        piece: &Piece,
+        most: u64,
+        keys: &mut Vec<Key>,
+    ) -> Option<Sector> {
         let (mut sectors, room) = (0, BATCH_KEYS.saturating_sub(keys.len()).max(1));
-        let end = piece.range.end().0;
-        let extents = set.tree.extents_from(self.inode(), piece.range.start.0);
-        for (looked, key) in extents.take_while(|key| key.start() < end).enumerate() {
+        let (start, end) = (piece.range.start.0, piece.range.end().0);
+        let (mut looked, mut to) = (0, piece.range.end());
+        let mut take = |key: &Key| {
             if looked == piece_keys().min(room) || sectors >= most {
-                return Sector(key.start());
+                to = Sector(key.start());
+                return false;
             }
+            looked += 1;
             // An extent that begins before the piece was offered with the one before.
-            let is_own = key.start() >= piece.range.start.0;
-            if key.is_dirty() && is_own && !self.is_written(key) {
+            if key.is_dirty() && key.start() >= start && !self.is_written(key) {
                 sectors += key.sectors();
                 keys.push(*key);
             }
-        }
-        piece.range.end()
+            true
+        };
+        let (from, upto) = ((self.inode(), start), (self.inode(), end));
+        let core = self.core.as_ref()?;
+        core.scan(env, from, upto, Which::Dirty, &mut take).await.ok().map(|()| to)
     }
 }
 

@@ -1,0 +1,429 @@
+//! Which leaves are in memory. A leaf that the device has as it is in memory may be absent: its
+//! extents are read when they are needed. The nodes above the leaves are no more than positions,
+//! and stay.
+//!
+//! # Invariants
+//! M1. An absent leaf has on the device, in its bsets up to its end, the extents that it had in
+//!     memory when it left, but for stale ones, which lead nowhere. So each change of its extents
+//!     was in a leaf durably before it left: no checkpoint, session or plan has any of it to write.
+//! M2. Nothing changes an absent leaf, and no plan replaces it. Who looks at extents, or changes
+//!     them, has made the leaves present before, under the same lock ([`Tree::absent_in`]).
+//! M3. What was read is laid into the leaf only if it is absent still, at the same place and with
+//!     the same end: so it lacks no bset.
+//! M4. A leaf leaves in two steps: it is marked, the requests end that had found it, and it leaves
+//!     if nothing has found or changed it since. So the end of a request finds the leaf of its
+//!     verdict.
+//!
+//! A change counts as written once a checkpoint has ended that began later, at a time when no
+//! session writes leaves (`Session::trim`).
+//!
+//! The order in which leaves leave is that of a clock: a leaf that was found since the hand passed
+//! last stays.
+
+use cairn_format::bcache::{Key, Pointer};
+
+use super::extents::Extents;
+use super::unwritten::Span;
+use super::{Node, Tree};
+use crate::bcache::canary::{Bug, planted};
+use crate::bcache::work;
+
+/// Bytes of memory of an extent, about: a chunk is at least half full.
+const EXTENT_BYTES: u64 = 32;
+/// How many leaves are read at once at most.
+const READ_AT_ONCE: usize = 16;
+/// Units of work to look at a node, and to drop an extent.
+const LOOK: usize = 4;
+
+/// Where the extents of a leaf are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Presence {
+    /// In memory, and found since the hand passed.
+    Used,
+    /// In memory.
+    Idle,
+    /// In memory until the requests have ended that had found it (M4).
+    Leaving,
+    /// On the device alone: so many, and whether some are dirty.
+    Absent { extents: u32, has_dirty: bool },
+}
+
+/// An absent leaf, as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct LeafPlace {
+    pub pointer: Pointer,
+    /// Its position, and that of the leaf before it.
+    pub position: (u32, u64),
+    pub after: (u32, u64),
+    /// Where its bsets end, in bytes.
+    pub end: usize,
+    /// The random number of its bsets.
+    pub seq: u64,
+    /// Some of its extents are dirty.
+    pub has_dirty: bool,
+}
+
+/// The leaves in memory.
+#[derive(Default)]
+pub(super) struct Present {
+    /// How many extents are in memory.
+    pub extents: usize,
+    /// The number of the next checkpoint, and of the last one that has ended.
+    next: u32,
+    settled: u32,
+    /// The leaf that the hand points to.
+    hand: usize,
+}
+
+impl Present {
+    /// So many extents are in memory.
+    pub fn new(extents: usize) -> Present {
+        Present { extents, ..Present::default() }
+    }
+
+    /// The number of the checkpoint that writes what changes now.
+    pub fn number(&self) -> u32 {
+        self.next + 1
+    }
+}
+
+impl Tree {
+    /// Bytes of memory of the extents, about.
+    pub fn memory(&self) -> u64 {
+        self.present.extents as u64 * EXTENT_BYTES
+    }
+
+    /// A checkpoint begins: what changes later belongs to the next one.
+    pub fn begin_checkpoint(&mut self) {
+        self.present.next += 1;
+    }
+
+    /// The last checkpoint that has begun has ended.
+    pub fn end_checkpoint(&mut self) {
+        self.present.settled = self.present.next;
+    }
+
+    /// The absent leaves with sectors of a span; some of them if there are many. The others are
+    /// found (M4).
+    pub fn absent_in(&self, span: &Span) -> Vec<LeafPlace> {
+        self.absent_between((span.inode, span.start), (span.inode, span.end))
+    }
+
+    /// The same of all that begins between two positions.
+    pub fn absent_between(&self, from: (u32, u64), upto: (u32, u64)) -> Vec<LeafPlace> {
+        let mut absent = Vec::new();
+        let first = self.leaf_of(from);
+        for index in first..self.levels[0].len() {
+            if index > first && self.after(0, index) >= upto || absent.len() == READ_AT_ONCE {
+                break;
+            }
+            absent.extend(self.place_if_absent(index));
+        }
+        absent
+    }
+
+    /// The place of a leaf, if it is absent. Otherwise it is found.
+    pub(super) fn place_if_absent(&self, index: usize) -> Option<LeafPlace> {
+        let leaf = &self.levels[0][index];
+        match leaf.presence() {
+            Presence::Absent { has_dirty, .. } => Some(LeafPlace {
+                pointer: leaf.pointer(),
+                position: leaf.position(),
+                after: self.after(0, index),
+                end: leaf.end(),
+                seq: leaf.seq(),
+                has_dirty,
+            }),
+            _ => {
+                leaf.touch();
+                None
+            }
+        }
+    }
+
+    /// The leaf that is absent as it was (M3).
+    fn still_absent(&self, place: &LeafPlace) -> Option<usize> {
+        let index = self.levels[0].partition_point(|leaf| leaf.position() < place.position);
+        let is_it = self.levels[0].get(index)?.is_absent()
+            && self.place_if_absent(index).as_ref() == Some(place);
+        is_it.then_some(index)
+    }
+
+    /// True if a leaf is absent as it was.
+    pub fn is_still_absent(&self, place: &LeafPlace) -> bool {
+        self.still_absent(place).is_some()
+    }
+
+    /// The extents of an absent leaf were read: it is present, if it is absent as it was.
+    pub fn enter(&mut self, place: &LeafPlace, extents: &[Key]) {
+        let Some(index) = self.still_absent(place) else { return };
+        work::did(extents.len().min(work::piece()));
+        self.present.extents += extents.len();
+        self.levels[0][index].enter(Extents::of(extents));
+    }
+
+    /// Marks leaves to leave until the rest takes `most` bytes, or the hand has passed each leaf
+    /// once: so one that was just read stays. True if there are more to look at: `looked` counts.
+    pub fn mark_leaving(&mut self, most: u64, looked: &mut usize) -> bool {
+        let (mut units, leaves) = (0, self.levels[0].len());
+        let mut marked: usize = self.marked_extents();
+        while *looked < leaves && units < work::piece() {
+            if (self.present.extents - marked) as u64 * EXTENT_BYTES <= most {
+                return false;
+            }
+            (units, *looked) = (units + LOOK, *looked + 1);
+            self.present.hand = (self.present.hand + 1) % leaves;
+            let (settled, leaf) = (self.present.settled, &self.levels[0][self.present.hand]);
+            let is_written = leaf.changed_in <= settled || planted(Bug::DropUnwritten);
+            match leaf.presence() {
+                Presence::Used => leaf.set_presence(Presence::Idle),
+                Presence::Idle if is_written && leaf.extents().len() > 0 => {
+                    leaf.set_presence(Presence::Leaving);
+                    marked += leaf.extents().len();
+                }
+                _ => {}
+            }
+        }
+        *looked < leaves
+    }
+
+    fn marked_extents(&self) -> usize {
+        let is_marked = |leaf: &&Node| leaf.presence() == Presence::Leaving;
+        self.levels[0].iter().filter(is_marked).map(|leaf| leaf.extents().len()).sum()
+    }
+
+    /// The requests have ended that had found them: the marked leaves from `next` on leave, some of
+    /// them. True if there are more.
+    pub fn drop_leaving(&mut self, next: &mut usize) -> bool {
+        let mut units = 0;
+        while *next < self.levels[0].len() && units < work::piece() {
+            let leaf = &mut self.levels[0][*next];
+            if leaf.presence() == Presence::Leaving {
+                let dropped = leaf.leave();
+                self.present.extents -= dropped;
+                units += dropped;
+            }
+            (units, *next) = (units + LOOK, *next + 1);
+        }
+        *next < self.levels[0].len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cairn_format::bcache::node::Node as NodeRead;
+    use cairn_format::bcache::{Generation, Key, Pointer, SECTOR_BYTES};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::bcache::btree::reference::{Model, Sectors, lay_over};
+    use crate::bcache::btree::{FIRST, LAST, Scanned, Unwritten, Which};
+
+    /// The bucket that all extents of these tests lie in.
+    const DATA: u64 = 200;
+
+    fn extent(inode: u32, start: u64, dirty: bool) -> Key {
+        let pointer = Pointer::new(DATA * 8 + start % 8, Generation(0));
+        Key::new(inode, start + 1, 1).at(pointer).with_dirty(dirty)
+    }
+
+    fn hole(inode: u32, start: u64, sectors: u64) -> Key {
+        Key::new(inode, start + sectors, sectors)
+    }
+
+    /// Every leaf that may leaves memory.
+    fn drop_all(tree: &mut Tree) {
+        for _ in 0..2 {
+            let (mut looked, mut next) = (0, 0);
+            while tree.mark_leaving(0, &mut looked) {}
+            while tree.drop_leaving(&mut next) {}
+        }
+    }
+
+    /// The extents of an absent leaf, as the device has them.
+    fn read(model: &Model, leaf: &LeafPlace) -> Vec<Key> {
+        let from = leaf.pointer.sector() as usize * SECTOR_BYTES;
+        let magic = model.superblock.set_uuid().set_magic();
+        let bytes = &model.image[from..from + leaf.end];
+        let node = NodeRead::read(bytes, leaf.pointer, magic, model.geometry().block_bytes());
+        assert_eq!((node.end(), node.seq()), (leaf.end, Some(leaf.seq)));
+        let mut extents = node.extents().expect("it is sound");
+        extents.retain(|key| key.cached_at().is_some());
+        extents
+    }
+
+    fn enter_all(model: &mut Model, from: (u32, u64), upto: (u32, u64)) {
+        loop {
+            let absent = model.tree.absent_between(from, upto);
+            if absent.is_empty() {
+                return;
+            }
+            for leaf in absent {
+                let extents = read(model, &leaf);
+                work::begin();
+                model.tree.enter(&leaf, &extents);
+                assert!(!model.tree.is_still_absent(&leaf));
+            }
+        }
+    }
+
+    fn absent_leaves(tree: &Tree) -> usize {
+        tree.levels[0].iter().filter(|leaf| leaf.is_absent()).count()
+    }
+
+    /// Keys enter the tree, once their leaves are present. Answers what leaves lack.
+    fn apply(model: &mut Model, sectors: &mut Sectors, keys: &[Key]) -> Unwritten {
+        for key in keys {
+            enter_all(model, key.begin(), key.position());
+        }
+        lay_over(sectors, keys);
+        model.apply(keys)
+    }
+
+    #[test]
+    fn leaves_with_changes_since_the_last_checkpoint_stay() {
+        let (mut model, mut sectors) = (Model::new(2000, 8), Sectors::new());
+        model.take([DATA]);
+        let keys: Vec<Key> = (0..2000).map(|at| extent(1, at * 2, true)).collect();
+        let mut behind = apply(&mut model, &mut sectors, &keys);
+        drop_all(&mut model.tree);
+        assert_eq!(absent_leaves(&model.tree), 0, "nothing is written");
+        model.tree.begin_checkpoint();
+        model.write_all(&mut behind).expect("there are buckets");
+        let mut behind = apply(&mut model, &mut sectors, &[hole(1, 0, 100)]);
+        model.tree.end_checkpoint();
+        drop_all(&mut model.tree);
+        assert_eq!(absent_leaves(&model.tree), model.tree.leaves() - 1);
+        assert!(model.tree.memory() < 200 * EXTENT_BYTES);
+        model.write_all(&mut behind).expect("there are buckets");
+        enter_all(&mut model, FIRST, LAST);
+        model.check(&sectors);
+    }
+
+    #[test]
+    fn a_scan_ends_behind_the_last_leaf() {
+        let mut model = Model::new(2000, 8);
+        let settle = |model: &mut Model| {
+            model.tree.begin_checkpoint();
+            model.tree.end_checkpoint();
+            drop_all(&mut model.tree);
+        };
+        model.take([DATA]);
+        let mut behind = apply(&mut model, &mut Sectors::new(), &[extent(1, 8, true)]);
+        model.write_all(&mut behind).expect("there are buckets");
+        settle(&mut model);
+        let end = model.tree.bounds_of(model.tree.leaves() - 1).1;
+        let scan = |from, which| model.tree.scan(from, LAST, which, |_| true);
+        assert!(matches!(scan(FIRST, Which::Dirty), Scanned::Absent(leaves) if leaves.len() == 1));
+        assert_eq!(scan(end, Which::All), Scanned::All);
+        // A leaf without dirty extents is passed over.
+        let mut behind = {
+            enter_all(&mut model, FIRST, LAST);
+            apply(&mut model, &mut Sectors::new(), &[extent(1, 8, false)])
+        };
+        model.write_all(&mut behind).expect("there are buckets");
+        settle(&mut model);
+        let scan = |which| model.tree.scan(FIRST, LAST, which, |_| true);
+        assert_eq!(scan(Which::Dirty), Scanned::All);
+        assert!(matches!(scan(Which::All), Scanned::Absent(_)));
+    }
+
+    #[test]
+    fn a_marked_leaf_that_is_found_stays() {
+        let (mut model, mut sectors) = (Model::new(2000, 8), Sectors::new());
+        model.take([DATA]);
+        let keys: Vec<Key> = (0..2000).map(|at| extent(1, at * 2, true)).collect();
+        model.tree.begin_checkpoint();
+        let mut behind = apply(&mut model, &mut sectors, &keys);
+        model.write_all(&mut behind).expect("there are buckets");
+        model.tree.begin_checkpoint();
+        model.tree.end_checkpoint();
+        let (mut looked, mut next) = (0, 0);
+        while model.tree.mark_leaving(0, &mut looked) {}
+        let (mut looked, _) = (0, 0);
+        while model.tree.mark_leaving(0, &mut looked) {}
+        model.tree.find(1, 500);
+        while model.tree.drop_leaving(&mut next) {}
+        assert_eq!(absent_leaves(&model.tree), model.tree.leaves() - 1);
+        assert!(model.tree.absent_in(&Span { inode: 1, start: 500, end: 501 }).is_empty());
+    }
+
+    #[test]
+    fn what_was_read_before_a_leaf_changed_does_not_enter() {
+        let (mut model, mut sectors) = (Model::new(2000, 8), Sectors::new());
+        model.take([DATA]);
+        let keys: Vec<Key> = (0..40).map(|at| extent(1, at * 2, true)).collect();
+        let mut behind = apply(&mut model, &mut sectors, &keys);
+        model.write_all(&mut behind).expect("there are buckets");
+        let settle = |model: &mut Model| {
+            model.tree.begin_checkpoint();
+            model.tree.end_checkpoint();
+            drop_all(&mut model.tree);
+        };
+        settle(&mut model);
+        let before = model.tree.absent_between(FIRST, LAST)[0];
+        let old = read(&model, &before);
+        let mut behind = apply(&mut model, &mut sectors, &[hole(1, 0, 20)]);
+        model.tree.enter(&before, &old);
+        model.write_all(&mut behind).expect("there are buckets");
+        settle(&mut model);
+        // It is absent again, with another bset.
+        model.tree.enter(&before, &old);
+        assert_eq!(absent_leaves(&model.tree), 1);
+        enter_all(&mut model, FIRST, LAST);
+        model.check(&sectors);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+
+        /// Each sector lies where it lay, whichever leaves left in between.
+        #[test]
+        fn leaving_and_entering_change_no_sector(
+            rounds in proptest::collection::vec(
+                proptest::collection::vec((0..3_u32, 0..3000_u64, 1..300_u64, 0..4_u8), 1..8),
+                1..8,
+            ),
+            late in any::<u64>(),
+        ) {
+            let (mut model, mut sectors) = (Model::new(3000, 8), Sectors::new());
+            model.take([DATA]);
+            for (round, changes) in rounds.into_iter().enumerate() {
+                let mut all = Vec::new();
+                for (inode, start, count, kind) in changes {
+                    all.push(match kind {
+                        0 => vec![hole(inode, start, count)],
+                        _ => (start..start + count).map(|at| extent(inode, at, kind > 1)).collect(),
+                    });
+                }
+                // Some come after the checkpoint has begun.
+                let early = all.len() - (late >> round & 1) as usize;
+                let mut behind = apply(&mut model, &mut sectors, &all[..early].concat());
+                model.tree.begin_checkpoint();
+                let mut left = apply(&mut model, &mut sectors, &all[early..].concat());
+                model.write_all(&mut behind).expect("there are buckets");
+                model.tree.end_checkpoint();
+                drop_all(&mut model.tree);
+                let dirty = sectors.values().filter(|(_, dirty)| *dirty).count();
+                let places: Vec<LeafPlace> =
+                    (0..model.tree.leaves()).filter_map(|at| model.tree.place_if_absent(at)).collect();
+                let of_absent = |leaf: &LeafPlace| read(&model, leaf);
+                let absent: Vec<Key> = places.iter().flat_map(of_absent).collect();
+                let present = model.tree.levels[0].iter().filter(|leaf| !leaf.is_absent());
+                let present = present.flat_map(|leaf| leaf.extents().iter().copied());
+                let found = absent.iter().copied().chain(present);
+                let count: u64 = found.filter(Key::is_dirty).map(|key| key.sectors()).sum();
+                prop_assert_eq!(count as usize, dirty);
+                for leaf in &places {
+                    prop_assert_eq!(leaf.has_dirty, read(&model, leaf).iter().any(Key::is_dirty));
+                }
+                model.write_all(&mut left).expect("there are buckets");
+            }
+            enter_all(&mut model, FIRST, LAST);
+            model.check(&sectors);
+            model.check_counts();
+            let extents = model.tree.extents().count() as u64;
+            prop_assert_eq!(model.tree.memory(), extents * EXTENT_BYTES);
+        }
+    }
+}

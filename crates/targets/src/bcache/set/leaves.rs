@@ -1,0 +1,380 @@
+//! Reading absent leaves, and letting leaves leave (`btree::presence`).
+//!
+//! - A request that needs an absent leaf waits. One task reads the leaves that requests wait for,
+//!   several at once, and has the requests mapped again.
+//! - A task that changes extents makes their leaves present first ([`Core::with_present`]).
+//! - A task that only looks at extents ([`Core::scan`]) looks at what it has read of an absent
+//!   leaf, and leaves it absent.
+//! - Once the extents in memory take more than the limit, leaves leave, in the turn of the set
+//!   ([`Session::trim`]): no leaf is being written then (M1).
+//!
+//! A leaf that cannot be read, or is damaged, breaks the set, as in the kernel: it may have keys to
+//! dirty data.
+
+use std::time::Duration;
+
+use cairn_block::sync::atomic::Ordering;
+use cairn_block::{ConfigError, ConfigKind, Env, RequestId, yield_once};
+use cairn_format::bcache::load::Source;
+use cairn_format::bcache::node::Node as NodeRead;
+use cairn_format::bcache::{Key, OFFSET_MAX, SECTOR_BYTES};
+
+use super::Set;
+use super::core::Core;
+use super::device::DiskSource;
+use super::session::{Session, WriteError};
+use crate::bcache::btree::{LeafPlace, Position, Scanned, Span, Which};
+use crate::bcache::canary;
+use crate::bcache::coverage::{self, Path};
+
+/// The default of `btree_cache_size`.
+pub(super) const NODE_CACHE_BYTES: u64 = 1 << 30;
+/// Leaves leave until the rest takes so many of [`PARTS`] of the limit.
+const KEPT: u64 = 7;
+const PARTS: u64 = 8;
+/// How long those who wait for a leaf have at least to find it.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// What requests wait for, under the lock of the set.
+#[derive(Default)]
+pub(in super::super) struct Wanted {
+    leaves: Vec<LeafPlace>,
+    requests: Vec<RequestId>,
+    /// A task reads them.
+    is_served: bool,
+}
+
+impl Wanted {
+    /// A request waits for leaves. True if the caller starts the task.
+    pub fn add(&mut self, leaves: Vec<LeafPlace>, id: RequestId) -> bool {
+        coverage::take(Path::WaitForLeaf);
+        leaves.into_iter().for_each(|leaf| {
+            if !self.leaves.contains(&leaf) {
+                self.leaves.push(leaf);
+            }
+        });
+        self.requests.push(id);
+        !std::mem::replace(&mut self.is_served, true)
+    }
+
+    /// Takes all; none once the task is to end.
+    fn take(&mut self) -> Option<(Vec<LeafPlace>, Vec<RequestId>)> {
+        self.is_served = !self.requests.is_empty();
+        let taken = (std::mem::take(&mut self.leaves), std::mem::take(&mut self.requests));
+        self.is_served.then_some(taken)
+    }
+}
+
+impl Core {
+    /// Starts the task that reads what requests wait for.
+    pub fn start_reading(&self, env: &Env) {
+        self.spawn(env, async |core, env| {
+            let take = || core.lock().as_mut().and_then(|set| set.wanted.take());
+            while let Some((leaves, requests)) = take() {
+                // An error broke the set: the requests go where its state sends them.
+                let _ = core.enter(env, &leaves).await;
+                core.remap_all(env, requests);
+            }
+        });
+    }
+
+    /// Reads leaves, all at once. What is not sound breaks the set.
+    ///
+    /// # Errors
+    /// The set is broken.
+    async fn read(&self, env: &Env, leaves: &[LeafPlace]) -> Result<Vec<Vec<Key>>, WriteError> {
+        let ranges: Vec<_> = leaves.iter().map(sectors_of).collect();
+        let mut source = DiskSource { env, device: self.cache.device() };
+        let read = match source.read(&ranges).await {
+            Ok(read) => read,
+            Err(never) => match never {},
+        };
+        let mut all = Vec::with_capacity(leaves.len());
+        for (leaf, bytes) in leaves.iter().zip(read) {
+            let extents = bytes.and_then(|bytes| self.decode(leaf, &bytes));
+            let failed = |what: String| {
+                let cache = &self.cache.device().argument;
+                let sector = leaf.pointer.sector();
+                tracing::error!("{cache}: node at sector {sector}: {what}; see: cairn check");
+                WriteError::Leaf(sector)
+            };
+            let extents = extents.map_err(failed).inspect_err(|error| {
+                // One that was replaced since needs not be read.
+                if self.is_still_absent(leaf) {
+                    self.break_down(env, error);
+                }
+            });
+            all.push(extents.unwrap_or_default());
+            self.check()?;
+            yield_once().await;
+        }
+        Ok(all)
+    }
+
+    fn is_still_absent(&self, leaf: &LeafPlace) -> bool {
+        self.lock().as_ref().is_some_and(|set| set.tree.is_still_absent(leaf))
+    }
+
+    /// The extents of a leaf that lead somewhere (M1).
+    fn decode(&self, leaf: &LeafPlace, bytes: &[u8]) -> Result<Vec<Key>, String> {
+        let (magic, block_bytes) = self.with(|set| {
+            let geometry = set.superblock.geometry();
+            (set.superblock.set_uuid().set_magic(), geometry.block_bytes())
+        });
+        let node = NodeRead::read(bytes, leaf.pointer, magic, block_bytes);
+        if let Some(fault) = node.fault() {
+            return Err(fault.to_string());
+        }
+        let found = (node.end(), node.seq());
+        if found != (leaf.end, Some(leaf.seq)) {
+            let expected = (leaf.end, leaf.seq);
+            return Err(format!("found its end and number at {found:?}, expected {expected:?}"));
+        }
+        let mut extents = node.extents().map_err(|fault| fault.to_string())?;
+        self.with(|set| {
+            extents.retain(|key| key.cached_at().is_some() && !set.buckets.is_stale(key));
+        });
+        Ok(extents)
+    }
+
+    /// Makes leaves present.
+    ///
+    /// # Errors
+    /// The set is broken.
+    pub async fn enter(&self, env: &Env, leaves: &[LeafPlace]) -> Result<(), WriteError> {
+        for (leaf, extents) in leaves.iter().zip(self.read(env, leaves).await?) {
+            if let Some(set) = self.lock().as_mut() {
+                set.tree.enter(leaf, &extents);
+            }
+            yield_once().await;
+        }
+        self.trim_soon(env);
+        Ok(())
+    }
+
+    /// Acts on the set once the leaves are present with sectors of these spans.
+    ///
+    /// # Errors
+    /// The set is broken.
+    pub async fn with_present<T>(
+        &self,
+        env: &Env,
+        spans: &[Span],
+        act: impl FnOnce(&mut Set) -> T,
+    ) -> Result<T, WriteError> {
+        loop {
+            let absent = {
+                let mut guard = self.lock();
+                let set = guard.as_mut().ok_or(WriteError::Broken)?;
+                let absent = set.absent_in_all(spans);
+                if absent.is_empty() {
+                    return Ok(act(set));
+                }
+                absent
+            };
+            self.enter(env, &absent).await?;
+        }
+    }
+
+    /// Looks at the extents that end behind `from` and begin before `upto`, in order, some at a
+    /// time, as long as `look` answers true. It may be any that the set had meanwhile: one that
+    /// changes while this goes on is found as it was or as it is.
+    ///
+    /// # Errors
+    /// The set is broken.
+    pub async fn scan(
+        &self,
+        env: &Env,
+        mut from: Position,
+        upto: Position,
+        which: Which,
+        look: &mut impl FnMut(&Key) -> bool,
+    ) -> Result<(), WriteError> {
+        loop {
+            let scanned = match self.lock().as_ref() {
+                Some(set) => set.tree.scan(from, upto, which, &mut *look),
+                None => return Ok(()),
+            };
+            match scanned {
+                Scanned::All => return Ok(()),
+                Scanned::To(at) => from = at,
+                Scanned::Absent(leaves) => {
+                    coverage::take(Path::ScanAbsent);
+                    let Some(at) = self.scan_absent(env, &leaves, from, upto, look).await? else {
+                        return Ok(());
+                    };
+                    from = at;
+                }
+            }
+            yield_once().await;
+        }
+    }
+
+    /// The same of a volume.
+    ///
+    /// # Errors
+    /// The set is broken.
+    pub async fn scan_volume(
+        &self,
+        env: &Env,
+        inode: u32,
+        which: Which,
+        look: &mut impl FnMut(&Key) -> bool,
+    ) -> Result<(), WriteError> {
+        self.scan(env, (inode, 0), (inode, OFFSET_MAX), which, look).await
+    }
+
+    /// True if a volume has extents.
+    ///
+    /// # Errors
+    /// The set is broken.
+    pub async fn has_extents(&self, env: &Env, inode: u32) -> Result<bool, WriteError> {
+        let mut is_found = false;
+        let mut look = |_: &Key| {
+            is_found = true;
+            false
+        };
+        self.scan_volume(env, inode, Which::All, &mut look).await?;
+        Ok(is_found)
+    }
+
+    /// The same of absent leaves in a row. Answers where to go on; none if `look` wants no more.
+    async fn scan_absent(
+        &self,
+        env: &Env,
+        leaves: &[LeafPlace],
+        mut from: Position,
+        upto: Position,
+        look: &mut impl FnMut(&Key) -> bool,
+    ) -> Result<Option<Position>, WriteError> {
+        for (leaf, extents) in leaves.iter().zip(self.read(env, leaves).await?) {
+            if leaf.after > from {
+                return Ok(Some(from));
+            }
+            {
+                let guard = self.lock();
+                let Some(set) = guard.as_ref() else { return Ok(None) };
+                if !set.tree.is_still_absent(leaf) {
+                    return Ok(Some(from));
+                }
+                let extents = extents.iter().filter(|key| key.position() > from);
+                for key in extents.take_while(|key| key.begin() < upto) {
+                    if !look(key) {
+                        return Ok(None);
+                    }
+                }
+            }
+            from = leaf.position;
+            if from >= upto {
+                return Ok(None);
+            }
+            yield_once().await;
+        }
+        Ok(Some(from))
+    }
+
+    /// Why a start ends: the set broke while its leaves were read.
+    pub fn unread(&self, error: &WriteError) -> ConfigError {
+        ConfigError::new(ConfigKind::System, &self.cache.device().argument, error.to_string())
+    }
+
+    fn memory_limit(&self) -> u64 {
+        canary::memory().unwrap_or_else(|| self.node_cache.load(Ordering::Relaxed))
+    }
+
+    /// True if the extents in memory take more than the limit.
+    pub fn is_above_limit(&self) -> bool {
+        let limit = self.memory_limit();
+        self.lock().as_ref().is_some_and(|set| set.tree.memory() > limit)
+    }
+
+    /// Has leaves leave, once the turn of the set is free.
+    pub fn trim_soon(&self, env: &Env) {
+        if self.is_above_limit() && !self.is_trimming.swap(true, Ordering::Relaxed) {
+            self.spawn(env, async |core, env| {
+                // A broken set is read again.
+                let _ = core.trim_below_limit(env).await;
+                core.is_trimming.store(false, Ordering::Relaxed);
+            });
+        }
+    }
+
+    /// Has leaves leave, until the limit is kept or no more may leave. Between two passes of the
+    /// hand those who wait for a leaf find it.
+    async fn trim_below_limit(&self, env: &Env) -> Result<(), WriteError> {
+        let mut in_vain = 0;
+        while in_vain < 2 && self.is_above_limit() && !self.is_stopping() {
+            let memory = || self.lock().as_ref().map(|set| set.tree.memory());
+            let before = memory();
+            self.change(env, async |session| session.trim().await).await?;
+            in_vain = if memory() < before { 0 } else { in_vain + 1 };
+            let end = env.now() + PAUSE;
+            let is_over = || self.is_stopping() || self.is_broken();
+            env.until_or_time(&self.changed, Some(end), is_over).await;
+        }
+        Ok(())
+    }
+}
+
+impl Session<'_> {
+    /// Has leaves leave if the extents in memory take more than the limit. The caller has nothing
+    /// left to write in leaves (M1).
+    ///
+    /// # Errors
+    /// The set is broken.
+    pub async fn trim(&self) -> Result<(), WriteError> {
+        if self.core.is_stopping() || !self.core.is_above_limit() {
+            return Ok(());
+        }
+        // What changed lately may leave, too, once it is written.
+        match self.with(Set::settle_leaves) {
+            true => {}
+            false => self.checkpoint().await?,
+        }
+        let most = self.core.memory_limit() / PARTS * KEPT;
+        let mut looked = 0;
+        while self.with(|set| set.tree.mark_leaving(most, &mut looked)) {
+            yield_once().await;
+        }
+        self.core.readers.quiesce(0).await;
+        self.core.writers.quiesce(0).await;
+        self.core.check()?;
+        coverage::take(Path::LeafLeaves);
+        let mut next = 0;
+        while self.with(|set| set.tree.drop_leaving(&mut next)) {
+            yield_once().await;
+        }
+        Ok(())
+    }
+}
+
+impl Set {
+    /// If no leaf lacks anything, all changes count as written. False if a checkpoint is due. The
+    /// caller has the turn, and nothing left to write.
+    fn settle_leaves(&mut self) -> bool {
+        let is_written = self.changes.behind() == 0;
+        if self.has_session() && is_written {
+            self.tree.begin_checkpoint();
+            self.tree.end_checkpoint();
+        }
+        is_written || !self.has_session()
+    }
+
+    fn absent_in_all(&self, spans: &[Span]) -> Vec<LeafPlace> {
+        let mut absent: Vec<LeafPlace> = Vec::new();
+        for span in spans {
+            // Spans in order share leaves with the one before.
+            let leaves = self.tree.absent_in(span).into_iter();
+            let is_new = |leaf: &LeafPlace| absent.last() != Some(leaf);
+            let leaves: Vec<LeafPlace> = leaves.filter(is_new).collect();
+            absent.extend(leaves);
+        }
+        absent
+    }
+}
+
+/// What is read of a leaf.
+fn sectors_of(leaf: &LeafPlace) -> std::ops::Range<u64> {
+    let first = leaf.pointer.sector();
+    first..first + leaf.end.div_ceil(SECTOR_BYTES) as u64
+}

@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod bcache_detach;
+mod bcache_detaching;
 mod bcache_interrupted;
 mod bcache_serve;
 mod bcache_tools;

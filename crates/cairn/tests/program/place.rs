@@ -164,14 +164,18 @@ pub struct Server {
 
 impl Server {
     /// Ends it by SIGINT and tells what it said.
-    pub fn interrupt(mut self) -> Ran {
-        let pid = Pid::from_child(&self.child);
-        kill_process(pid, Signal::INT).unwrap();
+    pub fn interrupt(self) -> Ran {
+        let (status, out, err) = self.end_by(Signal::INT);
+        Ran { code: status.code().unwrap(), out, err }
+    }
+
+    /// Ends it by a signal. Returns how it ended, and what it said on stdout and stderr.
+    pub fn end_by(mut self, signal: Signal) -> (ExitStatus, String, String) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
         let (mut out, mut err) = (String::new(), String::new());
         self.out.read_to_string(&mut out).unwrap();
         self.child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
-        let code = self.child.wait().unwrap().code().unwrap();
-        Ran { code, out, err }
+        (self.child.wait().unwrap(), out, err)
     }
 }
 

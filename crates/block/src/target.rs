@@ -281,8 +281,11 @@ pub trait Target: Send + Sync {
         None
     }
 
-    /// Has the next suspend write back all dirty content, too.
-    fn drain_in_suspend(&self) {}
+    /// Says whether the next suspend writes back all dirty content, too. The suspend ends that.
+    /// Returns what was said before.
+    fn drain_in_suspend(&self, _drains: bool) -> bool {
+        false
+    }
 
     /// A drain is under way whose end is a table without this target, or it was called off. While
     /// it is, nothing becomes dirty, so that the drain ends also if clients write all the time. A

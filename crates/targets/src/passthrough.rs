@@ -307,9 +307,12 @@ impl Target for Passthrough {
         None
     }
 
-    /// A table change asks that the next `suspend` writes back all that is `dirty`, too. Called
-    /// only where `drains` says true.
-    fn drain_in_suspend(&self) {}
+    /// A table change asks that the next `suspend` writes back all that is `dirty`, too, or takes
+    /// that back if there is no suspend. Returns what was asked before. Called only where `drains`
+    /// says true.
+    fn drain_in_suspend(&self, _drains: bool) -> bool {
+        false
+    }
 
     /// A drain begins whose end is a table without this target, or it was called off: nothing may
     /// become `dirty` in between. Called only where `drains` says true.

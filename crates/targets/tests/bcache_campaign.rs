@@ -329,7 +329,7 @@ async fn move_out_and_in(server: &Server, shape: &Shape, index: usize, drive: Ar
     if drained.is_err() || env.random_below(3) == 0 {
         return target.set_leaving(false);
     }
-    target.drain_in_suspend();
+    target.drain_in_suspend(true);
     volume.suspend(env, SuspendMode::Flush).await.expect("no drive fails");
     let device = Device { argument: backing.to_owned(), disk: drive };
     let attached = Attached::of(env, device).await.expect("no drive fails");

@@ -430,8 +430,8 @@ impl Target for Bcache {
         Box::pin(self.write_all_back(env))
     }
 
-    fn drain_in_suspend(&self) {
-        self.flush_on_suspend.store(true, Ordering::Relaxed);
+    fn drain_in_suspend(&self, drains: bool) -> bool {
+        self.flush_on_suspend.swap(drains, Ordering::Relaxed)
     }
 
     fn set_leaving(&self, is_leaving: bool) {

@@ -481,8 +481,8 @@ impl Target for WriteCache {
         Some((self.origin.clone(), range))
     }
 
-    fn drain_in_suspend(&self) {
-        self.state.lock().flush_on_suspend = true;
+    fn drain_in_suspend(&self, drains: bool) -> bool {
+        std::mem::replace(&mut self.state.lock().flush_on_suspend, drains)
     }
 
     fn as_any(&self) -> Option<&dyn std::any::Any> {

@@ -71,7 +71,9 @@ impl WriteCache {
         };
         match word.to_ascii_lowercase().as_str() {
             "flush" => self.write_all_back(env).await?,
-            "flush_on_suspend" => self.drain_in_suspend(),
+            "flush_on_suspend" => {
+                self.drain_in_suspend(true);
+            }
             "cleaner" => {
                 let mut state = self.state.lock();
                 state.cleaner = true;

@@ -379,7 +379,6 @@ impl Verbs {
                 break;
             }
         }
-        caches_of(&volume).iter().for_each(|cache| cache.drain_in_suspend());
         Ok(())
     }
 
@@ -420,9 +419,32 @@ impl Verbs {
         }
     }
 
-    /// Step 3. Returns the loss, if there was one. A loss undoes `replace`; `resume` continues,
-    /// because it may be the verb that replaces a failed device.
+    /// Step 3. With `--flush`, the suspend writes back what is left. If it does not take place, no
+    /// later suspend does: a stop of the server would take as long as that.
     fn suspend_for(
+        &self,
+        swap: &Swap<'_>,
+        call_off: &Arc<CallOff>,
+        caller: &dyn Caller,
+    ) -> Outcome<Option<ConfigError>> {
+        let mut asked = match swap.allowed.flush {
+            true => caches_of(self.world.volume(swap.name)?.as_ref()),
+            false => Vec::new(),
+        };
+        // A user may have asked for that by a message, which stays.
+        asked.retain(|cache| !cache.drain_in_suspend(true));
+        let suspended = self.suspend_unless_gone(swap, call_off, caller);
+        if suspended.is_err() {
+            for cache in asked {
+                cache.drain_in_suspend(false);
+            }
+        }
+        suspended
+    }
+
+    /// Returns the loss, if there was one. A loss undoes `replace`; `resume` continues, because it
+    /// may be the verb that replaces a failed device.
+    fn suspend_unless_gone(
         &self,
         swap: &Swap<'_>,
         call_off: &Arc<CallOff>,

@@ -285,7 +285,7 @@ fn drain_of_a_detach_ends_although_a_client_overwrites_dirty_data_all_the_time()
     *is_over.borrow_mut() = true;
     test.run(Duration::from_millis(100));
     let content = test.read("v", 0, 4096).expect("the drives are well");
-    test.target("v").drain_in_suspend();
+    test.target("v").drain_in_suspend(true);
     test.suspend("v", SuspendMode::Flush);
     let device = test.contents("b");
     assert!(device[16 * SECTOR..] == content, "the device has all data");

@@ -145,7 +145,7 @@ fn live(seed: u64) -> Result<(), String> {
     let mut lab = Lab::new(rng.u64(..), Some(made.cache.clone()), Some(made.backing.clone()));
     // In half of the lives no leaf stays in memory for long.
     #[cfg(feature = "canary")]
-    cairn_targets::bcache::canary::keep_in_memory((seed % 2 == 0).then_some(0));
+    cairn_targets::bcache::canary::keep_in_memory(seed.is_multiple_of(2).then_some(0));
     for generation in 0..rng.u32(1..4) {
         let context = |what: String| format!("{shape:?}, crash {generation}: {what}");
         let when = [CutWhen::Submitted, CutWhen::Completed][rng.usize(..2)];

@@ -194,14 +194,18 @@ impl Copier {
     /// holding nothing, in order of arrival: for who reads and writes by himself.
     pub async fn grant(&self, bytes: u64) -> CopyGrant<'_> {
         let bytes = bytes.min(self.total_bytes);
-        let mut grant = {
+        let (mut grant, is_taken) = {
             let mut budget = self.budget.lock();
             let ticket = budget.next_ticket;
             budget.next_ticket += 1;
             budget.queue.push_back(ticket);
-            CopyGrant { copier: self, bytes: 0, ticket }
+            let is_taken = budget.takes(ticket, bytes);
+            (CopyGrant { copier: self, bytes: 0, ticket }, is_taken)
         };
-        until(&self.changed, || self.budget.lock().takes(grant.ticket, bytes)).await;
+        // Most jobs need not wait: no listener is made for them.
+        if !is_taken {
+            until(&self.changed, || self.budget.lock().takes(grant.ticket, bytes)).await;
+        }
         grant.bytes = bytes;
         self.changed.notify(usize::MAX);
         grant

@@ -86,16 +86,20 @@ impl Unwritten {
     }
 
     /// The sectors of keys, which may be in any order and overlap. Many keys take many turns of the
-    /// reactor: some are sorted at once, and what is sorted is merged.
+    /// reactor: some are sorted at once, and what is sorted is merged. Keys in order need no merge.
     pub async fn gather(keys: &[Key]) -> Unwritten {
         if keys.len() <= work::piece() / 2 {
             return Unwritten::of(keys);
         }
-        let mut runs = VecDeque::new();
+        let mut runs: VecDeque<Vec<Span>> = VecDeque::new();
         for some in keys.chunks(work::piece() / 2) {
             work::begin();
             work::did(some.len());
-            runs.push_back(sorted(some));
+            let own = sorted(some);
+            match runs.back_mut().filter(|run| run.last() <= own.first()) {
+                Some(run) => own.into_iter().for_each(|span| push(run, span)),
+                None => runs.push_back(own),
+            }
             yield_once().await;
         }
         while runs.len() > 1 {
@@ -240,9 +244,12 @@ mod tests {
         #[test]
         fn gathered_keys_are_those_sorted_at_once(
             keys in proptest::collection::vec((0..3_u32, 0..100_000_u64, 0..9_u64), 0..20_000),
+            in_order in 0..20_000_usize,
         ) {
             let key = |(inode, start, sectors)| Key::new(inode, start + sectors, sectors);
-            let keys: Vec<Key> = keys.into_iter().map(key).collect();
+            let mut keys: Vec<Key> = keys.into_iter().map(key).collect();
+            let in_order = in_order.min(keys.len());
+            keys[..in_order].sort_unstable_by_key(Key::begin);
             let gathered = block_on(Unwritten::gather(&keys));
             prop_assert_eq!(gathered, Unwritten::of(&keys));
         }

@@ -52,10 +52,7 @@ impl Tree {
         let many = self.node_bytes() / KEY_BYTES + work::piece() / 2;
         let (mut change, mut rest) = (Change::default(), Some(*key));
         while let Some(key) = rest {
-            let upto = self.levels[0][*index].position();
-            if key.begin() < self.after(0, *index) || key.begin() >= upto {
-                *index = self.leaf_of(key.begin());
-            }
+            *index = self.leaf_near(*index, key.begin());
             let number = self.present.number();
             let leaf = &mut self.levels[0][*index];
             assert!(key.begin() < leaf.position(), "{TAKES}: {key:?}");
@@ -81,12 +78,31 @@ impl Tree {
     /// still lead to where `old` leads, in the same generation, and are dirty as `old` is. All
     /// others stay. Answers how many sectors were replaced.
     pub fn replace(&mut self, old: &Key, new: &Key, buckets: &mut Buckets) -> u64 {
+        self.replace_near(&mut 0, old, new, buckets)
+    }
+
+    /// The same of several keys, which become clean. Keys in order take the least time.
+    pub fn clean(&mut self, keys: &[Key], buckets: &mut Buckets) -> u64 {
+        let mut leaf = 0;
+        let clean = |key: &Key| self.replace_near(&mut leaf, key, &key.with_dirty(false), buckets);
+        keys.iter().map(clean).sum()
+    }
+
+    /// [`Tree::replace`] of a key that begins in the leaf `index`, perhaps; answers in `index` in
+    /// which one the last part that was replaced ends.
+    fn replace_near(
+        &mut self,
+        index: &mut usize,
+        old: &Key,
+        new: &Key,
+        buckets: &mut Buckets,
+    ) -> u64 {
         assert_eq!((old.begin(), old.position()), (new.begin(), new.position()), "of one range");
         let (mut from, mut replaced) = (old.start(), 0);
-        while let Some(part) = self.part_left(old, from) {
+        while let Some(part) = self.part_left(*index, old, from) {
             from = part.end();
             let part = new.part(part.start(), from).expect("it lies within");
-            self.lay(&part, buckets);
+            self.lay_near(index, &part, buckets);
             replaced += part.sectors();
         }
         replaced
@@ -95,16 +111,16 @@ impl Tree {
     /// The parts of an extent that still lead to where it leads, in the same generation, and are
     /// dirty as it is; in order.
     pub fn parts_left(&self, old: &Key) -> impl Iterator<Item = Key> {
-        std::iter::successors(self.part_left(old, old.start()), |part| {
-            self.part_left(old, part.end())
+        std::iter::successors(self.part_left(0, old, old.start()), |part| {
+            self.part_left(0, old, part.end())
         })
     }
 
-    /// The first of these parts from a sector on.
-    fn part_left(&self, old: &Key, mut from: u64) -> Option<Key> {
+    /// The first of these parts from a sector on, which is in the leaf `near`, perhaps.
+    fn part_left(&self, near: usize, old: &Key, mut from: u64) -> Option<Key> {
         let leads = |key: &Key| (key.cached_at(), key.is_dirty());
         loop {
-            let fragment = self.fragment(old, from)?;
+            let fragment = self.fragment(near, old, from)?;
             from = fragment.end();
             let part = old.part(fragment.start(), from).expect("it lies within");
             if leads(&fragment) == leads(&part) {
@@ -114,12 +130,12 @@ impl Tree {
     }
 
     /// What the first extent behind a sector has within the sectors of a key, from that one on.
-    fn fragment(&self, within: &Key, from: u64) -> Option<Key> {
-        let span = Span { start: from, ..Span::of(within) };
-        if from >= span.end {
+    fn fragment(&self, near: usize, within: &Key, from: u64) -> Option<Key> {
+        // Most extents are whole: they need no second search.
+        if from >= within.end() {
             return None;
         }
-        self.extents_in(&span).next()?.part(from, within.end())
+        self.first_near(near, &Span { start: from, ..Span::of(within) })?.part(from, within.end())
     }
 
     /// Drops the extents of a leaf for which `leaves` answers true; it is asked about each once, in
@@ -321,6 +337,30 @@ mod tests {
             }
             model.write_all(&mut unwritten).expect("there are buckets");
             model.check(&sectors);
+        }
+
+        /// Keys over the extents of many leaves, some of which later ones have replaced in part.
+        #[test]
+        fn keys_become_clean_together_as_they_do_one_by_one(
+            keys in proptest::collection::vec((0..3_u32, 0..640_u64, 1..9_u64, 0..4_usize), 1..90),
+            are_in_order in any::<bool>(),
+        ) {
+            let (mut model, mut sectors) = model();
+            let key = |(inode, start, count, bucket)| extent(inode, start, count, bucket);
+            let mut keys: Vec<Key> = keys.into_iter().map(key).collect();
+            keys.iter_mut().for_each(|key| *key = key.with_dirty(true));
+            let Model { tree, buckets, .. } = &mut model;
+            tree.apply(&keys, buckets);
+            lay_over(&mut sectors, &keys);
+            if are_in_order {
+                keys.sort_unstable_by_key(Key::begin);
+            }
+            let clean = |key: &Key| replace_in(&mut sectors, key, &key.with_dirty(false));
+            let expected: u64 = keys.iter().map(clean).sum();
+            prop_assert_eq!(tree.clean(&keys, buckets), expected);
+            model.tree.check_state().expect("B1 and B3");
+            model.check_counts();
+            prop_assert_eq!(sectors_of(model.tree.extents()), sectors);
         }
     }
 

@@ -80,6 +80,11 @@ impl Extents {
         self.get(self.seek(at))
     }
 
+    /// The same; the key that was laid last lies before it, perhaps.
+    pub fn find_next(&self, at: Position) -> Option<&Key> {
+        self.get(self.seek_next(at))
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.count
@@ -129,10 +134,7 @@ impl Extents {
     /// without a pointer only makes a hole. `removed` gets each part that was replaced, in order. A
     /// key that continues the extent before it in its bucket makes that longer.
     pub fn lay(&mut self, key: &Key, bucket_sectors: u64, mut removed: impl FnMut(&Key)) {
-        let from = match self.is_first_behind(self.next, key.begin()) {
-            true => self.next,
-            false => self.seek(key.begin()),
-        };
+        let from = self.seek_next(key.begin());
         let (mut to, mut before, mut behind) = (from, None, None);
         let mut replaced = 0;
         while let Some(old) = self.get(to).filter(|old| old.begin() < key.position()) {
@@ -176,6 +178,14 @@ impl Extents {
         let chunk = count_first(&self.chunks, |chunk| chunk.end <= at);
         let extents = self.chunks.get(chunk).map_or(&[][..], |chunk| &chunk.extents);
         Place { chunk, index: count_first(extents, |extent| extent.position() <= at) }
+    }
+
+    /// The same; it is behind the key that was laid last, perhaps.
+    fn seek_next(&self, at: Position) -> Place {
+        match self.is_first_behind(self.next, at) {
+            true => self.next,
+            false => self.seek(at),
+        }
     }
 
     /// True if a place is that of the first extent that ends behind a position. May be false for

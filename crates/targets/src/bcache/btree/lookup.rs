@@ -80,6 +80,19 @@ impl Tree {
         extents.take_while(move |key| key.begin() < upto).inspect(|_| work::did(1))
     }
 
+    /// The first extent of a span, whose start is in the leaf `near`, perhaps. One behind the key
+    /// that was laid last takes the least time.
+    pub(super) fn first_near(&self, near: usize, span: &Span) -> Option<&Key> {
+        let (from, upto) = ((span.inode, span.start), (span.inode, span.end));
+        let leaf = &self.levels[0][self.leaf_near(near, from)];
+        work::did(1);
+        match leaf.extents().find_next(from) {
+            Some(key) => Some(key).filter(|key| key.begin() < upto),
+            None if leaf.position() < upto => self.extents_between(leaf.position(), upto).next(),
+            None => None,
+        }
+    }
+
     /// The leaf that has a sector of a volume, and up to which sector it has those of the volume.
     pub fn leaf_at(&self, inode: u32, sector: u64) -> (usize, u64) {
         let leaf = self.leaf_of((inode, sector));
@@ -138,6 +151,12 @@ impl Tree {
     pub fn leaf_of(&self, at: (u32, u64)) -> usize {
         let leaves = &self.levels[0];
         leaves.partition_point(|leaf| leaf.position() <= at).min(leaves.len() - 1)
+    }
+
+    /// The same; it is `near`, perhaps.
+    pub(super) fn leaf_near(&self, near: usize, at: (u32, u64)) -> usize {
+        let is_near = at >= self.after(0, near) && at < self.levels[0][near].position();
+        if is_near { near } else { self.leaf_of(at) }
     }
 }
 

@@ -133,11 +133,8 @@ impl Session<'_> {
     /// The set cannot be written. Some of the keys may be in leaves.
     pub async fn clean(&self, keys: &[Key], cleaned: impl Fn(u64)) -> Result<(), WriteError> {
         for some in keys.chunks(work::changes()) {
-            let clean = |set: &mut Set, key: &Key| {
-                set.tree.replace(key, &key.with_dirty(false), &mut set.buckets)
-            };
-            let clean_some = |set: &mut Set| some.iter().map(|key| clean(set, key)).sum();
-            cleaned(self.with_present(some, clean_some).await?);
+            let clean = |set: &mut Set| set.tree.clean(some, &mut set.buckets);
+            cleaned(self.with_present(some, clean).await?);
             yield_once().await;
         }
         self.write_leaves(Unwritten::gather(keys).await).await

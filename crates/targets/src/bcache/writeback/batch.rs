@@ -7,7 +7,6 @@ use cairn_block::{
     CopyData, CopyError, CopyPiece, Env, Flags, IoError, Sector, SectorCount, SectorRange,
 };
 use cairn_format::bcache::{Key, OFFSET_MAX};
-use futures_util::future;
 use futures_util::stream::{self, StreamExt};
 
 use super::How;
@@ -327,13 +326,14 @@ impl Bcache {
         pace: &Pace<'_>,
     ) -> Vec<(&'k [Key], Result<(), CopyError>)> {
         let [cache, backing] = self.copied_between();
-        let read = async |run: &'k [Key]| {
+        let read = async |(place, run): (usize, &'k [Key])| {
             let piece = |range| CopyPiece { disk: cache.clone(), range };
             let pieces: Vec<CopyPiece> = places_of(run).into_iter().map(piece).collect();
             let grant = self.copier.grant(range_of(run).to_bytes()).await;
-            (run, grant.read(env, &pieces).await)
+            (place, run, grant.read(env, &pieces).await)
         };
-        let write = async |(run, data): (&'k [Key], Result<CopyData<'_>, IoError>)| {
+        type Read<'k, 'c> = (usize, &'k [Key], Result<CopyData<'c>, IoError>);
+        let write = async |(place, run, data): Read<'k, '_>| {
             let result = match data {
                 Ok(data) => {
                     let (began, range) = (env.now(), range_of(run));
@@ -347,18 +347,15 @@ impl Bcache {
                 Ok(()) => 0,
                 Err(_) => failed_in_a_row.get() + run.len(),
             });
-            (run, result)
+            (place, (run, result))
         };
-        let admit = async |run: &'k [Key]| pace.admit(self, env, run).await.then_some(run);
-        let admitted = stream::iter(runs).then(admit);
-        let admitted =
-            admitted.take_while(|run| future::ready(run.is_some())).filter_map(future::ready);
+        let admitted = stream::unfold(runs.enumerate(), async |mut runs| {
+            let (place, run) = runs.next()?;
+            pace.admit(self, env, run).await.then_some(((place, run), runs))
+        });
         let Shape { in_flight: [in_flight, without_arm], is_ordered, .. } = pace.how.shape;
         let has_arm = self.throttle.prices.lock().have_arm();
         let in_flight = if has_arm { in_flight } else { without_arm };
-        let read = async |(place, run)| (place, read(run).await);
-        let write = async |(place, read)| (place, write(read).await);
-        let admitted = admitted.enumerate();
         let mut ended: Vec<(usize, _)> = match is_ordered {
             true => {
                 let reads = admitted.map(read).buffered(in_flight);

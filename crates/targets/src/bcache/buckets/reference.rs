@@ -17,6 +17,8 @@ struct State {
     is_metadata: bool,
     is_open: bool,
     writing: Vec<Pointer>,
+    /// Extents that tasks copy from it.
+    copied: Vec<Key>,
     changed_in: u32,
     /// Uses since the priorities were planned, and the age of the oldest pointer.
     ahead: u32,
@@ -75,7 +77,8 @@ impl Model {
         while self.buckets.refill() {}
         let settled = self.settled;
         let is_free = |state: &State| {
-            let is_used = state.is_metadata || state.is_open || !state.writing.is_empty();
+            let is_busy = !state.writing.is_empty() || !state.copied.is_empty();
+            let is_used = state.is_metadata || state.is_open || is_busy;
             let may_be_taken = state.oldest.max(state.ahead) + 2 <= u32::from(STALE_MAX);
             state.extents.is_empty() && !is_used && state.changed_in <= settled && may_be_taken
         };
@@ -173,6 +176,17 @@ impl Model {
                     assert_eq!(records[*at as usize].generation.0, self.generations[at], "K2");
                 }
             }
+            11 => {
+                let Some(at) = self.pick(pick, |it| !it.extents.is_empty()) else { return };
+                let key = self.state(at).extents[0];
+                assert!(self.buckets.begin_copy(&key), "R6: {at} has data");
+                self.state(at).copied.push(key);
+            }
+            12 => {
+                let Some(at) = self.pick(pick, |it| !it.copied.is_empty()) else { return };
+                let key = self.state(at).copied.pop().expect("one is under way");
+                self.buckets.end_copy(&key);
+            }
             _ => self.refill(),
         }
     }
@@ -184,7 +198,7 @@ proptest! {
     /// The free buckets are those that a search over all buckets finds, also when generations wrap.
     #[test]
     fn free_buckets_are_those_that_a_search_over_all_finds(
-        changes in proptest::collection::vec((0..12_u8, any::<usize>()), 1..3000),
+        changes in proptest::collection::vec((0..14_u8, any::<usize>()), 1..3000),
         count in 12..40_u64,
     ) {
         let mut model = Model::new(count);

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use cairn_block::sync::atomic::Ordering;
 use cairn_block::{
-    ConfigError, ConfigKind, Disk, Io, IoResult, MappedDevice, Op, SECTOR_BYTES, Sector,
-    SectorCount, SectorRange, Value,
+    ConfigError, ConfigKind, Disk, Io, IoResult, MappedDevice, MessageError, Op, SECTOR_BYTES,
+    Sector, SectorCount, SectorRange, Value,
 };
 use cairn_format::bcache::Key;
 use cairn_outcome::failure::Outcome;
@@ -76,19 +76,21 @@ fn pass(extents: u64) -> Outcome<Pass> {
         env.make_durable(&device).await
     });
     discarded.map_err(|error| ConfigError::new(ConfigKind::System, "bench", error.to_string()))?;
-    let (seconds, moved) = fixture.on(move |env| async move {
+    let collected = fixture.on(move |env| async move {
         let mapped = volume.mapped().expect("it is a volume");
         let before = number(mapped, "gc_passes");
         let began = Moment::now();
-        // It is refused by no volume with a cache.
-        let _ = mapped.message(&env, Sector(0), &["set", "trigger_gc", "1"]).await;
+        mapped.message(&env, Sector(0), &["set", "trigger_gc", "1"]).await?;
         while number(mapped, "gc_passes") == before {
             env.sleep(Duration::from_millis(1)).await;
         }
-        (began.elapsed().processor.as_secs_f64(), number(mapped, "moved_buckets"))
+        let seconds = began.elapsed().processor.as_secs_f64();
+        Ok::<_, MessageError>(Pass { seconds, moved: number(mapped, "moved_buckets") })
     });
     fixture.remove("volume")?;
-    Ok(Pass { seconds, moved })
+    collected.map_err(|error| {
+        ConfigError::new(ConfigKind::System, "bench", format!("trigger_gc: {error}"))
+    })
 }
 
 /// An attribute that is a number.

@@ -214,7 +214,8 @@ fn detach_that_ends_in_its_suspend_leaves_no_drain_to_the_next_one() {
          until cairn status fast | grep -q 'delay [1-9]'; do sleep 0.05; done; \
          cairn cache detach disk --timeout 1; echo $?; {REST}; {RELEASE}; wait $client; \
          grep -c failed read; \
-         until cairn cache list disk | grep -q dirty; do {again}; done; cairn suspend disk; cairn resume disk; cairn cache list disk | grep -c dirty"
+         until cairn cache list disk | grep -q dirty; do {again}; done; \
+         cairn suspend disk; cairn resume disk; cairn cache list disk | grep -c dirty"
     );
     let begin = begin(HOUR_MS).replace(SUM, "cairn cache flush disk");
     let ran = place.serve_run(&ARGS, &format!("{begin}; {script}"));

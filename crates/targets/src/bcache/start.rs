@@ -48,7 +48,8 @@ impl Bcache {
                 }
                 let started = self.start_cached(env, core, is_first).await;
                 if started.is_err() && is_first {
-                    // No drain or detach works with it.
+                    // No drain or detach works with it, and no task of the set goes on.
+                    core.stop().await;
                     core.close();
                 }
                 started?;

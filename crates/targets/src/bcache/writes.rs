@@ -127,6 +127,10 @@ impl Bcache {
             return Plan::Remove;
         }
         let absent = set.tree.absent_in(&span);
+        if !absent.is_empty() && is_large_zeroes && !is_flash {
+            // It may have many leaves: the task looks at some after the other.
+            return Plan::Zero;
+        }
         if !absent.is_empty() {
             return Plan::Read { starts: set.wanted.add(absent, request.id()) };
         }

@@ -122,9 +122,7 @@ impl Tree {
                 Presence::Absent { has_dirty: false, .. } if which == Which::Dirty => {}
                 Presence::Absent { .. } if at > from => return Scanned::To(at),
                 Presence::Absent { .. } => {
-                    let mut leaves = self.absent_between(at, upto);
-                    leaves.retain(|leaf| leaf.has_dirty || which == Which::All);
-                    return Scanned::Absent(leaves);
+                    return Scanned::Absent(self.absent_row(index, upto, which));
                 }
                 _ => {
                     for key in leaf.extents().iter_from(at).take_while(|key| key.begin() < upto) {

@@ -47,7 +47,7 @@ pub(super) use coalesce::Searched;
 pub(super) use insert::{NoBucket, Plan};
 pub(super) use lookup::{FIRST, Found, LAST, Position, Scanned, Which};
 pub(super) use node::Node;
-pub(super) use presence::LeafPlace;
+pub(super) use presence::{LeafPlace, READ_AT_ONCE};
 pub(super) use split::Fill;
 pub(super) use unwritten::{Span, Unwritten};
 pub(super) use write::write_plan;

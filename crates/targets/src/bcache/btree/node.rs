@@ -122,7 +122,7 @@ impl Node {
     pub(super) fn keys_in(&self, part: &[Span]) -> Vec<Key> {
         let mut keys = Vec::with_capacity(part.len());
         for span in part {
-            span.keys_of(self.extents.iter_from((span.inode, span.start)), &mut keys);
+            span.keys_of(self.extents().iter_from((span.inode, span.start)), &mut keys);
         }
         keys
     }

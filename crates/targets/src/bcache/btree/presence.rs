@@ -24,14 +24,14 @@ use cairn_format::bcache::{Key, Pointer};
 
 use super::extents::Extents;
 use super::unwritten::Span;
-use super::{Node, Tree};
+use super::{Node, Tree, Which};
 use crate::bcache::canary::{Bug, planted};
 use crate::bcache::work;
 
 /// Bytes of memory of an extent, about: a chunk is at least half full.
 const EXTENT_BYTES: u64 = 32;
 /// How many leaves are read at once at most.
-const READ_AT_ONCE: usize = 16;
+pub(in super::super) const READ_AT_ONCE: usize = 16;
 /// Units of work to look at a node, and to drop an extent.
 const LOOK: usize = 4;
 
@@ -93,6 +93,12 @@ impl Tree {
         self.present.extents as u64 * EXTENT_BYTES
     }
 
+    /// All leaves count as changed now.
+    pub fn keep_all(&mut self) {
+        let number = self.present.number();
+        self.levels[0].iter_mut().for_each(|leaf| leaf.changed_in = number);
+    }
+
     /// A checkpoint begins: what changes later belongs to the next one.
     pub fn begin_checkpoint(&mut self) {
         self.present.next += 1;
@@ -120,6 +126,25 @@ impl Tree {
             absent.extend(self.place_if_absent(index));
         }
         absent
+    }
+
+    /// The absent leaves from this one on that follow each other, some of them, for a scan.
+    pub(super) fn absent_row(
+        &self,
+        first: usize,
+        upto: (u32, u64),
+        which: Which,
+    ) -> Vec<LeafPlace> {
+        let leaves = self.levels[0].iter().enumerate().skip(first).take(READ_AT_ONCE);
+        let is_wanted = |(index, leaf): &(usize, &Node)| match leaf.presence() {
+            Presence::Absent { has_dirty, .. } => {
+                let is_inside = *index == first || self.after(0, *index) < upto;
+                is_inside && (has_dirty || which == Which::All)
+            }
+            _ => false,
+        };
+        let row = leaves.take_while(is_wanted);
+        row.filter_map(|(index, _)| self.place_if_absent(index)).collect()
     }
 
     /// The place of a leaf, if it is absent. Otherwise it is found.
@@ -163,12 +188,13 @@ impl Tree {
     }
 
     /// Marks leaves to leave until the rest takes `most` bytes, or the hand has passed each leaf
-    /// once: so one that was just read stays. True if there are more to look at: `looked` counts.
-    pub fn mark_leaving(&mut self, most: u64, looked: &mut usize) -> bool {
+    /// once: so one that was just read stays. True if there are more to look at: `looked` counts
+    /// the leaves, and `marked` the extents of those that are marked.
+    pub fn mark_leaving(&mut self, most: u64, (looked, marked): (&mut usize, &mut usize)) -> bool {
         let (mut units, leaves) = (0, self.levels[0].len());
-        let mut marked: usize = self.marked_extents();
         while *looked < leaves && units < work::piece() {
-            if (self.present.extents - marked) as u64 * EXTENT_BYTES <= most {
+            let rest = self.present.extents.saturating_sub(*marked);
+            if rest as u64 * EXTENT_BYTES <= most {
                 return false;
             }
             (units, *looked) = (units + LOOK, *looked + 1);
@@ -179,17 +205,12 @@ impl Tree {
                 Presence::Used => leaf.set_presence(Presence::Idle),
                 Presence::Idle if is_written && leaf.extents().len() > 0 => {
                     leaf.set_presence(Presence::Leaving);
-                    marked += leaf.extents().len();
+                    *marked += leaf.extents().len();
                 }
                 _ => {}
             }
         }
         *looked < leaves
-    }
-
-    fn marked_extents(&self) -> usize {
-        let is_marked = |leaf: &&Node| leaf.presence() == Presence::Leaving;
-        self.levels[0].iter().filter(is_marked).map(|leaf| leaf.extents().len()).sum()
     }
 
     /// The requests have ended that had found them: the marked leaves from `next` on leave, some of
@@ -234,8 +255,8 @@ mod tests {
     /// Every leaf that may leaves memory.
     fn drop_all(tree: &mut Tree) {
         for _ in 0..2 {
-            let (mut looked, mut next) = (0, 0);
-            while tree.mark_leaving(0, &mut looked) {}
+            let (mut looked, mut marked, mut next) = (0, 0, 0);
+            while tree.mark_leaving(0, (&mut looked, &mut marked)) {}
             while tree.drop_leaving(&mut next) {}
         }
     }
@@ -338,10 +359,11 @@ mod tests {
         model.write_all(&mut behind).expect("there are buckets");
         model.tree.begin_checkpoint();
         model.tree.end_checkpoint();
-        let (mut looked, mut next) = (0, 0);
-        while model.tree.mark_leaving(0, &mut looked) {}
-        let (mut looked, _) = (0, 0);
-        while model.tree.mark_leaving(0, &mut looked) {}
+        for _ in 0..2 {
+            let (mut looked, mut marked) = (0, 0);
+            while model.tree.mark_leaving(0, (&mut looked, &mut marked)) {}
+        }
+        let mut next = 0;
         model.tree.find(1, 500);
         while model.tree.drop_leaving(&mut next) {}
         assert_eq!(absent_leaves(&model.tree), model.tree.leaves() - 1);
@@ -405,8 +427,8 @@ mod tests {
                 model.tree.end_checkpoint();
                 drop_all(&mut model.tree);
                 let dirty = sectors.values().filter(|(_, dirty)| *dirty).count();
-                let places: Vec<LeafPlace> =
-                    (0..model.tree.leaves()).filter_map(|at| model.tree.place_if_absent(at)).collect();
+                let of = |at| model.tree.place_if_absent(at);
+                let places: Vec<LeafPlace> = (0..model.tree.leaves()).filter_map(of).collect();
                 let of_absent = |leaf: &LeafPlace| read(&model, leaf);
                 let absent: Vec<Key> = places.iter().flat_map(of_absent).collect();
                 let present = model.tree.levels[0].iter().filter(|leaf| !leaf.is_absent());

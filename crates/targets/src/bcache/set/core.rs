@@ -336,7 +336,7 @@ impl Core {
     }
 
     /// Ends the tasks.
-    async fn stop(&self) {
+    pub async fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
         self.changed.notify(usize::MAX);
         self.tasks.idle().await;

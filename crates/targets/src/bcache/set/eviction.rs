@@ -3,7 +3,8 @@
 //! # Order
 //! 1. The victims: closed buckets without dirty data ([`Buckets::choose_victims`]).
 //! 2. Leaf by leaf, their extents leave the tree in memory; the leaves on the device are behind
-//!    there. (If memory is short by then, these follow, and leaves leave.) Reads of these sectors go to the backing device, which has the same data durably.
+//!    there. (If memory is short by then, these follow at once, so that leaves may leave.) Reads of
+//!    these sectors go to the backing device, which has the same data durably.
 //! 3. A checkpoint: the leaves follow, and the buckets are free.
 //!
 //! A write into the cache may enter an extent there at any time; a victim takes no new data, as it

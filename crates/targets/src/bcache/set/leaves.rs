@@ -1,7 +1,7 @@
 //! Reading absent leaves, and letting leaves leave (`btree::presence`).
 //!
 //! - A request that needs an absent leaf waits. One task reads the leaves that requests wait for,
-//!   several at once, and has the requests mapped again.
+//!   some at once, and has the requests mapped again.
 //! - A task that changes extents makes their leaves present first ([`Core::with_present`]).
 //! - A task that only looks at extents ([`Core::scan`]) looks at what it has read of an absent
 //!   leaf, and leaves it absent.
@@ -23,8 +23,8 @@ use super::Set;
 use super::core::Core;
 use super::device::DiskSource;
 use super::session::{Session, WriteError};
-use crate::bcache::btree::{LeafPlace, Position, Scanned, Span, Which};
-use crate::bcache::canary;
+use crate::bcache::btree::{LeafPlace, Position, READ_AT_ONCE, Scanned, Span, Which};
+use crate::bcache::canary::{self, Bug, planted};
 use crate::bcache::coverage::{self, Path};
 
 /// The default of `btree_cache_size`.
@@ -38,8 +38,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// What requests wait for, under the lock of the set.
 #[derive(Default)]
 pub(in super::super) struct Wanted {
-    leaves: Vec<LeafPlace>,
-    requests: Vec<RequestId>,
+    requests: Vec<(Vec<LeafPlace>, RequestId)>,
     /// A task reads them.
     is_served: bool,
 }
@@ -48,20 +47,25 @@ impl Wanted {
     /// A request waits for leaves. True if the caller starts the task.
     pub fn add(&mut self, leaves: Vec<LeafPlace>, id: RequestId) -> bool {
         coverage::take(Path::WaitForLeaf);
-        leaves.into_iter().for_each(|leaf| {
-            if !self.leaves.contains(&leaf) {
-                self.leaves.push(leaf);
-            }
-        });
-        self.requests.push(id);
+        self.requests.push((leaves, id));
         !std::mem::replace(&mut self.is_served, true)
     }
 
-    /// Takes all; none once the task is to end.
+    /// Takes the first requests, as many as leaves are read at once, and others that wait for the
+    /// same ones; none once the task is to end.
     fn take(&mut self) -> Option<(Vec<LeafPlace>, Vec<RequestId>)> {
-        self.is_served = !self.requests.is_empty();
-        let taken = (std::mem::take(&mut self.leaves), std::mem::take(&mut self.requests));
-        self.is_served.then_some(taken)
+        let mut leaves: Vec<LeafPlace> = Vec::new();
+        let goes = |(own, _): &mut (Vec<LeafPlace>, RequestId)| {
+            let has_room = leaves.len() < READ_AT_ONCE;
+            let missing: Vec<LeafPlace> =
+                own.iter().filter(|leaf| !leaves.contains(leaf)).copied().collect();
+            let goes = has_room || missing.is_empty();
+            leaves.extend(if goes { missing } else { Vec::new() });
+            goes
+        };
+        let requests: Vec<_> = self.requests.extract_if(.., goes).map(|(_, id)| id).collect();
+        self.is_served = !requests.is_empty();
+        self.is_served.then_some((leaves, requests))
     }
 }
 
@@ -78,11 +82,16 @@ impl Core {
         });
     }
 
-    /// Reads leaves, all at once. What is not sound breaks the set.
+    /// Reads leaves, all at once. What is not sound breaks the set; none of one that was present by
+    /// then.
     ///
     /// # Errors
     /// The set is broken.
-    async fn read(&self, env: &Env, leaves: &[LeafPlace]) -> Result<Vec<Vec<Key>>, WriteError> {
+    async fn read(
+        &self,
+        env: &Env,
+        leaves: &[LeafPlace],
+    ) -> Result<Vec<Option<Vec<Key>>>, WriteError> {
         let ranges: Vec<_> = leaves.iter().map(sectors_of).collect();
         let mut source = DiskSource { env, device: self.cache.device() };
         let read = match source.read(&ranges).await {
@@ -104,7 +113,7 @@ impl Core {
                     self.break_down(env, error);
                 }
             });
-            all.push(extents.unwrap_or_default());
+            all.push(extents.ok());
             self.check()?;
             yield_once().await;
         }
@@ -142,11 +151,13 @@ impl Core {
     /// # Errors
     /// The set is broken.
     pub async fn enter(&self, env: &Env, leaves: &[LeafPlace]) -> Result<(), WriteError> {
-        for (leaf, extents) in leaves.iter().zip(self.read(env, leaves).await?) {
-            if let Some(set) = self.lock().as_mut() {
-                set.tree.enter(leaf, &extents);
+        for some in leaves.chunks(READ_AT_ONCE) {
+            for (leaf, extents) in some.iter().zip(self.read(env, some).await?) {
+                if let (Some(set), Some(extents)) = (self.lock().as_mut(), extents) {
+                    set.tree.enter(leaf, &extents);
+                }
+                yield_once().await;
             }
-            yield_once().await;
         }
         self.trim_soon(env);
         Ok(())
@@ -248,9 +259,9 @@ impl Core {
         look: &mut impl FnMut(&Key) -> bool,
     ) -> Result<Option<Position>, WriteError> {
         for (leaf, extents) in leaves.iter().zip(self.read(env, leaves).await?) {
-            if leaf.after > from {
+            let Some(extents) = extents.filter(|_| leaf.after <= from) else {
                 return Ok(Some(from));
-            }
+            };
             {
                 let guard = self.lock();
                 let Some(set) = guard.as_ref() else { return Ok(None) };
@@ -327,13 +338,12 @@ impl Session<'_> {
             return Ok(());
         }
         // What changed lately may leave, too, once it is written.
-        match self.with(Set::settle_leaves) {
-            true => {}
-            false => self.checkpoint().await?,
+        if !self.with(Set::settle_leaves) && !planted(Bug::DropUnwritten) {
+            self.checkpoint().await?;
         }
         let most = self.core.memory_limit() / PARTS * KEPT;
-        let mut looked = 0;
-        while self.with(|set| set.tree.mark_leaving(most, &mut looked)) {
+        let (mut looked, mut marked) = (0, 0);
+        while self.with(|set| set.tree.mark_leaving(most, (&mut looked, &mut marked))) {
             yield_once().await;
         }
         self.core.readers.quiesce(0).await;
@@ -360,14 +370,16 @@ impl Set {
         is_written || !self.has_session()
     }
 
+    /// The absent leaves of spans, each once; some of them if there are many.
     fn absent_in_all(&self, spans: &[Span]) -> Vec<LeafPlace> {
         let mut absent: Vec<LeafPlace> = Vec::new();
-        for span in spans {
-            // Spans in order share leaves with the one before.
-            let leaves = self.tree.absent_in(span).into_iter();
-            let is_new = |leaf: &LeafPlace| absent.last() != Some(leaf);
-            let leaves: Vec<LeafPlace> = leaves.filter(is_new).collect();
-            absent.extend(leaves);
+        for leaf in spans.iter().flat_map(|span| self.tree.absent_in(span)) {
+            if !absent.contains(&leaf) {
+                absent.push(leaf);
+            }
+            if absent.len() == READ_AT_ONCE {
+                break;
+            }
         }
         absent
     }

@@ -4,7 +4,8 @@
 //! and writes nothing; `session` changes it on the device; `replay` has the entries of the journal
 //! that were found at opening; `changes` has the keys of clients that the device does not have yet;
 //! `checkpoint` brings the device up to date with them, `eviction` empties buckets with clean data,
-//! and `keeper` decides when; `leaves` reads absent leaves and has others leave; `emptying` makes buckets free where a session cannot go on without;
+//! and `keeper` decides when; `leaves` reads absent leaves and has others leave; `emptying` makes
+//! buckets free where a session cannot go on without;
 //! `ghosts` says where the device may have clean keys that the tree has not; `distrust` drops clean
 //! data that may differ from the backing device; `priorities` writes the generations and priorities
 //! of the buckets; `uuids` rewrites the array of volumes; `overwrites` is what clients write in

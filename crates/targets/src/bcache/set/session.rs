@@ -32,7 +32,7 @@ use cairn_format::bcache::{Key, SUPERBLOCK_SECTOR};
 
 use super::replay::Replay;
 use super::{Core, Set};
-use crate::bcache::btree::{Fill, NoBucket, Plan, Span, Unwritten, write_plan};
+use crate::bcache::btree::{Fill, NoBucket, Plan, READ_AT_ONCE, Span, Unwritten, write_plan};
 use crate::bcache::canary::{Bug, planted};
 use crate::bcache::journal::{EntryWrite, NoEntry, SPARE};
 use crate::bcache::work;
@@ -132,12 +132,24 @@ impl Session<'_> {
     /// # Errors
     /// The set cannot be written. Some of the keys may be in leaves.
     pub async fn clean(&self, keys: &[Key], cleaned: impl Fn(u64)) -> Result<(), WriteError> {
-        for some in keys.chunks(work::changes()) {
+        let (mut rest, mut unwritten) = (keys, keys);
+        while !rest.is_empty() {
+            let is_short = self.core.is_above_limit();
+            // Each of these keys may have a leaf of its own.
+            let most = if is_short { READ_AT_ONCE } else { work::changes() };
+            let some;
+            (some, rest) = rest.split_at(most.min(rest.len()));
             let clean = |set: &mut Set| set.tree.clean(some, &mut set.buckets);
             cleaned(self.with_present(some, clean).await?);
+            if is_short {
+                let written = &unwritten[..unwritten.len() - rest.len()];
+                self.write_leaves(Unwritten::gather(written).await).await?;
+                self.trim().await?;
+                unwritten = rest;
+            }
             yield_once().await;
         }
-        self.write_leaves(Unwritten::gather(keys).await).await
+        self.write_leaves(Unwritten::gather(unwritten).await).await
     }
 
     /// Brings the leaves on the device up to date, durably.

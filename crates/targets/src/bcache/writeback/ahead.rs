@@ -130,13 +130,15 @@ impl Bcache {
     /// The dirty extents that overlap spans, each once, in order.
     async fn dirty_in(&self, env: &Env, spans: &[Span]) -> Vec<Key> {
         let core = self.core.as_ref().expect("it has a cache");
-        let of = |set: &Set, span: &Span| -> Vec<Key> {
+        let mut keys: Vec<Key> = Vec::new();
+        for span in spans {
             let own = |key: &&Key| key.is_dirty() && !self.traffic.overlaps(&Span::of(key));
-            set.tree.extents_in(span).filter(own).copied().collect()
-        };
-        let all = |set: &mut Set| spans.iter().flat_map(|span| of(set, span)).collect();
-        // Without it the set is broken: its volumes go on without it, or stop.
-        let mut keys: Vec<Key> = core.with_present(env, spans, all).await.unwrap_or_default();
+            let add = |set: &mut Set| keys.extend(set.tree.extents_in(span).filter(own).copied());
+            if core.with_present(env, &[*span], add).await.is_err() {
+                // The volumes of a broken set go on without it, or stop.
+                return Vec::new();
+            }
+        }
         keys.sort_unstable_by_key(Key::start);
         keys.dedup();
         keys

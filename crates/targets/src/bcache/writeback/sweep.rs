@@ -183,8 +183,7 @@ impl Bcache {
     }
 
     /// Takes the dirty extents of a piece, until they have `most` sectors. Answers how far it has
-    /// looked.
-    /// None if the set is broken.
+    /// looked; none if the set is broken.
     async fn dirty_of(
         &self,
         env: &Env,

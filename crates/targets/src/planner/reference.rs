@@ -101,6 +101,12 @@ impl Reference {
         let waiting = (0..self.cursors.len()).filter(|&member| !self.parts(member).is_empty());
         // P4
         let member = waiting.min_by_key(|&member| self.cursors[member].given)?;
+        // Only while a part has to be offered do the rounds count that passed it over (P2).
+        let early: Vec<u64> =
+            self.dirty.keys().copied().filter(|part| !self.must(*part, urgency)).collect();
+        early.into_iter().for_each(|part| {
+            self.dirty.insert(part, 0);
+        });
         let parts = self.parts(member);
         let first = loop {
             if let Some(first) = self.first_ahead(member, &parts, urgency) {

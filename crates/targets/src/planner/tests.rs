@@ -141,6 +141,29 @@ proptest! {
     }
 }
 
+/// A caller that looks at nothing of a drain, and asks for a target in between.
+#[test]
+fn passes_of_a_drain_do_not_count_once_a_target_was_asked_for() {
+    let members = members(&[(16, 0, 0)]);
+    let prices = Prices::fixed(&[ARM; 3]);
+    let (planner, naive) = (Planner::new(members.clone()), Reference::new(members));
+    let mut both = Both { planner, naive, now: Time(0), prices };
+    let add = |both: &mut Both, grain: u64, count: u64| {
+        both.planner.add(range(grain * GRAIN, count * GRAIN), both.now);
+        both.naive.add(range(grain * GRAIN, count * GRAIN), both.now);
+    };
+    add(&mut both, 1792, 1);
+    both.look(0, 0, false);
+    add(&mut both, 256, 1);
+    both.look(64, 0, false);
+    add(&mut both, 505, 8);
+    both.look(0, 1928, true);
+    both.look(64, 0, false);
+    add(&mut both, 0, 1);
+    (0..64).for_each(|_| both.look(64, 1, true));
+    assert!(both.naive.is_clean());
+}
+
 /// A planner of one member with runs of 8 sectors at even distances in zones: the zone, how many,
 /// and since when.
 fn planner_of(zones: u64, runs: &[(u64, u64, Time)]) -> Planner {

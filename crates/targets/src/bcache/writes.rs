@@ -91,6 +91,22 @@ pub(super) enum Ready {
     Dirty,
 }
 
+/// The plan of a write, some of whose leaves are absent. `is_zeroed` if a task may zero the backing
+/// device in its place: it looks at some leaves after the other, of which there may be many.
+fn plan_without_leaves(
+    set: &mut Set,
+    request: &Request,
+    span: &Span,
+    is_zeroed: bool,
+) -> Option<Plan> {
+    let absent = set.tree.absent_in(span);
+    match absent.is_empty() {
+        true => None,
+        false if is_zeroed => Some(Plan::Zero),
+        false => Some(Plan::Read { starts: set.wanted.add(absent, request.id()) }),
+    }
+}
+
 impl Bcache {
     /// True once step 1 is done. It changes under the lock of the set.
     pub(super) fn is_ready(&self, ready: Ready) -> bool {
@@ -126,13 +142,8 @@ impl Bcache {
         if request.op == Op::Discard || leaves_hole {
             return Plan::Remove;
         }
-        let absent = set.tree.absent_in(&span);
-        if !absent.is_empty() && is_large_zeroes && !is_flash {
-            // It may have many leaves: the task looks at some after the other.
-            return Plan::Zero;
-        }
-        if !absent.is_empty() {
-            return Plan::Read { starts: set.wanted.add(absent, request.id()) };
+        if let Some(plan) = plan_without_leaves(set, request, &span, is_large_zeroes && !is_flash) {
+            return plan;
         }
         let overlap = set.overlap(&span);
         let (mode, in_use) = (self.mode(), set.buckets.in_use_percent());

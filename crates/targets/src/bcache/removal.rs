@@ -114,7 +114,7 @@ impl Bcache {
                 }
             };
             // Without it the set is broken: the commit fails.
-            let _ = core.with_present(env, &[piece], drop_some).await;
+            let _ = core.with_present(env, [piece], drop_some).await;
             start = piece.end;
             yield_once().await;
         }

@@ -114,7 +114,7 @@ impl Bcache {
         };
         let inode = self.inode();
         let span = Span { inode, start: from, end: from + 1 };
-        let found = core.with_present(env, &[span], |set| set.tree.find(inode, from)).await;
+        let found = core.with_present(env, [span], |set| set.tree.find(inode, from)).await;
         found.map(Some).map_err(|_| IoError::IO)
     }
 

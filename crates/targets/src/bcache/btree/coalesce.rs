@@ -190,24 +190,12 @@ impl Tree {
 
 #[cfg(test)]
 mod tests {
-    use cairn_format::bcache::{Generation, Key, Pointer};
+    use cairn_format::bcache::Key;
     use proptest::prelude::*;
 
     use super::{Searched, work};
     use crate::bcache::btree::Fill;
-    use crate::bcache::btree::reference::{Model, Sectors, lay_over};
-
-    /// The bucket that all extents of these tests lie in.
-    const DATA: u64 = 200;
-
-    fn extent(inode: u32, start: u64, dirty: bool) -> Key {
-        let pointer = Pointer::new(DATA * 8 + start % 8, Generation(0));
-        Key::new(inode, start + 1, 1).at(pointer).with_dirty(dirty)
-    }
-
-    fn hole(inode: u32, start: u64, sectors: u64) -> Key {
-        Key::new(inode, start + sectors, sectors)
-    }
+    use crate::bcache::btree::reference::{DATA, Model, Sectors, extent, hole, lay_over};
 
     fn insert(model: &mut Model, sectors: &mut Sectors, keys: Vec<Key>) {
         lay_over(sectors, &keys);

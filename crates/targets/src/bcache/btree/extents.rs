@@ -25,7 +25,11 @@ const GROW: usize = CHUNK / 4;
 const WIDTH: usize = 16;
 
 /// A volume, and a sector of it.
-type Position = (u32, u64);
+pub(in super::super) type Position = (u32, u64);
+
+/// Before all extents, and behind them.
+pub(in super::super) const FIRST: Position = (0, 0);
+pub(in super::super) const LAST: Position = (u32::MAX, u64::MAX);
 
 /// See the module's description.
 #[derive(Default)]

@@ -2,36 +2,11 @@
 
 use cairn_format::bcache::{Key, OFFSET_MAX};
 
-use super::presence::{LeafPlace, Presence};
+use super::extents::Position;
+use super::presence::LeafPlace;
 use super::unwritten::Span;
 use super::{Node, Tree};
 use crate::bcache::work;
-
-/// A volume, and a sector of it.
-pub(in super::super) type Position = (u32, u64);
-
-/// Before all extents, and behind them.
-pub(in super::super) const FIRST: Position = (0, 0);
-pub(in super::super) const LAST: Position = (u32::MAX, u64::MAX);
-
-/// Which extents a scan looks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum Which {
-    All,
-    /// Dirty ones; it finds others as well.
-    Dirty,
-}
-
-/// How far a scan got.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(in super::super) enum Scanned {
-    /// Up to here; there is more.
-    To(Position),
-    /// The next leaves are absent.
-    Absent(Vec<LeafPlace>),
-    /// All, or as much as was looked for.
-    All,
-}
 
 /// What lies at a sector of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,60 +74,14 @@ impl Tree {
         (leaf, upper(&self.levels[0][leaf], inode))
     }
 
-    /// Looks at the extents that end behind `from` and begin before `upto`, in order, as long as
-    /// `look` answers true; so many that the lock is not held for long. Absent leaves without dirty
-    /// extents are passed over if `which` says so.
-    pub fn scan(
-        &self,
-        from: Position,
-        upto: Position,
-        which: Which,
-        mut look: impl FnMut(&Key) -> bool,
-    ) -> Scanned {
-        let (mut at, mut units) = (from, 0);
-        while at < upto {
-            let index = self.leaf_of(at);
-            let leaf = &self.levels[0][index];
-            if leaf.position() <= at {
-                // No leaf lies behind it.
-                return Scanned::All;
-            }
-            units += 1;
-            match leaf.presence() {
-                Presence::Absent { has_dirty: false, .. } if which == Which::Dirty => {}
-                Presence::Absent { .. } if at > from => return Scanned::To(at),
-                Presence::Absent { .. } => {
-                    return Scanned::Absent(self.absent_row(index, upto, which));
-                }
-                _ => {
-                    for key in leaf.extents().iter_from(at).take_while(|key| key.begin() < upto) {
-                        if units >= work::piece() {
-                            return Scanned::To(key.begin().max(at));
-                        }
-                        work::did(1);
-                        units += if key.is_dirty() { 4 } else { 1 };
-                        if !look(key) {
-                            return Scanned::All;
-                        }
-                    }
-                }
-            }
-            at = leaf.position();
-            if units >= work::piece() {
-                return Scanned::To(at);
-            }
-        }
-        Scanned::All
-    }
-
     /// The leaf for what begins at a position: the first whose own is behind it.
-    pub fn leaf_of(&self, at: (u32, u64)) -> usize {
+    pub fn leaf_of(&self, at: Position) -> usize {
         let leaves = &self.levels[0];
         leaves.partition_point(|leaf| leaf.position() <= at).min(leaves.len() - 1)
     }
 
     /// The same; it is `near`, perhaps.
-    pub(super) fn leaf_near(&self, near: usize, at: (u32, u64)) -> usize {
+    pub(super) fn leaf_near(&self, near: usize, at: Position) -> usize {
         let is_near = at >= self.after(0, near) && at < self.levels[0][near].position();
         if is_near { near } else { self.leaf_of(at) }
     }

@@ -1,11 +1,10 @@
 //! The tree in memory: every node of every level, and the extents of each leaf.
 //!
-//! `node` is one node; `extents` are those of a leaf; `presence` says which leaves are in memory;
-//! `lookup` finds them; `change` changes them in
-//! memory; `insert` plans how the leaves on the device follow; `unwritten` is where these are
-//! behind; `coalesce` plans fewer nodes where they are sparse; `split` cuts what a node no longer
-//! holds; `write` writes what was planned, and has the
-//! crash argument; `reference` is the reference model of the tests.
+//! `node` is one node; `extents` are those of a leaf; `presence` says which leaves are in memory,
+//! and scans them; `lookup` finds extents; `change` changes them in memory; `insert` plans how the
+//! leaves on the device follow; `unwritten` is where these are behind; `coalesce` plans fewer nodes
+//! where they are sparse; `split` cuts what a node no longer holds; `write` writes what was
+//! planned, and has the crash argument; `reference` is the reference model of the tests.
 //!
 //! # Invariants
 //! B1. The nodes of a level are in order; each has another position. The last has the highest one.
@@ -44,10 +43,11 @@ use presence::Present;
 
 pub(super) use change::{Change, holes_of};
 pub(super) use coalesce::Searched;
+pub(super) use extents::{FIRST, LAST, Position};
 pub(super) use insert::{NoBucket, Plan};
-pub(super) use lookup::{FIRST, Found, LAST, Position, Scanned, Which};
+pub(super) use lookup::Found;
 pub(super) use node::Node;
-pub(super) use presence::{LeafPlace, READ_AT_ONCE};
+pub(super) use presence::{LeafPlace, READ_AT_ONCE, Scanned, Which};
 pub(super) use split::Fill;
 pub(super) use unwritten::{Span, Unwritten};
 pub(super) use write::write_plan;

@@ -22,9 +22,9 @@
 
 use cairn_format::bcache::{Key, Pointer};
 
-use super::extents::Extents;
+use super::extents::{Extents, Position};
 use super::unwritten::Span;
-use super::{Node, Tree, Which};
+use super::{Node, Tree};
 use crate::bcache::canary::{Bug, planted};
 use crate::bcache::work;
 
@@ -48,13 +48,13 @@ pub(super) enum Presence {
     Absent { extents: u32, has_dirty: bool },
 }
 
-/// An absent leaf, as it was.
+/// An absent leaf: where it is, and what each change of it changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct LeafPlace {
     pub pointer: Pointer,
     /// Its position, and that of the leaf before it.
-    pub position: (u32, u64),
-    pub after: (u32, u64),
+    pub position: Position,
+    pub after: Position,
     /// Where its bsets end, in bytes.
     pub end: usize,
     /// The random number of its bsets.
@@ -63,11 +63,34 @@ pub(in super::super) struct LeafPlace {
     pub has_dirty: bool,
 }
 
+/// Which extents a scan looks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) enum Which {
+    All,
+    /// Dirty ones; it finds others as well.
+    Dirty,
+}
+
+/// How far a scan got.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in super::super) enum Scanned {
+    /// Up to here; there is more.
+    To(Position),
+    /// The next leaves are absent.
+    Absent(Vec<LeafPlace>),
+    /// All, or as much as was looked for.
+    All,
+}
+
 /// The leaves in memory.
 #[derive(Default)]
 pub(super) struct Present {
     /// How many extents are in memory.
     pub extents: usize,
+    /// How many leaves are absent.
+    absent: usize,
+    /// Leaves are marked, or about to be.
+    is_marking: bool,
     /// The number of the next checkpoint, and of the last one that has ended.
     next: u32,
     settled: u32,
@@ -79,6 +102,12 @@ impl Present {
     /// So many extents are in memory.
     pub fn new(extents: usize) -> Present {
         Present { extents, ..Present::default() }
+    }
+
+    /// True if each leaf is present, and none is about to leave: no search for absent ones is
+    /// needed.
+    fn is_whole(&self) -> bool {
+        self.absent == 0 && !self.is_marking
     }
 
     /// The number of the checkpoint that writes what changes now.
@@ -116,8 +145,11 @@ impl Tree {
     }
 
     /// The same of all that begins between two positions.
-    pub fn absent_between(&self, from: (u32, u64), upto: (u32, u64)) -> Vec<LeafPlace> {
+    pub fn absent_between(&self, from: Position, upto: Position) -> Vec<LeafPlace> {
         let mut absent = Vec::new();
+        if self.present.is_whole() {
+            return absent;
+        }
         let first = self.leaf_of(from);
         for index in first..self.levels[0].len() {
             if index > first && self.after(0, index) >= upto || absent.len() == READ_AT_ONCE {
@@ -129,12 +161,7 @@ impl Tree {
     }
 
     /// The absent leaves from this one on that follow each other, some of them, for a scan.
-    pub(super) fn absent_row(
-        &self,
-        first: usize,
-        upto: (u32, u64),
-        which: Which,
-    ) -> Vec<LeafPlace> {
+    pub(super) fn absent_row(&self, first: usize, upto: Position, which: Which) -> Vec<LeafPlace> {
         let leaves = self.levels[0].iter().enumerate().skip(first).take(READ_AT_ONCE);
         let is_wanted = |(index, leaf): &(usize, &Node)| match leaf.presence() {
             Presence::Absent { has_dirty, .. } => {
@@ -166,7 +193,54 @@ impl Tree {
         }
     }
 
-    /// The leaf that is absent as it was (M3).
+    /// Looks at the extents that end behind `from` and begin before `upto`, in order, as long as
+    /// `look` answers true; so many that the lock is not held for long. Absent leaves without dirty
+    /// extents are passed over if `which` says so.
+    pub fn scan(
+        &self,
+        from: Position,
+        upto: Position,
+        which: Which,
+        mut look: impl FnMut(&Key) -> bool,
+    ) -> Scanned {
+        let (mut at, mut units) = (from, 0);
+        while at < upto {
+            let index = self.leaf_of(at);
+            let leaf = &self.levels[0][index];
+            if leaf.position() <= at {
+                // No leaf lies behind it.
+                return Scanned::All;
+            }
+            units += 1;
+            match leaf.presence() {
+                Presence::Absent { has_dirty: false, .. } if which == Which::Dirty => {}
+                Presence::Absent { .. } if at > from => return Scanned::To(at),
+                Presence::Absent { .. } => {
+                    return Scanned::Absent(self.absent_row(index, upto, which));
+                }
+                _ => {
+                    for key in leaf.extents().iter_from(at).take_while(|key| key.begin() < upto) {
+                        if units >= work::piece() {
+                            return Scanned::To(key.begin().max(at));
+                        }
+                        work::did(1);
+                        units += if key.is_dirty() { 4 } else { 1 };
+                        if !look(key) {
+                            return Scanned::All;
+                        }
+                    }
+                }
+            }
+            at = leaf.position();
+            if units >= work::piece() {
+                return Scanned::To(at);
+            }
+        }
+        Scanned::All
+    }
+
+    /// The index of the leaf that was at this place, if it is absent and nothing has changed it since
+    /// (M3).
     fn still_absent(&self, place: &LeafPlace) -> Option<usize> {
         let index = self.levels[0].partition_point(|leaf| leaf.position() < place.position);
         let is_it = self.levels[0].get(index)?.is_absent()
@@ -174,16 +248,18 @@ impl Tree {
         is_it.then_some(index)
     }
 
-    /// True if a leaf is absent as it was.
+    /// True if the leaf at this place is absent, and nothing has changed it since.
     pub fn is_still_absent(&self, place: &LeafPlace) -> bool {
         self.still_absent(place).is_some()
     }
 
-    /// The extents of an absent leaf were read: it is present, if it is absent as it was.
+    /// The extents of an absent leaf were read. The leaf becomes present, unless it has changed since
+    /// (M3).
     pub fn enter(&mut self, place: &LeafPlace, extents: &[Key]) {
         let Some(index) = self.still_absent(place) else { return };
         work::did(extents.len().min(work::piece()));
         self.present.extents += extents.len();
+        self.present.absent -= 1;
         self.levels[0][index].enter(Extents::of(extents));
     }
 
@@ -192,6 +268,7 @@ impl Tree {
     /// the leaves, and `marked` the extents of those that are marked.
     pub fn mark_leaving(&mut self, most: u64, (looked, marked): (&mut usize, &mut usize)) -> bool {
         let (mut units, leaves) = (0, self.levels[0].len());
+        self.present.is_marking = true;
         while *looked < leaves && units < work::piece() {
             let rest = self.present.extents.saturating_sub(*marked);
             if rest as u64 * EXTENT_BYTES <= most {
@@ -222,37 +299,27 @@ impl Tree {
             if leaf.presence() == Presence::Leaving {
                 let dropped = leaf.leave();
                 self.present.extents -= dropped;
+                self.present.absent += 1;
                 units += dropped;
             }
             (units, *next) = (units + LOOK, *next + 1);
         }
-        *next < self.levels[0].len()
+        self.present.is_marking = *next < self.levels[0].len();
+        self.present.is_marking
     }
 }
 
 #[cfg(test)]
 mod tests {
     use cairn_format::bcache::node::Node as NodeRead;
-    use cairn_format::bcache::{Generation, Key, Pointer, SECTOR_BYTES};
+    use cairn_format::bcache::{Key, SECTOR_BYTES};
     use proptest::prelude::*;
 
     use super::*;
-    use crate::bcache::btree::reference::{Model, Sectors, lay_over};
-    use crate::bcache::btree::{FIRST, LAST, Scanned, Unwritten, Which};
+    use crate::bcache::btree::reference::{DATA, Model, Sectors, extent, hole, lay_over};
+    use crate::bcache::btree::{FIRST, LAST, Unwritten};
 
-    /// The bucket that all extents of these tests lie in.
-    const DATA: u64 = 200;
-
-    fn extent(inode: u32, start: u64, dirty: bool) -> Key {
-        let pointer = Pointer::new(DATA * 8 + start % 8, Generation(0));
-        Key::new(inode, start + 1, 1).at(pointer).with_dirty(dirty)
-    }
-
-    fn hole(inode: u32, start: u64, sectors: u64) -> Key {
-        Key::new(inode, start + sectors, sectors)
-    }
-
-    /// Every leaf that may leaves memory.
+    /// Each leaf leaves memory that may.
     fn drop_all(tree: &mut Tree) {
         for _ in 0..2 {
             let (mut looked, mut marked, mut next) = (0, 0, 0);
@@ -288,6 +355,13 @@ mod tests {
         }
     }
 
+    /// A checkpoint ends that has nothing to write, and each leaf leaves.
+    fn settle(model: &mut Model) {
+        model.tree.begin_checkpoint();
+        model.tree.end_checkpoint();
+        drop_all(&mut model.tree);
+    }
+
     fn absent_leaves(tree: &Tree) -> usize {
         tree.levels[0].iter().filter(|leaf| leaf.is_absent()).count()
     }
@@ -301,12 +375,18 @@ mod tests {
         model.apply(keys)
     }
 
-    #[test]
-    fn leaves_with_changes_since_the_last_checkpoint_stay() {
+    /// A model with many extents, and what leaves lack of them.
+    fn model_of(count: u64) -> (Model, Sectors, Unwritten) {
         let (mut model, mut sectors) = (Model::new(2000, 8), Sectors::new());
         model.take([DATA]);
-        let keys: Vec<Key> = (0..2000).map(|at| extent(1, at * 2, true)).collect();
-        let mut behind = apply(&mut model, &mut sectors, &keys);
+        let keys: Vec<Key> = (0..count).map(|at| extent(1, at * 2, true)).collect();
+        let behind = apply(&mut model, &mut sectors, &keys);
+        (model, sectors, behind)
+    }
+
+    #[test]
+    fn leaves_with_changes_since_the_last_checkpoint_stay() {
+        let (mut model, mut sectors, mut behind) = model_of(2000);
         drop_all(&mut model.tree);
         assert_eq!(absent_leaves(&model.tree), 0, "nothing is written");
         model.tree.begin_checkpoint();
@@ -324,11 +404,6 @@ mod tests {
     #[test]
     fn a_scan_ends_behind_the_last_leaf() {
         let mut model = Model::new(2000, 8);
-        let settle = |model: &mut Model| {
-            model.tree.begin_checkpoint();
-            model.tree.end_checkpoint();
-            drop_all(&mut model.tree);
-        };
         model.take([DATA]);
         let mut behind = apply(&mut model, &mut Sectors::new(), &[extent(1, 8, true)]);
         model.write_all(&mut behind).expect("there are buckets");
@@ -351,11 +426,7 @@ mod tests {
 
     #[test]
     fn a_marked_leaf_that_is_found_stays() {
-        let (mut model, mut sectors) = (Model::new(2000, 8), Sectors::new());
-        model.take([DATA]);
-        let keys: Vec<Key> = (0..2000).map(|at| extent(1, at * 2, true)).collect();
-        model.tree.begin_checkpoint();
-        let mut behind = apply(&mut model, &mut sectors, &keys);
+        let (mut model, _, mut behind) = model_of(2000);
         model.write_all(&mut behind).expect("there are buckets");
         model.tree.begin_checkpoint();
         model.tree.end_checkpoint();
@@ -372,16 +443,8 @@ mod tests {
 
     #[test]
     fn what_was_read_before_a_leaf_changed_does_not_enter() {
-        let (mut model, mut sectors) = (Model::new(2000, 8), Sectors::new());
-        model.take([DATA]);
-        let keys: Vec<Key> = (0..40).map(|at| extent(1, at * 2, true)).collect();
-        let mut behind = apply(&mut model, &mut sectors, &keys);
+        let (mut model, mut sectors, mut behind) = model_of(40);
         model.write_all(&mut behind).expect("there are buckets");
-        let settle = |model: &mut Model| {
-            model.tree.begin_checkpoint();
-            model.tree.end_checkpoint();
-            drop_all(&mut model.tree);
-        };
         settle(&mut model);
         let before = model.tree.absent_between(FIRST, LAST)[0];
         let old = read(&model, &before);

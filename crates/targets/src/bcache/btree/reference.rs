@@ -8,11 +8,26 @@ use cairn_format::bcache::build::{Builder, WriteSectors};
 use cairn_format::bcache::journal::{Header, encode};
 use cairn_format::bcache::load::{Fault, Loaded, NodePlace, Visitor, load_now};
 use cairn_format::bcache::node::Node as NodeRead;
-use cairn_format::bcache::{CacheSuperblock, Geometry, Key, NewCache, Pointer, Replacement, Uuid};
+use cairn_format::bcache::{
+    CacheSuperblock, Generation, Geometry, Key, NewCache, Pointer, Replacement, Uuid,
+};
 
 use super::{Fill, NoBucket, Node, Plan, Tree, Unwritten};
 use crate::bcache::buckets::Buckets;
 use crate::bcache::work;
+
+/// The bucket that all extents of [`extent`] lie in.
+pub const DATA: u64 = 200;
+
+/// An extent of one sector.
+pub fn extent(inode: u32, start: u64, dirty: bool) -> Key {
+    let pointer = Pointer::new(DATA * 8 + start % 8, Generation(0));
+    Key::new(inode, start + 1, 1).at(pointer).with_dirty(dirty)
+}
+
+pub fn hole(inode: u32, start: u64, sectors: u64) -> Key {
+    Key::new(inode, start + sectors, sectors)
+}
 
 /// Where each sector of each volume lies, and whether it is dirty.
 pub type Sectors = BTreeMap<(u32, u64), (Pointer, bool)>;

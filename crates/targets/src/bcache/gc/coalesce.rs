@@ -4,12 +4,9 @@
 use cairn_block::sync::atomic::Ordering;
 use cairn_block::{Env, yield_once};
 
-use crate::bcache::btree::{Fill, Searched};
+use crate::bcache::btree::{FIRST, Fill, Position, Searched};
 use crate::bcache::coverage::{self, Path};
 use crate::bcache::set::{Core, Session, Set, WriteError};
-
-/// A position before all others.
-const FIRST: (u32, u64) = (0, 0);
 
 impl Core {
     /// Repacks all sparse nodes for which there are buckets.
@@ -39,8 +36,8 @@ impl Session<'_> {
     async fn coalesce_some(
         &self,
         level: usize,
-        mut from: (u32, u64),
-    ) -> Result<Option<(u32, u64)>, WriteError> {
+        mut from: Position,
+    ) -> Result<Option<Position>, WriteError> {
         let mut next_seq = || 1 + self.env.random_below(u64::MAX - 1);
         if self.core.rests() || level >= self.with(|set| set.tree.levels_beneath_root()) {
             return Ok(None);

@@ -80,7 +80,7 @@ impl Core {
         is_suspect: &impl Fn(&Key) -> bool,
     ) -> Result<LeafDropped, WriteError> {
         let span = Span { inode, start: from, end: from + 1 };
-        self.with_present(env, &[span], |set| set.drop_clean_of_leaf(inode, from, is_suspect)).await
+        self.with_present(env, [span], |set| set.drop_clean_of_leaf(inode, from, is_suspect)).await
     }
 }
 

@@ -78,12 +78,9 @@ impl Set {
         while looked < work::piece() {
             let leaf = self.tree.leaf_of(at);
             let (after, upto) = self.tree.bounds_of(leaf);
-            let absent = self.tree.absent_between(after, upto);
-            if !absent.is_empty() && at > from {
-                break;
-            }
-            if !absent.is_empty() {
-                return Err(self.tree.absent_between(after, LAST));
+            if !self.tree.absent_between(after, upto).is_empty() {
+                let absent = self.tree.absent_between(after, LAST);
+                return if at > from { Ok(Some(at)) } else { Err(absent) };
             }
             looked += self.tree.count_of(leaf).max(1);
             self.evict_leaf(leaf, victims);

@@ -32,7 +32,7 @@ pub(super) const NODE_CACHE_BYTES: u64 = 1 << 30;
 /// Leaves leave until the rest takes so many of [`PARTS`] of the limit.
 const KEPT: u64 = 7;
 const PARTS: u64 = 8;
-/// How long those who wait for a leaf have at least to find it.
+/// The time between two passes of the hand: tasks and requests that wait for leaves find them.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// What requests wait for, under the lock of the set.
@@ -101,18 +101,14 @@ impl Core {
         let mut all = Vec::with_capacity(leaves.len());
         for (leaf, bytes) in leaves.iter().zip(read) {
             let extents = bytes.and_then(|bytes| self.decode(leaf, &bytes));
-            let failed = |what: String| {
-                let cache = &self.cache.device().argument;
-                let sector = leaf.pointer.sector();
-                tracing::error!("{cache}: node at sector {sector}: {what}; see: cairn check");
-                WriteError::Leaf(sector)
-            };
-            let extents = extents.map_err(failed).inspect_err(|error| {
-                // One that was replaced since needs not be read.
-                if self.is_still_absent(leaf) {
-                    self.break_down(env, error);
-                }
-            });
+            // A leaf that was replaced or read since need not be read.
+            if let Err(what) = extents.as_ref()
+                && self.is_still_absent(leaf)
+            {
+                let (cache, sector) = (&self.cache.device().argument, leaf.pointer.sector());
+                tracing::error!("{cache}: node at sector {sector}: {what}");
+                self.break_down(env, &WriteError::Leaf(sector));
+            }
             all.push(extents.ok());
             self.check()?;
             yield_once().await;
@@ -170,14 +166,14 @@ impl Core {
     pub async fn with_present<T>(
         &self,
         env: &Env,
-        spans: &[Span],
+        spans: impl IntoIterator<Item = Span> + Clone,
         act: impl FnOnce(&mut Set) -> T,
     ) -> Result<T, WriteError> {
         loop {
             let absent = {
                 let mut guard = self.lock();
                 let set = guard.as_mut().ok_or(WriteError::Broken)?;
-                let absent = set.absent_in_all(spans);
+                let absent = set.absent_in_all(spans.clone());
                 if absent.is_empty() {
                     return Ok(act(set));
                 }
@@ -188,8 +184,8 @@ impl Core {
     }
 
     /// Looks at the extents that end behind `from` and begin before `upto`, in order, some at a
-    /// time, as long as `look` answers true. It may be any that the set had meanwhile: one that
-    /// changes while this goes on is found as it was or as it is.
+    /// time, as long as `look` answers true. `look` gets an extent that changes during the scan
+    /// either from before or from after the change.
     ///
     /// # Errors
     /// The set is broken.
@@ -204,7 +200,7 @@ impl Core {
         loop {
             let scanned = match self.lock().as_ref() {
                 Some(set) => set.tree.scan(from, upto, which, &mut *look),
-                None => return Ok(()),
+                None => return Err(WriteError::Broken),
             };
             match scanned {
                 Scanned::All => return Ok(()),
@@ -264,7 +260,7 @@ impl Core {
             };
             {
                 let guard = self.lock();
-                let Some(set) = guard.as_ref() else { return Ok(None) };
+                let set = guard.as_ref().ok_or(WriteError::Broken)?;
                 if !set.tree.is_still_absent(leaf) {
                     return Ok(Some(from));
                 }
@@ -310,8 +306,8 @@ impl Core {
         }
     }
 
-    /// Has leaves leave, until the limit is kept or no more may leave. Between two passes of the
-    /// hand those who wait for a leaf find it.
+    /// Has leaves leave, until the limit is kept or no more may leave. A request that waits for a
+    /// leaf is mapped again between two passes of the hand.
     async fn trim_below_limit(&self, env: &Env) -> Result<(), WriteError> {
         let mut in_vain = 0;
         while in_vain < 2 && self.is_above_limit() && !self.is_stopping() {
@@ -371,9 +367,9 @@ impl Set {
     }
 
     /// The absent leaves of spans, each once; some of them if there are many.
-    fn absent_in_all(&self, spans: &[Span]) -> Vec<LeafPlace> {
+    fn absent_in_all(&self, spans: impl IntoIterator<Item = Span>) -> Vec<LeafPlace> {
         let mut absent: Vec<LeafPlace> = Vec::new();
-        for leaf in spans.iter().flat_map(|span| self.tree.absent_in(span)) {
+        for leaf in spans.into_iter().flat_map(|span| self.tree.absent_in(&span)) {
             if !absent.contains(&leaf) {
                 absent.push(leaf);
             }

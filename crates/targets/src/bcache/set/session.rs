@@ -84,8 +84,7 @@ impl Session<'_> {
         keys: &[Key],
         act: impl FnOnce(&mut Set) -> T,
     ) -> Result<T, WriteError> {
-        let spans: Vec<Span> = keys.iter().map(Span::of).collect();
-        self.core.with_present(self.env, &spans, act).await
+        self.core.with_present(self.env, keys.iter().map(Span::of), act).await
     }
 
     /// Begins, unless the set has a session already.

@@ -129,8 +129,8 @@ impl Set {
         Some(self.array_at(at))
     }
 
-    /// The inodes that have never been used, if no extent has their number: their entries are all
-    /// zeros.
+    /// The inodes whose entries are all zeros: no volume has had them. The caller looks for extents
+    /// with their number.
     fn unused_inodes(&self) -> Vec<u32> {
         let most = self.superblock.geometry().uuids();
         let slots = self.volumes.iter().take(most).enumerate();

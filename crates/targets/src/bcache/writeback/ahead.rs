@@ -134,7 +134,7 @@ impl Bcache {
         for span in spans {
             let own = |key: &&Key| key.is_dirty() && !self.traffic.overlaps(&Span::of(key));
             let add = |set: &mut Set| keys.extend(set.tree.extents_in(span).filter(own).copied());
-            if core.with_present(env, &[*span], add).await.is_err() {
+            if core.with_present(env, [*span], add).await.is_err() {
                 // The volumes of a broken set go on without it, or stop.
                 return Vec::new();
             }

@@ -239,8 +239,8 @@ impl Tree {
         Scanned::All
     }
 
-    /// The index of the leaf that was at this place, if it is absent and nothing has changed it since
-    /// (M3).
+    /// The index of the leaf that was at this place, if it is absent and nothing has changed it
+    /// since (M3).
     fn still_absent(&self, place: &LeafPlace) -> Option<usize> {
         let index = self.levels[0].partition_point(|leaf| leaf.position() < place.position);
         let is_it = self.levels[0].get(index)?.is_absent()
@@ -253,8 +253,8 @@ impl Tree {
         self.still_absent(place).is_some()
     }
 
-    /// The extents of an absent leaf were read. The leaf becomes present, unless it has changed since
-    /// (M3).
+    /// The extents of an absent leaf were read. The leaf becomes present, unless it has changed
+    /// since (M3).
     pub fn enter(&mut self, place: &LeafPlace, extents: &[Key]) {
         let Some(index) = self.still_absent(place) else { return };
         work::did(extents.len().min(work::piece()));

@@ -1,14 +1,15 @@
 //! Caches that a real kernel wrote, opened by the target: the content of the volume, read-only and
 //! after a drain, and what a drain leaves on the devices. Two of them show what a power cut takes
-//! from the backing device of a kernel that does not flush it; the same histories with cairn in its
-//! place lose nothing.
+//! from the backing device of a kernel that does not flush it; `bcache_power_loss.rs` has the same
+//! histories with cairn in its place.
 
 #[path = "bcache_lab/mod.rs"]
 mod bcache_lab;
 
 use bcache_lab::make::stamp;
+use bcache_lab::tagged::{pair, read, run, runs};
 use bcache_lab::{Cache, Lab, hash, superblock_of};
-use cairn_format::bcache::{BackingState, CacheMode, Key, SECTOR_BYTES, Superblock, Uuid};
+use cairn_format::bcache::{BackingState, Key, SECTOR_BYTES, Superblock};
 use cairn_testkit::{image, manifest};
 
 /// What the manifest says of one volume.
@@ -171,41 +172,6 @@ fn a_drained_golden_set_is_clean_and_its_backing_device_alone_has_the_content() 
     }
 }
 
-/// Sectors of a volume in a row whose text has one tag.
-type Run = (String, std::ops::Range<u64>);
-
-/// The runs of a content, each sector of which is its text: a tag and its own number.
-fn runs(content: &[u8]) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
-    for (number, sector) in (0..).zip(content.chunks(512)) {
-        let tag = String::from_utf8_lossy(&sector[..4]).into_owned();
-        let text = format!("{tag} {number:010x}\n").repeat(32);
-        assert!(sector == text.as_bytes(), "sector {number}: {tag}");
-        match runs.last_mut() {
-            Some((last, range)) if *last == tag => range.end += 1,
-            _ => runs.push((tag, number..number + 1)),
-        }
-    }
-    runs
-}
-
-fn run(tag: &str, range: std::ops::Range<u64>) -> Run {
-    (tag.to_owned(), range)
-}
-
-/// A pair of images.
-fn pair(cache: &str, backing: &str) -> Lab {
-    Lab::new(9, Some(image("bcache", cache)), Some(image("bcache", backing)))
-}
-
-/// What a volume of 16368 sectors reads as.
-fn read(lab: &Lab, words: &str) -> Vec<Run> {
-    let volume = lab.open(&format!("0 16368 bcache {words}"), true);
-    let content = lab.read_all(&volume);
-    lab.close(&volume);
-    runs(&content)
-}
-
 const TOGETHER: &str = "backing cache 1 keep_clean";
 /// The state of the backing devices is dirty.
 const ALONE: &str = "backing - 1 stale_ok";
@@ -262,75 +228,5 @@ fn a_bypass_over_dirty_data_that_the_drive_lost_shows_data_older_than_both() {
         let detached = lab.open_and_detach(&format!("0 16368 bcache {TOGETHER}"));
         detached.expect("no power cut").expect("it is detached");
         assert_eq!(runs(&lab.images()[1][16 * 512..]), expected, "{backing}: detached");
-    }
-}
-
-/// What sectors of the volume read as that were written with this tag.
-fn text(tag: &str, range: std::ops::Range<u64>) -> Vec<u8> {
-    range.flat_map(|number| format!("{tag} {number:010x}\n").repeat(32).into_bytes()).collect()
-}
-
-/// Writes with this tag, and flushes if `is_durable`. The power is cut after that, and what is
-/// volatile on either device is gone.
-fn write_and_cut(lab: &Lab, tag: &str, range: std::ops::Range<u64>, is_durable: bool) -> Lab {
-    let volume = lab.open("0 16368 bcache backing cache 0", false);
-    lab.try_write(&volume, range.start, &text(tag, range)).expect("the drives are well");
-    if is_durable {
-        lab.flush(&volume).expect("the drives are well");
-    }
-    let [cache, backing] = lab.images();
-    Lab::new(10, Some(cache), Some(backing))
-}
-
-/// What the backing device reads as that was drained and detached.
-fn detached(lab: &Lab) -> Vec<Run> {
-    let [cache, backing] = lab.images();
-    let lab = Lab::new(13, Some(cache), Some(backing));
-    let ended = lab.open_and_detach("0 16368 bcache backing cache 0");
-    ended.expect("no power cut").expect("it is detached");
-    runs(&lab.images()[1][16 * 512..])
-}
-
-/// The history of `undirty_noflush`, with cairn in the place of the kernel.
-#[test]
-fn data_that_cairn_called_clean_is_on_the_backing_device() {
-    let lab = pair("bypass_over_dirty.cache", "bypass_over_dirty.backing-lost");
-    let expected = [run("INIT", 0..2048), run("AAAA", 2048..2176), run("INIT", 2176..16368)];
-    let lab = write_and_cut(&lab, "AAAA", 2048..2176, true);
-    let volume = lab.open("0 16368 bcache backing cache 0", false);
-    lab.drain(&volume).expect("the drives are well");
-    let [cache, backing] = lab.images();
-    let lab = Lab::new(11, Some(cache), Some(backing));
-    assert_eq!(lab.cache().dirty_sectors(uuid_of(&lab)), 0);
-    assert_eq!(read(&lab, "backing cache 0"), expected);
-    assert_eq!(read(&lab, ALONE), expected);
-    assert_eq!(detached(&lab), expected);
-}
-
-/// The history of `bypass_over_dirty`, with cairn in the place of the kernel.
-#[test]
-fn a_write_around_the_cache_over_dirty_data_leaves_no_older_data() {
-    let lab = pair("bypass_over_dirty.cache", "bypass_over_dirty.backing-lost");
-    let lab = write_and_cut(&lab, "AAAA", 2048..2176, true);
-    let [cache, mut backing] = lab.images();
-    let Superblock::Backing(mut superblock) = superblock_of(&backing) else {
-        panic!("it is a backing device")
-    };
-    superblock.set_mode(CacheMode::None);
-    backing[8 * 512..16 * 512].copy_from_slice(&superblock.encode());
-    let lab = write_and_cut(&Lab::new(12, Some(cache), Some(backing)), "BBBB", 1024..2560, false);
-    let found = read(&lab, "backing cache 0");
-    let of = |at: u64| found.iter().find(|run| run.1.contains(&at)).map(|run| &*run.0);
-    for at in 2048..2176 {
-        assert!(matches!(of(at), Some("AAAA" | "BBBB")), "sector {at}: {found:?}");
-    }
-    assert_eq!((of(1023), of(2560)), (Some("INIT"), Some("INIT")), "{found:?}");
-    assert_eq!(detached(&lab), found, "a detach changes no read");
-}
-
-fn uuid_of(lab: &Lab) -> Uuid {
-    match superblock_of(&lab.images()[1]) {
-        Superblock::Backing(superblock) => superblock.uuid(),
-        Superblock::Cache(_) => panic!("it is a backing device"),
     }
 }

@@ -5,6 +5,7 @@ pub mod judge;
 pub mod make;
 pub mod model;
 pub mod several;
+pub mod tagged;
 pub mod zone_maps;
 
 use std::cell::{Cell, RefCell};
@@ -121,13 +122,27 @@ impl Lab {
     /// # Errors
     /// It is refused, or the drain or the detach fails.
     pub fn open_and_detach(&self, line: &str) -> Result<Result<(), String>, Stopped> {
+        self.open_and_use(line, async |env, volume| {
+            volume.drain_caches(&env).await.map_err(|error| error.to_string())?;
+            let detached = volume.detach_caches(&env, None).await;
+            detached.map(drop).map_err(|error| error.to_string())
+        })
+    }
+
+    /// Opens the volume, and has it used, until the power is cut. It is not closed.
+    ///
+    /// # Errors
+    /// It is refused, or the use fails.
+    pub fn open_and_use(
+        &self,
+        line: &str,
+        user: impl AsyncFnOnce(Env, Arc<MappedDevice>) -> Result<(), String> + 'static,
+    ) -> Result<Result<(), String>, Stopped> {
         let volume = self.registry.create_volume("volume").expect("a new name");
         let (registry, line) = (self.registry.clone(), line.to_owned());
         self.world.try_block_on(0, |env| async move {
             start(&env, &registry, &volume, &line).await?;
-            volume.drain_caches(&env).await.map_err(|error| error.to_string())?;
-            let detached = volume.detach_caches(&env, None).await;
-            detached.map(drop).map_err(|error| error.to_string())
+            user(env, volume).await
         })
     }
 

@@ -140,7 +140,8 @@ impl Bcache {
         let sectors = self.find_in_set(core, backing.as_ref())?;
         let (cached, dirty) = self.count_extents(env, core, &sectors).await?;
         self.dirty_sectors.store(dirty, Ordering::Relaxed);
-        self.name_dirty_zones(env, core).await?;
+        let named = self.name_dirty_zones(env, core).await;
+        named.map_err(|error| core.unread(&error))?;
         let has_clean = cached > dirty && backing.is_some();
         let (judged, gone) = self.settle_trust(env, core, backing.as_ref(), has_clean).await?;
         self.report_found(dirty, backing.as_ref().map(BackingSuperblock::state));
@@ -230,23 +231,6 @@ impl Bcache {
                 Err(ConfigError::new(ConfigKind::Damaged, argument, detail))
             }
         }
-    }
-
-    /// The next map of dirty zones names what is dirty now.
-    async fn name_dirty_zones(&self, env: &Env, core: &Core) -> Result<(), ConfigError> {
-        let Some(zones) = &self.zones else { return Ok(()) };
-        zones.reset();
-        if self.dirty_sectors() == 0 {
-            return Ok(());
-        }
-        let mut name = |key: &Key| {
-            if key.is_dirty() {
-                zones.name(key.start()..key.end());
-            }
-            true
-        };
-        let named = core.scan_volume(env, self.inode(), Which::Dirty, &mut name).await;
-        named.map_err(|error| core.unread(&error))
     }
 
     /// Logs the dirty data that was found.

@@ -18,6 +18,10 @@
 //! Y5. A map that cannot be written fails no write of a client: for [`RETRY`] writes to zones
 //!     without a mark go around the cache, and what is dirty there is written back first, as during
 //!     a detach (`writeback::ahead`). A write that neither device takes fails.
+//! Y6. A kernel that uses a set in state `dirty` writes no map, and leaves no trace on the backing
+//!     device. So a resumed volume compares the maps that count with what the cache has: if they
+//!     lack something dirty, a map of the same session that names it is durable before the volume
+//!     serves, or all of them are dropped: every zone is suspect then.
 //!
 //! # Order of the first write to a zone
 //! 1. The session begins, and the superblock of the backing device says `dirty`; its write-intent
@@ -42,12 +46,12 @@ use std::time::Duration;
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
 use cairn_block::{Env, RequestId, Time, ZoneMaps, keep_zones};
-use cairn_format::bcache::{BackingSuperblock, Key, Uuid, ZoneMap};
+use cairn_format::bcache::{BackingState, BackingSuperblock, Key, Uuid, ZoneMap};
 
 use super::btree::{Span, Which};
 use super::canary::{Bug, planted};
 use super::coverage::{self, Path};
-use super::set::Core;
+use super::set::{Core, WriteError};
 use super::volume::Bcache;
 use crate::fair::Fair;
 
@@ -201,6 +205,11 @@ impl Zones {
         forget_zones(self.maps.as_ref(), backing);
     }
 
+    /// A map of a backing device in its set, without marks.
+    fn map_of(&self, backing: &BackingSuperblock) -> ZoneMap {
+        ZoneMap::new(backing.uuid(), backing.set_uuid(), self.device_sectors, 1 << self.shift)
+    }
+
     /// Where a backing device may lack what its cache had, by the maps that are kept and that count
     /// for it. Several may: a copy of the device has its UUID, and a volume may have had another
     /// name. What one of them names counts. None if none counts.
@@ -227,6 +236,12 @@ impl Zones {
         }
         Some(joined)
     }
+}
+
+/// True if one of these ranges, which are in order and do not touch, has all of these sectors.
+fn has(ranges: &[Range<u64>], sectors: &Range<u64>) -> bool {
+    let at = ranges.partition_point(|range| range.end <= sectors.start);
+    ranges.get(at).is_some_and(|it| it.start <= sectors.start && sectors.end <= it.end)
 }
 
 /// Drops the maps of a backing device that belongs to no set.
@@ -257,6 +272,49 @@ impl Bcache {
             if !planted(Bug::DirtyBeforeMark) {
                 parked.into_iter().for_each(|id| env.remap(id));
             }
+        }
+    }
+
+    /// The next map names what is dirty now; one that counts and lacks it is replaced (Y6).
+    ///
+    /// # Errors
+    /// The set cannot be read.
+    pub(super) async fn name_dirty_zones(&self, env: &Env, core: &Core) -> Result<(), WriteError> {
+        let Some(zones) = &self.zones else { return Ok(()) };
+        zones.reset();
+        let backing = self.backing.lock().clone();
+        let Some(backing) = backing.filter(|_| self.dirty_sectors() > 0) else { return Ok(()) };
+        let is_dirty = backing.state() == BackingState::Dirty;
+        let listed = zones.lost(&backing, zones.device_sectors).filter(|_| is_dirty);
+        let mut is_listed = true;
+        let mut name = |key: &Key| {
+            if key.is_dirty() {
+                let sectors = key.start()..key.end();
+                is_listed &= listed.as_ref().is_none_or(|ranges| has(ranges, &sectors));
+                zones.name(sectors);
+            }
+            true
+        };
+        core.scan_volume(env, self.inode(), Which::Dirty, &mut name).await?;
+        if !is_listed {
+            self.replace_zones(zones, &backing).await;
+        }
+        Ok(())
+    }
+
+    /// Y6. The new map is of the session that the device has as its newest, so it counts.
+    async fn replace_zones(&self, zones: &Zones, backing: &BackingSuperblock) {
+        tracing::warn!(
+            "{}: another program has used the set since the map of dirty zones was written: the \
+             map is replaced",
+            self.config.volume
+        );
+        let Some(intent) = backing.intent() else { return };
+        let mut map = zones.map_of(backing);
+        map.cache_seq = intent.cache_seq;
+        map.mark_words(&zones.named().0);
+        if !keep_zones(zones.maps.as_ref(), &zones.name, map.encode_slot(0)).await {
+            zones.forget(backing.uuid());
         }
     }
 
@@ -314,15 +372,13 @@ impl Bcache {
 
     /// A map of this session without marks; none without a session.
     fn map_of_session(&self, zones: &Zones) -> Option<ZoneMap> {
-        let backing = self.backing.lock().as_ref()?.uuid();
+        let mut map = zones.map_of(self.backing.lock().as_ref()?);
         let session = self.look(|set| {
-            let number = (set.superblock.set_uuid(), set.superblock.seq());
             // The newest entry may be under way; the one before it is durable (J1).
-            set.has_session().then_some((number, set.newest().saturating_sub(1)))
+            let numbers = (set.superblock.seq(), set.newest().saturating_sub(1));
+            set.has_session().then_some(numbers)
         });
-        let ((set_uuid, cache_seq), journal_seq) = session.flatten()?;
-        let mut map = ZoneMap::new(backing, set_uuid, zones.device_sectors, 1 << zones.shift);
-        (map.cache_seq, map.journal_seq) = (cache_seq, journal_seq);
+        (map.cache_seq, map.journal_seq) = session.flatten()?;
         Some(map)
     }
 }

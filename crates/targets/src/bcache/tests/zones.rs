@@ -222,6 +222,50 @@ fn session_that_makes_nothing_dirty_keeps_the_list_of_what_is() {
     assert_eq!((all, zones), (680, vec![0, 1, 2, 32, 33, 34, 35, 36, 37, 38, 39, 40, 64, 128]));
 }
 
+/// A kernel uses the set behind a session whose map names the zone of sector 6000: it makes one
+/// more zone dirty, and leaves no trace on the backing device. Then the volume is loaded again.
+fn used_by_a_kernel(does: Does) -> (Fixture, Arc<Maps>) {
+    let (test, maps) = clean(Does::Keeps);
+    test.write("v", 6000, 8, 7).expect("the drives are well");
+    test.remove("v");
+    let superblock = durable_superblock(&test).encode();
+    let drives = |test: &Fixture| ["c", "b"].map(|name| (name, test.drive(name).durable()));
+    let other = Fixture::new(drives(&test));
+    other.load("v", LINE);
+    other.write("v", 7000, 8, 7).expect("the drives are well");
+    other.remove("v");
+    let [cache, mut backing] = drives(&other);
+    backing.1.write(cairn_block::Sector(SUPERBLOCK_SECTOR), &superblock);
+    let test = Fixture::new([cache, backing]);
+    assert_eq!(lost(&test, &maps), Some(vec![6016 / ZONE]), "it counts, and names too little");
+    maps.set(does);
+    maps.calls();
+    test.registry.set_zone_maps(maps.clone());
+    test.load("v", LINE);
+    (test, maps)
+}
+
+#[test]
+fn start_replaces_a_map_that_lacks_what_a_kernel_made_dirty() {
+    let (test, maps) = used_by_a_kernel(Does::Keeps);
+    assert_eq!(maps.calls(), 1);
+    assert_eq!(lost(&test, &maps), Some([6016, 7016].map(|sector| sector / ZONE).into()));
+    test.suspend("v", SuspendMode::Flush);
+    maps.calls();
+    test.resume("v").expect("the drives are well");
+    assert_eq!(maps.calls(), 0, "it is not written again");
+}
+
+#[test]
+fn map_that_lacks_dirty_data_and_cannot_be_replaced_is_dropped() {
+    let (test, maps) = used_by_a_kernel(Does::Fails);
+    assert_eq!(maps.calls(), 1);
+    assert!(maps.0.lock().kept.is_none(), "every zone is suspect");
+    maps.set(Does::Keeps);
+    test.write("v", 8000, 8, 7).expect("the drives are well");
+    assert_eq!(lost(&test, &maps), Some([6016, 7016, 8016].map(|sector| sector / ZONE).into()));
+}
+
 #[test]
 fn marks_end_when_nothing_is_dirty() {
     let (test, maps) = clean(Does::Keeps);

@@ -68,6 +68,8 @@ impl Bcache {
         if self.is_ready(Ready::Change) {
             core.commit(env).await.map_err(WriteError::Cache)?;
         }
+        // A batch that still runs makes keys clean, which the state and the map are to say.
+        self.tasks.idle().await;
         self.call_clean(env).await?;
         if self.is_ready(Ready::Change) {
             let _turn = self.states.lock().await;

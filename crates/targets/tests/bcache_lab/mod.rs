@@ -1,6 +1,7 @@
 //! A set of bcache on simulated drives, and what it means by its bytes.
 #![allow(dead_code, reason = "each test uses a part")]
 
+pub mod forced;
 pub mod judge;
 pub mod make;
 pub mod model;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 
 use cairn_block::{
     ConfigError, Disk, Env, Io, IoError, IoResult, MappedDevice, Registry, Sector, SectorCount,
-    SectorRange, SuspendMode, Table, TableContext, TableLine, TargetTypes,
+    SectorRange, SuspendMode, Table, TableContext, TableLine, TargetTypes, ZoneMaps,
 };
 use cairn_format::bcache::load::{Fault as FormatFault, Loaded, NodePlace, Visitor, load_now};
 use cairn_format::bcache::node::Node;
@@ -177,6 +178,11 @@ impl Lab {
             drop(registry.remove_volume("volume"));
             Ok(())
         })
+    }
+
+    /// The server keeps maps of dirty zones.
+    pub fn keep_zones(&self, maps: Arc<dyn ZoneMaps>) {
+        self.registry.set_zone_maps(maps);
     }
 
     /// Builds the table and resumes it.

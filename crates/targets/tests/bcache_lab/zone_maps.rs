@@ -1,15 +1,13 @@
-//! Maps of dirty zones of a server whose disk is slow, and fails now and then; and the judge of
-//! what they say when the cache is lost.
+//! Maps of dirty zones of a server whose disk is slow, and fails now and then.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use cairn_block::{Env, Receipt, ZoneMaps, until_some};
-use cairn_format::bcache::{BackingSuperblock, Key, ZoneMap};
 use event_listener::Event;
 
 /// Sectors of a zone.
-const ZONE_SECTORS: u64 = 64;
+pub const ZONE_SECTORS: u64 = 64;
 
 struct Job {
     name: String,
@@ -65,34 +63,19 @@ impl SlowMaps {
         }
     }
 
-    /// Checks what is known if the cache with these extents is lost now: each dirty one of the
-    /// volume is in the list, with the map that is kept and the one that is being written. Answers
-    /// false if no map counts.
-    ///
-    /// # Errors
-    /// A dirty extent is not in the list.
-    pub fn judge(
-        &self,
-        name: &str,
-        backing: &BackingSuperblock,
-        device_sectors: u64,
-        dirty: &[Key],
-    ) -> Result<bool, String> {
+    /// A server that found one map.
+    pub fn with(name: &str, map: &[u8]) -> SlowMaps {
+        let maps = SlowMaps::default();
+        maps.state.lock().expect("no panic").kept.insert(name.to_owned(), map.to_vec());
+        maps
+    }
+
+    /// The map of a volume that is kept, and those that are being written: the next start may find
+    /// any of them.
+    pub fn may_find(&self, name: &str) -> Vec<Vec<u8>> {
         let state = self.state.lock().expect("no panic");
         let pending = state.jobs.iter().filter(|job| job.name == name).map(|job| &job.map);
-        let mut counts = false;
-        for bytes in state.kept.get(name).into_iter().chain(pending) {
-            let (_, map) = ZoneMap::decode_slot(bytes).ok_or("a map is not sound")?;
-            let Ok(lost) = map.lost(backing, device_sectors) else { continue };
-            counts = true;
-            let is_listed = |key: &&Key| {
-                lost.iter().any(|range| range.start <= key.start() && key.end() <= range.end)
-            };
-            if let Some(key) = dirty.iter().find(|key| !is_listed(key)) {
-                return Err(format!("{name}: {key:?} is lost with the cache, and not in the list"));
-            }
-        }
-        Ok(counts)
+        state.kept.get(name).into_iter().chain(pending).cloned().collect()
     }
 }
 

@@ -10,7 +10,7 @@
 //!
 //! A map may name too much: zones whose data was written back since. It never names too little, if
 //! no kernel has used the set since: a kernel that finds the state `dirty` leaves no trace on the
-//! backing device. While the cache can be read, its sequence tells ([`ZoneMap::is_of_session`]).
+//! backing device. The next start that finds both devices compares the map with the cache.
 
 use core::mem::{offset_of, size_of};
 use core::ops::Range;
@@ -19,7 +19,7 @@ use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::crc::crc64;
-use super::{BackingState, BackingSuperblock, CacheSuperblock, Uuid};
+use super::{BackingState, BackingSuperblock, Uuid};
 use crate::Field;
 
 /// Bytes of the header of a slot.
@@ -257,14 +257,6 @@ impl ZoneMap {
         Ok(self.marked_in(backing.data_offset()..device_sectors))
     }
 
-    /// True if no other session has used the set since: the superblock of the cache, and the newest
-    /// entry of its journal, are of the session of the map.
-    #[must_use]
-    pub fn is_of_session(&self, cache: &CacheSuperblock, newest_entry: u64) -> bool {
-        let own = (self.set_uuid, self.cache_seq);
-        own == (cache.set_uuid(), cache.seq()) && self.journal_seq <= newest_entry
-    }
-
     /// The bytes of a slot.
     #[must_use]
     pub fn encode_slot(&self, sequence: u64) -> Vec<u8> {
@@ -355,7 +347,7 @@ impl Newest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bcache::{CacheMode, IntentMap, NewBacking, NewCache, Replacement};
+    use crate::bcache::{CacheMode, IntentMap, NewBacking};
 
     const SET: Uuid = Uuid([2; 16]);
     const DEVICE: Uuid = Uuid([3; 16]);
@@ -537,25 +529,5 @@ mod tests {
         assert_eq!(map.lost(&dirty, SECTORS), Err(Foreign::UsedSince));
         map.mark(3);
         assert!(map.lost(&dirty, SECTORS).is_ok());
-    }
-
-    #[test]
-    fn another_session_of_the_set_is_told_by_its_cache() {
-        let new = NewCache {
-            uuid: Uuid([1; 16]),
-            set_uuid: SET,
-            block_sectors: 1,
-            bucket_sectors: 16,
-            device_sectors: 16 * 200,
-            replacement: Replacement::Lru,
-            discard: false,
-        };
-        let cache = CacheSuperblock::fresh(&new).expect("legal").in_use_with_journal(2);
-        let map = ZoneMap { cache_seq: cache.seq(), ..map() };
-        assert!(map.is_of_session(&cache, 40) && map.is_of_session(&cache, 41));
-        assert!(!map.is_of_session(&cache, 39), "the journal went back");
-        assert!(!map.is_of_session(&cache.registered(1), 41));
-        let other = ZoneMap { set_uuid: Uuid([9; 16]), ..map };
-        assert!(!other.is_of_session(&cache, 40));
     }
 }

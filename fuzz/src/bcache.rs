@@ -14,9 +14,10 @@ use cairn_format::bcache::load::{self, Fault, NodePlace, Source, Visitor};
 use cairn_format::bcache::node::{Bset, Node, SET_HEADER_BYTES};
 use cairn_format::bcache::places::shared;
 use cairn_format::bcache::priorities::PrioritySet;
+use cairn_format::bcache::zones::Newest;
 use cairn_format::bcache::{
     Key, OFFSET_MAX, Pointer, SECTOR_BYTES, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, SetMagic,
-    Superblock, Uuid, crc64, crc64_seeded, uuids,
+    Superblock, Uuid, ZoneMap, crc64, crc64_seeded, uuids,
 };
 
 const BLOCK: usize = 512;
@@ -117,6 +118,33 @@ pub fn bcache_intent(bytes: &[u8]) {
         let Some((sequence, map)) = decode_slot(bytes) else { continue };
         assert!(map.encode_slot(sequence) == bytes);
         assert!(map.region_of(u64::MAX) < REGIONS_MAX && map.count() <= REGIONS_MAX as u32);
+    }
+}
+
+/// A slot of a map of dirty zones, and a file of two: what decodes encodes to the same bytes, and
+/// its marked zones are ranges in order.
+pub fn bcache_zones(bytes: &[u8]) {
+    let mut sealed = bytes.to_vec();
+    if let Some((csum, rest)) = sealed.split_first_chunk_mut::<8>() {
+        *csum = crc64(rest).to_le_bytes();
+    }
+    for bytes in [bytes, &sealed] {
+        let _ = Newest::of(bytes);
+        let Some((sequence, map)) = ZoneMap::decode_slot(bytes) else { continue };
+        assert!(map.encode_slot(sequence) == bytes);
+        let newest = Newest::of(&[bytes, bytes].concat()).expect("both slots are sound");
+        assert_eq!((newest.sequence, &newest.map), (sequence, &map));
+        assert!(u64::from(map.count()) <= map.zones() && map.is_marked(map.zones()));
+        let ranges = map.marked_in(0..u64::MAX);
+        assert!(
+            ranges.len() <= map.count() as usize + 1,
+            "what lies behind the device is one more"
+        );
+        assert!(ranges.last().is_some_and(|range| range.end == u64::MAX));
+        assert!(ranges.windows(2).all(|two| two[0].end < two[1].start));
+        for range in ranges.iter().take(8) {
+            assert_eq!(map.marked_in(range.clone()), std::slice::from_ref(range));
+        }
     }
 }
 

@@ -60,6 +60,7 @@ proptest! {
         format_bodies::snapshot_store(&bytes);
         bcache_bodies::bcache_superblock(&bytes);
         bcache_bodies::bcache_intent(&bytes);
+        bcache_bodies::bcache_zones(&bytes);
         bcache_bodies::bcache_journal(&bytes);
         bcache_bodies::bcache_node(&bytes);
         bcache_bodies::bcache_priorities(&bytes);
@@ -140,6 +141,15 @@ proptest! {
         cut in any::<Index>(),
     ) {
         bcache_bodies::bcache_intent(&mutate(&seed, &mutations, cut));
+    }
+
+    #[test]
+    fn mutated_zone_maps_of_bcache_break_no_decoder(
+        seed in proptest::sample::select(seeds("bcache_zones")),
+        mutations in mutations(),
+        cut in any::<Index>(),
+    ) {
+        bcache_bodies::bcache_zones(&mutate(&seed, &mutations, cut));
     }
 
     #[test]

@@ -5,6 +5,8 @@
 mod bad_input;
 mod bcache_detach;
 mod bcache_detaching;
+mod bcache_in_error;
+mod bcache_in_use;
 mod bcache_interrupted;
 mod bcache_serve;
 mod bcache_tools;

@@ -59,7 +59,7 @@ pub(in super::super) enum WriteError {
     #[error("node at sector {0}: it cannot be read or is damaged; see: cairn check")]
     Leaf(u64),
     /// The set could not be written before.
-    #[error("it failed before; see the log, and open it again")]
+    #[error("the set is in error: see the log, then suspend and resume its volumes")]
     Broken,
 }
 

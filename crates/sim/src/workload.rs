@@ -87,6 +87,8 @@ pub struct Workload {
     pub in_flight: u16,
     /// What they are.
     pub mix: Mix,
+    /// The shortest range.
+    pub min: SectorCount,
     /// The longest range.
     pub max: SectorCount,
     /// The longest pause before an operation.
@@ -96,8 +98,9 @@ pub struct Workload {
 impl Workload {
     /// All kinds of operations: 4 in flight per reactor, up to 64 KiB each.
     pub fn mixed(seed: u64, ops: u64) -> Workload {
-        let (max, pause) = (SectorCount(128), Duration::from_micros(100));
-        Workload { seed, ops, in_flight: 4, mix: Mix::default(), max, pause }
+        let (min, max) = (SectorCount(1), SectorCount(128));
+        let (mix, pause) = (Mix::default(), Duration::from_micros(100));
+        Workload { seed, ops, in_flight: 4, mix, min, max, pause }
     }
 
     /// Runs the whole workload, for one client.
@@ -251,10 +254,11 @@ impl Plan {
     fn range(&mut self) -> SectorRange {
         let (block, blocks) = (self.block.0, self.size.0 / self.block.0);
         let most = (self.workload.max.0 / block).clamp(1, blocks);
+        let least = (self.workload.min.0 / block).clamp(1, most);
         let length = match self.rng.u8(..4) {
-            0 => 1,
-            1 => self.rng.u64(1..=most),
-            _ => self.rng.u64(1..=most.min(8)),
+            0 => least,
+            1 => self.rng.u64(least..=most),
+            _ => self.rng.u64(least..=most.min(least + 7)),
         };
         let start = match self.rng.u8(..8) {
             0..4 => {
@@ -264,7 +268,7 @@ impl Plan {
             4..6 => self.sequential(length, blocks),
             _ => self.rng.u64(..blocks),
         };
-        let start = start.min(blocks - 1);
+        let start = start.min(blocks - least);
         let length = length.min(blocks - start);
         SectorRange::new(Sector(start * block), SectorCount(length * block))
     }

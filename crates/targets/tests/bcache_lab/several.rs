@@ -22,8 +22,9 @@ pub struct Shape {
     /// Volumes of the set: the first two have backing devices, the third lies in the cache alone.
     pub volumes: usize,
     pub mode: CacheMode,
-    /// How many operations a generation has at most, and the longest one in sectors.
+    /// How many operations a generation has at most, and the shortest and the longest in sectors.
     pub ops: u64,
+    pub shortest: u64,
     pub longest: u64,
 }
 
@@ -40,6 +41,7 @@ pub const ROOMY: Shape = Shape {
     volumes: 1,
     mode: CacheMode::Writeback,
     ops: 400,
+    shortest: 1,
     longest: 128,
 };
 
@@ -52,6 +54,26 @@ pub const SMALL_NODES: Shape = Shape { bucket_sectors: 8, ..TIGHT };
 /// Many small extents in small nodes: these have siblings, and become sparse again.
 pub const MANY_KEYS: Shape =
     Shape { bucket_sectors: 8, buckets: 800, sectors: 4000, ops: 2500, longest: 8, ..ROOMY };
+
+/// Few extents, each of them large.
+pub const LARGE_EXTENTS: Shape = Shape {
+    bucket_sectors: 128,
+    buckets: 200,
+    sectors: 4000,
+    ops: 80,
+    shortest: 128,
+    longest: 512,
+    ..ROOMY
+};
+
+/// Sets with large extents only.
+pub const PLAIN: &[Shape] = &[
+    LARGE_EXTENTS,
+    // Always short of buckets.
+    Shape { buckets: 140, sectors: 16_000, ..LARGE_EXTENTS },
+    Shape { volumes: 2, ..LARGE_EXTENTS },
+    Shape { block_sectors: 8, bucket_sectors: 256, ..LARGE_EXTENTS },
+];
 
 pub const SHAPES: &[Shape] = &[
     ROOMY,

@@ -507,6 +507,13 @@ mod canaries {
     }
 
     #[test]
+    fn copies_of_extents_that_share_sectors_are_caught() {
+        // Many writes over parts of others while a batch is gathered.
+        const CROWDED: Shape = Shape { sectors: 600, longest: 32, ..MANY_KEYS };
+        is_caught_in(Bug::CopiesOverlap, &[CROWDED], WRITEBACK);
+    }
+
+    #[test]
     fn flush_that_does_not_reach_the_backing_device_is_caught() {
         is_caught(Bug::FlushSwallowed);
     }

@@ -135,9 +135,20 @@ impl Core {
         }
     }
 
-    /// A pass.
+    /// A pass. If it was asked for, and a suspend or a failure ends it early, the next session
+    /// begins it again.
     async fn collect(&self, env: &Env) -> Result<(), WriteError> {
         let is_triggered = self.gc.trigger.swap(0, Ordering::Relaxed) != 0;
+        let collected = self.coalesce_and_pack(env, is_triggered).await;
+        if is_triggered && self.rests() {
+            self.gc.trigger.store(1, Ordering::Relaxed);
+        } else if collected.is_ok() {
+            self.gc.passes.fetch_add(1, Ordering::Relaxed);
+        }
+        collected
+    }
+
+    async fn coalesce_and_pack(&self, env: &Env, is_triggered: bool) -> Result<(), WriteError> {
         if is_triggered || self.with(|set| set.may_be_sparse()) {
             self.with(|set| set.buckets.forget_lost());
             self.coalesce(env).await?;
@@ -147,7 +158,6 @@ impl Core {
             let freed = self.pack_all(env).await?;
             self.gc.is_in_vain.store(is_fragmented && freed == 0, Ordering::Relaxed);
         }
-        self.gc.passes.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 

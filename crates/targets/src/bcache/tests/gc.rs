@@ -122,3 +122,37 @@ fn a_tree_that_discards_emptied_gives_its_nodes_back() {
     assert_eq!(number(&test, "btree_nodes"), after, "as on the device");
     assert_eq!(test.read("v", 88_000, 2000), Ok(kept));
 }
+
+#[test]
+fn a_pass_that_a_suspend_ends_begins_again_with_the_next_session() {
+    let test = sparse(&[["copy_gc_enabled", "0"]]);
+    let passes = number(&test, "gc_passes");
+    set(&test, ["trigger_gc", "1"]);
+    test.run(Duration::from_millis(2));
+    assert_eq!((number(&test, "trigger_gc"), number(&test, "gc_passes")), (0, passes), "it runs");
+    test.suspend("v", SuspendMode::Flush);
+    assert_eq!((number(&test, "trigger_gc"), number(&test, "gc_passes")), (1, passes));
+    let before = number(&test, "moved_buckets");
+    test.resume("v").expect("the drives are well");
+    test.write("v", 0, 1, 1).expect("it begins a session");
+    test.run(Duration::from_secs(60));
+    assert_eq!((number(&test, "trigger_gc"), number(&test, "gc_passes")), (0, passes + 1));
+    assert!(number(&test, "moved_buckets") > before + 100);
+    assert_contents(&test);
+}
+
+#[test]
+fn a_pass_that_is_asked_for_while_no_volume_is_served_begins_with_the_next_session() {
+    let test = sparse(&[["copy_gc_enabled", "0"]]);
+    test.suspend("v", SuspendMode::Flush);
+    let passes = number(&test, "gc_passes");
+    set(&test, ["trigger_gc", "1"]);
+    test.run(Duration::from_secs(60));
+    assert_eq!((number(&test, "trigger_gc"), number(&test, "gc_passes")), (1, passes));
+    test.resume("v").expect("the drives are well");
+    test.write("v", 0, 1, 1).expect("it begins a session");
+    test.run(Duration::from_secs(60));
+    assert_eq!((number(&test, "trigger_gc"), number(&test, "gc_passes")), (0, passes + 1));
+    assert!(number(&test, "moved_buckets") > 100);
+    assert_contents(&test);
+}

@@ -4,6 +4,7 @@
 mod beside;
 mod cutoffs;
 mod degraded;
+mod detaching;
 mod dsync;
 mod fill;
 mod gc;

@@ -114,3 +114,64 @@ fn a_leaf_that_is_damaged_while_it_is_not_in_memory_breaks_the_set() {
     test.read("v", 0, 1).expect_err("what lies there is not known");
     assert_eq!(number(&test, "io_disable"), 1);
 }
+
+/// Where the leaves of the first two extents and of the last two are on the cache device.
+fn two_leaves(test: &Fixture) -> [cairn_block::SectorRange; 2] {
+    test.with_target("v", |it: &Bcache| {
+        let place = |set: &super::super::set::Set| {
+            let last = (0, 16 + 2 * EXTENTS);
+            let of = |from| set.tree.absent_between(from, (from.0, from.1 + 1))[0];
+            [of((0, 16)), of((last.0, last.1 - 2))].map(|leaf| {
+                let count = leaf.end.div_ceil(SECTOR) as u64;
+                range(leaf.pointer.sector(), count)
+            })
+        };
+        it.look(place).expect("it is open")
+    })
+}
+
+#[test]
+fn a_leaf_that_cannot_be_read_beside_one_that_can_hides_nothing() {
+    let test = split_tree();
+    limit(&test, "0");
+    let [first, last] = two_leaves(&test);
+    assert_ne!(first, last);
+    test.drive("c").faults().add(Fault::error(OpSet::READS).on(first));
+    // One task reads both leaves at once.
+    let segs = [0, 1].map(|_| test.sim.env(0).segs(SectorCount(1)));
+    let ranges = [0, 2 * (EXTENTS - 1)].map(|start| range(start, 1));
+    for (label, range, segs) in [("bad", ranges[0], &segs[0]), ("good", ranges[1], &segs[1])] {
+        let segs = segs.clone();
+        test.start("v", label, move |_| Io::read(range, segs));
+    }
+    test.run(Duration::from_secs(1));
+    assert_eq!(test.ends.of("bad"), Some(Err(IoError::IO)), "what lies there is not known");
+    assert_eq!(number(&test, "io_disable"), 1);
+    test.drive("c").faults().clear();
+    let _ = test.try_suspend("v", SuspendMode::Flush);
+    test.resume("v").expect("the drives are well");
+    assert_contents(&test, (0..EXTENTS).step_by(50));
+}
+
+#[test]
+fn a_read_of_a_leaf_that_fails_once_the_leaf_was_read_by_another_task_changes_nothing() {
+    let test = split_tree();
+    limit(&test, "0");
+    let [first, _] = two_leaves(&test);
+    limit(&test, "1000000000");
+    let effect = Effect::Delay(Duration::from_millis(5));
+    let late = Fault { effect, ..Fault::error(OpSet::READS).on(first).shots(1) };
+    test.drive("c").faults().add(late);
+    test.drive("c").faults().add(Fault::error(OpSet::READS).on(first).shots(1));
+    let segs = test.sim.env(0).segs(SectorCount(1));
+    let read = segs.clone();
+    test.start("v", "read", move |_| Io::read(range(0, 1), read));
+    test.run(Duration::from_micros(100));
+    // A discard reads the same leaf, and does not wait for the other task.
+    test.discard("v", 2, 1).expect("the drives are well");
+    assert!(test.labels().is_empty(), "the first task still waits");
+    test.run(Duration::from_secs(1));
+    assert_eq!(test.ends.of("read"), Some(Ok(())));
+    assert_eq!((number(&test, "io_disable"), segs.to_vec()[0]), (0, byte_of(0)));
+    assert_contents(&test, (0..EXTENTS).step_by(50));
+}

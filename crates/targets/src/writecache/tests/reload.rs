@@ -89,6 +89,28 @@ fn removing_a_cache_the_recommended_way_loses_nothing() {
     assert!((0..12).all(|block| origin[block * 4096] == block as u8 + 1));
 }
 
+#[test]
+fn a_drain_of_a_suspend_that_does_not_take_place_is_taken_back() {
+    let test = CacheFixture::live(8, "");
+    test.write(0, 8, 1).unwrap();
+    let target = test.target();
+    // As by a swap of tables whose suspend is called off.
+    assert!(!target.drain_in_suspend(true));
+    test.call_off(SuspendMode::Flush);
+    assert!(target.drain_in_suspend(false));
+    test.suspend(SuspendMode::Flush);
+    assert_eq!((test.status().dirty(), test.origin.durable().to_vec()[0]), (1, 128));
+    test.resume();
+    // What a user asked for is known to the swap, which leaves it.
+    test.message("flush_on_suspend").unwrap();
+    assert!(target.drain_in_suspend(true));
+    test.call_off(SuspendMode::Flush);
+    test.suspend(SuspendMode::Flush);
+    assert_eq!((test.status().dirty(), test.origin.durable().to_vec()[0]), (0, 1));
+    // Once.
+    assert!(!target.drain_in_suspend(false));
+}
+
 /// A workload runs while the volume changes from the origin alone to one with a cache, to other
 /// options, and back; the history judges every read.
 fn reload_under_load(seed: u64, block: u64, slots: u64) {

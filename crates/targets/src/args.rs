@@ -232,6 +232,11 @@ impl Args {
         self.set(option, Some(vec![Value::Word(word)]));
     }
 
+    /// Takes a device out that may be absent.
+    pub fn set_no_device(&mut self, name: &str) {
+        self.set(name, Some(vec![Value::Word(NO_DEVICE)]));
+    }
+
     fn set(&mut self, name: &str, values: Option<Vec<Value>>) {
         if let Some((at, _)) = self.spec.option(name) {
             self.options[at] = values;

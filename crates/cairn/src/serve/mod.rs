@@ -391,6 +391,7 @@ impl Server {
         let mut not_kept = self.verbs.as_ref().map_or_else(Vec::new, |verbs| verbs.keep_untold());
         if let Some(verbs) = &self.verbs {
             verbs.keep_caches(&ended);
+            verbs.keep_all_uncached();
         }
         for (volume, words) in ended.said.iter().filter(|_| aloud) {
             say(format_args!("{volume}: {words}"));

@@ -1,7 +1,8 @@
 //! The keeper: the thread that does the work on snapshots and pools that no user asks for. It ends
 //! a merge that is complete. It grows a store or pool that may grow by itself (see
 //! `pool::autogrow`). It announces a store whose file system has no more room. It brings up a
-//! volume that a failed verb left suspended, as soon as the volume's devices work.
+//! volume that a failed verb left suspended, as soon as the volume's devices work. It records the
+//! table of a volume that went on without its failed cache.
 //!
 //! The thread sleeps until it is called: by a verb, by an event of a snapshot or a merge, or by a
 //! write that waits for its store to grow. It also wakes by itself to retry what failed, and to
@@ -215,6 +216,8 @@ impl Verbs {
 pub(in crate::verbs) enum Deed {
     /// Brings up a volume that a verb left suspended.
     BringBack(String),
+    /// Records a volume that went on without its cache.
+    KeepUncached(String),
     /// Ends the merge of a volume.
     EndMerge(String),
     /// Makes the file of a store longer.
@@ -227,6 +230,7 @@ impl Deed {
     fn act(self, verbs: &Verbs) -> Outcome<()> {
         match self {
             Deed::BringBack(name) => verbs.bring_back(&name),
+            Deed::KeepUncached(name) => verbs.keep_uncached(&name),
             Deed::EndMerge(volume) => verbs.end_merge(&volume).map(drop),
             Deed::GrowStore { name, bytes } => {
                 tracing::info!("{name}: the store grows to {bytes} bytes");
@@ -331,6 +335,9 @@ fn keep(verbs: &Weak<Verbs>, receive: &Receiver<()>) {
         announced.retain(|name| watched.iter().any(|watched| watched.name == *name));
         for name in verbs.stuck() {
             deeds.attend(&verbs, &name, || Ok(Some(Deed::BringBack(name.clone()))));
+        }
+        for name in verbs.uncached() {
+            deeds.attend(&verbs, &name, || Ok(Some(Deed::KeepUncached(name.clone()))));
         }
         let growing = verbs.growing_pools();
         full.retain(|name| growing.contains(name));

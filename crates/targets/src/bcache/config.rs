@@ -3,7 +3,7 @@
 //! The kernel has no table line for bcache; it takes devices and attributes through sysfs. Names of
 //! options are those of sysfs where there is such an attribute; the others are cairn's own.
 
-use cairn_block::{ConfigError, Ctor, SectorCount, TableLine};
+use cairn_block::{ConfigError, Ctor, Events, SectorCount, TableLine};
 use cairn_format::bcache::Uuid;
 
 use crate::args::{Args, Device};
@@ -87,6 +87,12 @@ pub fn without_cache(line: &mut TableLine, stale_ok: bool) -> bool {
     true
 }
 
+/// The same for a line whose backing device has left its set, so that it needs no other word.
+pub(super) fn leave_set(args: &mut Args) {
+    args.set_no_device("cache");
+    ["set", "keep_clean", "attach"].into_iter().for_each(|option| args.set_flag(option, false));
+}
+
 /// The devices of a volume.
 #[derive(Clone)]
 pub(super) enum Devices {
@@ -109,6 +115,8 @@ pub(super) enum Devices {
 pub(super) struct Config {
     /// The name of the volume, for the log.
     pub volume: String,
+    /// The events of the volume.
+    pub events: Events,
     pub devices: Devices,
     /// The set that the devices must belong to.
     pub set: Option<Uuid>,
@@ -161,8 +169,10 @@ impl Config {
             let found = "it without both devices";
             return Err(args.refuse("attach", found, "a backing device and a cache"));
         }
-        let (volume, len) = (ctor.events.volume().to_owned(), ctor.len);
-        Ok(Config { volume, devices, set: args.uuid("set"), keeps_clean, attach, len, args })
+        let (volume, events, len) =
+            (ctor.events.volume().to_owned(), ctor.events.clone(), ctor.len);
+        let set = args.uuid("set");
+        Ok(Config { volume, events, devices, set, keeps_clean, attach, len, args })
     }
 }
 

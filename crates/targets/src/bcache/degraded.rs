@@ -29,6 +29,10 @@
 //! If the superblock cannot be written, the device may have either state; the volume is stopped, so
 //! nothing is written past the cache.
 //!
+//! From then on the table line prints as that of a backing device alone, `BACKING - 0`, as the one
+//! that was given would be refused at the next start. This is an event of the volume, so that the
+//! server can record the table that is true now.
+//!
 //! A set that another volume broke is noticed by the next request. A volume without requests stays
 //! attached: a later start may find its cache well.
 //!
@@ -118,6 +122,11 @@ impl Bcache {
         self.is_broken() || self.service() != Service::Cached
     }
 
+    /// True if the backing device has left the set that the line names.
+    pub(super) fn has_left_set(&self) -> bool {
+        self.service() == Service::Uncached && !self.read_only
+    }
+
     /// The word of `stop_when_cache_set_failed`.
     pub(super) fn stop_word(&self) -> &'static str {
         WORDS[self.degraded.stops_always.load(Ordering::Relaxed) as usize]
@@ -201,6 +210,9 @@ impl Bcache {
         }
         let service = self.decide(env).await;
         self.serve(env, service);
+        if self.has_left_set() {
+            self.config.events.raise();
+        }
     }
 
     fn serve(&self, env: &Env, service: Service) {

@@ -16,7 +16,7 @@ use cairn_format::bcache::{BackingSuperblock, CacheMode};
 
 use super::backing::Traffic;
 use super::bypass::Bypass;
-use super::config::{Config, Devices, SPEC};
+use super::config::{Config, Devices, SPEC, leave_set};
 use super::coverage::{self, Path};
 use super::degraded::Degraded;
 use super::passing::passes;
@@ -398,6 +398,9 @@ impl Target for Bcache {
         let mut args = self.config.args.clone();
         if self.is_member.load(Ordering::Relaxed) {
             args.set_flag("attach", false);
+        }
+        if self.has_left_set() {
+            leave_set(&mut args);
         }
         args.to_string()
     }

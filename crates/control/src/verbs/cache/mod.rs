@@ -19,6 +19,7 @@ pub mod attributes;
 pub mod detach;
 pub mod flush;
 pub mod list;
+mod uncached;
 pub mod volume;
 
 use std::sync::Arc;
@@ -59,6 +60,11 @@ impl CacheLine {
     /// False if the cache device is absent.
     fn has_cache(&self) -> bool {
         self.cache != NO_DEVICE
+    }
+
+    /// True if the target was given a cache, which failed: the line prints as one without it.
+    fn went_on_alone(&self) -> bool {
+        !self.has_cache() && self.target.drains()
     }
 }
 

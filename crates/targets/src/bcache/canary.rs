@@ -90,6 +90,8 @@ pub enum Bug {
     DirtyBeforeMark,
     /// A detach takes the volume out of the array before the superblock names no set.
     ArrayBeforeSuperblock,
+    /// A volume joins or leaves its set while another one does (U4).
+    NoHandover,
     /// A batch copies two extents that share sectors: the older one may end last.
     CopiesOverlap,
 }

@@ -9,6 +9,10 @@
 //! - each slot has what was durable when the power was cut, or what was written to it later (a
 //!   flush that overtook, a batch that was taken twice, a key that fell between two groups), and
 //!   the backing device has the same after a drain (a copy beside a write in place).
+//!
+//! `handover` has several volumes on one set.
+
+mod handover;
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -57,12 +61,16 @@ struct Slot {
 
 type Slots = Arc<Mutex<[Slot; SLOTS]>>;
 
-/// A fresh set, in this mode.
-fn fresh(mode: CacheMode) -> [Vec<u8>; 2] {
-    let (uuid, set_uuid) = (Uuid([3; 16]), Uuid([2; 16]));
+const SET: Uuid = Uuid([2; 16]);
+/// The volume with the backing device `b`.
+const FIRST: Uuid = Uuid([3; 16]);
+const LINE: &str = "0 1024 bcache b c 0";
+
+/// A fresh cache device with these volumes.
+fn cache_of(volumes: &[UuidEntry]) -> Vec<u8> {
     let new = NewCache {
         uuid: Uuid([1; 16]),
-        set_uuid,
+        set_uuid: SET,
         block_sectors: 1,
         bucket_sectors: 8,
         device_sectors: CACHE,
@@ -72,13 +80,17 @@ fn fresh(mode: CacheMode) -> [Vec<u8>; 2] {
     let mut cache = vec![0; (CACHE * SECTOR_BYTES) as usize];
     let superblock = CacheSuperblock::fresh(&new).expect("legal");
     let builder = Builder::new(&superblock, 3, &mut cache);
-    let volumes = [UuidEntry { uuid, ..UuidEntry::default() }];
-    let superblock = builder.finish(&volumes).expect("there is room");
+    let superblock = builder.finish(volumes).expect("there is room");
     let at = (SUPERBLOCK_SECTOR * SECTOR_BYTES) as usize;
     cache[at..][..4096].copy_from_slice(&superblock.encode());
+    cache
+}
+
+/// A fresh backing device, in this mode.
+fn backing_of(uuid: Uuid, mode: CacheMode) -> Vec<u8> {
     let new = NewBacking {
         uuid,
-        set_uuid,
+        set_uuid: SET,
         block_sectors: 1,
         data_offset: 16,
         mode,
@@ -87,32 +99,50 @@ fn fresh(mode: CacheMode) -> [Vec<u8>; 2] {
     };
     let mut backing = vec![0; ((16 + VOLUME) * SECTOR_BYTES) as usize];
     let superblock = BackingSuperblock::fresh(&new).expect("legal");
+    let at = (SUPERBLOCK_SECTOR * SECTOR_BYTES) as usize;
     backing[at..][..4096].copy_from_slice(&superblock.encode());
-    [cache, backing]
+    backing
 }
 
-/// The volume over these disks.
-fn volume(plates: &[Arc<Plate>; 2]) -> (Arc<Registry>, Arc<MappedDevice>) {
+/// The devices of a server.
+fn registry_of(plates: &[Arc<Plate>]) -> Arc<Registry> {
     let opener = plates.iter().fold(SimOpener::new(), |all, plate| {
         let disk: Arc<dyn Disk> = plate.clone();
         all.with(&plate.name(), disk)
     });
-    let registry = Arc::new(Registry::new(Box::new(opener)));
+    Arc::new(Registry::new(Box::new(opener)))
+}
+
+/// The volume over these disks.
+fn volume(plates: &[Arc<Plate>; 2]) -> (Arc<Registry>, Arc<MappedDevice>) {
+    let registry = registry_of(plates);
     let volume = registry.create_volume("v").expect("there is none");
     (registry, volume)
 }
 
-async fn start(env: &Env, registry: &Arc<Registry>, volume: &Arc<MappedDevice>) {
-    let lines = TableLine::parse_all(&format!("0 {VOLUME} bcache b c 0")).expect("legal");
+/// Loads the table of a volume, and resumes it.
+async fn start(env: &Env, registry: &Arc<Registry>, volume: &Arc<MappedDevice>, line: &str) {
+    load(env, registry, volume, line).await;
+    volume.resume(env).await.expect("the disks are well").whole().expect("nothing is lost");
+}
+
+async fn load(env: &Env, registry: &Arc<Registry>, volume: &Arc<MappedDevice>, line: &str) {
+    let lines = TableLine::parse_all(line).expect("legal");
     let types = TargetTypes::new(crate::types());
     let context = TableContext { types: &types, registry, read_only: false };
     let table = Table::build(env, volume, &lines, context).await.expect("a sound set");
     volume.load(table).await;
-    volume.resume(env).await.expect("the disks are well").whole().expect("nothing is lost");
 }
 
 fn range_of(slot: usize) -> SectorRange {
     SectorRange::new(Sector(slot as u64 * SLOT * 3), SectorCount(SLOT))
+}
+
+async fn read(env: &Env, disk: &Arc<dyn Disk>, slot: usize) -> Vec<u8> {
+    let range = range_of(slot);
+    let segs = env.segs(range.count);
+    env.io(disk, Io::read(range, segs.clone())).await.expect("it can be read");
+    segs.to_vec()
 }
 
 async fn write(env: &Env, disk: &Arc<dyn Disk>, slots: &Slots, slot: usize, fua: bool) {
@@ -199,14 +229,11 @@ fn judge(left: Left) {
     let job: Job = Box::new(move |env| {
         Box::pin(async move {
             let (registry, volume) = volume(&plates);
-            start(&env, &registry, &volume).await;
+            start(&env, &registry, &volume, LINE).await;
             let disk: Arc<dyn Disk> = volume.clone();
             let mut found = Vec::new();
             for (slot, allowed) in left.allowed.iter().enumerate() {
-                let range = range_of(slot);
-                let segs = env.segs(range.count);
-                env.io(&disk, Io::read(range, segs.clone())).await.expect("it can be read");
-                let bytes = segs.to_vec();
+                let bytes = read(&env, &disk, slot).await;
                 let wrong = bytes.iter().find(|byte| !allowed.contains(byte));
                 assert_eq!(wrong, None, "slot {slot}: expected {allowed:?}");
                 found.push(bytes);
@@ -226,8 +253,8 @@ fn judge(left: Left) {
 
 /// A life of a set in this mode, with drains while the clients write, if it `drains`.
 fn life(mode: CacheMode, drains: bool) {
-    let [cache, backing] = fresh(mode);
-    let plates = [Plate::new("b", backing), Plate::new("c", cache)];
+    let cache = cache_of(&[UuidEntry { uuid: FIRST, ..UuidEntry::default() }]);
+    let plates = [Plate::new("b", backing_of(FIRST, mode)), Plate::new("c", cache)];
     let (registry, volume) = volume(&plates);
     let slots: Slots = Arc::default();
     let left: Arc<Mutex<Option<Left>>> = Arc::default();
@@ -237,7 +264,7 @@ fn life(mode: CacheMode, drains: bool) {
         let (left, has_started) = (left.clone(), has_started.clone());
         Box::new(move |env| {
             Box::pin(async move {
-                start(&env, &registry, &volume).await;
+                start(&env, &registry, &volume, LINE).await;
                 has_started.notify(usize::MAX);
                 let disk: Arc<dyn Disk> = volume.clone();
                 let moment = shuttle::rand::thread_rng().gen_range(0..60);
@@ -274,11 +301,15 @@ fn life(mode: CacheMode, drains: bool) {
 }
 
 /// So many lives, each with other interleavings.
-fn check(lives: usize, mode: CacheMode, drains: bool) {
+fn check_lives(lives: usize, life: impl Fn() + Send + Sync + 'static) {
     let mut config = shuttle::Config::new();
     config.stack_size = 1 << 20;
     let scheduler = shuttle::scheduler::RandomScheduler::new(lives);
-    shuttle::Runner::new(scheduler, config).run(move || life(mode, drains));
+    shuttle::Runner::new(scheduler, config).run(life);
+}
+
+fn check(lives: usize, mode: CacheMode, drains: bool) {
+    check_lives(lives, move || life(mode, drains));
 }
 
 #[test]

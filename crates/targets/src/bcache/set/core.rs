@@ -263,8 +263,11 @@ impl Core {
     }
 
     /// The lock of U4.
-    pub async fn handover(&self) -> AsyncMutexGuard<'_, ()> {
-        self.handover.lock().await
+    pub async fn handover(&self) -> Option<AsyncMutexGuard<'_, ()>> {
+        match planted(Bug::NoHandover) {
+            true => None,
+            false => Some(self.handover.lock().await),
+        }
     }
 
     /// The volumes that serve the set.

@@ -6,6 +6,7 @@
 //! by which the runs should differ.
 
 use std::cell::Cell;
+use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -14,6 +15,12 @@ use cairn_block::{
     Client, ConfigError, ConfigKind, Disk, Env, FailureCount, Identity, Io, IoResult, MappedDevice,
     Op, Opener, ReactorId, Registry, Request, Sector, SectorCount, SectorRange, Segs, Table,
     TableContext, TableLine, TargetTypes, Time,
+};
+use cairn_format::bcache::build::{Builder, WriteSectors};
+use cairn_format::bcache::uuids::UuidEntry;
+use cairn_format::bcache::{
+    BackingState, BackingSuperblock, CacheMode, CacheSuperblock, NewBacking, NewCache, Replacement,
+    SUPERBLOCK_SECTOR, Uuid,
 };
 use cairn_reactor::{Core, CoreParts, PostOffice};
 
@@ -95,12 +102,18 @@ const fn thin(name: &'static str, targets: Targets, stride: u64, kind: Kind) -> 
     Case { name, disk: "data", targets, sectors, stride, depth: Some(DEPTH), kind }
 }
 
+/// Requests to a volume of bcache.
+const fn bcache(name: &'static str, kind: Kind) -> Case {
+    Case { depth: Some(DEPTH), ..case(name, "mem", BCACHE, 8, kind) }
+}
+
 const CACHE: &[&str] = &["writecache"];
+const BCACHE: &[&str] = &["bcache"];
 const SNAPSHOT: &[&str] = &["snapshot"];
 const THIN: &[&str] = &["thin-pool", "thin"];
 const THIN_DETECTING: &[&str] = &["thin-pool detecting", "thin"];
 
-const CASES: [Case; 22] = [
+const CASES: [Case; 25] = [
     case("null-write-512", "null", &[], 1, Kind::Write),
     case("linear1-write-512", "null", &["linear"; 1], 1, Kind::Write),
     case("linear3-write-512", "null", &["linear"; 3], 1, Kind::Write),
@@ -112,6 +125,9 @@ const CASES: [Case; 22] = [
     case("writecache-overwrite-4k", "mem", CACHE, 8, Kind::Write),
     case("writecache-read-hit-4k", "mem", CACHE, 8, Kind::Read),
     case("writecache-insert-4k", "mem", CACHE, 8, Kind::Insert),
+    bcache("bcache-overwrite-4k", Kind::Write),
+    bcache("bcache-read-hit-4k", Kind::Read),
+    bcache("bcache-insert-4k", Kind::Insert),
     case("snapshot-overwrite-4k", "mem", SNAPSHOT, 8, Kind::Write),
     case("snapshot-read-hit-4k", "mem", SNAPSHOT, 8, Kind::Read),
     thin("thin-read-4k", THIN, 8, Kind::Read),
@@ -134,7 +150,7 @@ const USED_SECTORS: u64 = 1024;
 const POOL_SECTORS: SectorCount = SectorCount(1 << 21);
 const POOL_BLOCK: u64 = 128;
 
-/// Requests to a pool per turn.
+/// Requests to a pool or a volume of bcache per turn.
 const DEPTH: u64 = 32;
 
 /// Opens `mem`, `cache`, `store` and `null`, and the devices of a pool, `metadata` and `data`.
@@ -152,7 +168,7 @@ impl Opener for Shelf {
         _failures: Arc<FailureCount>,
     ) -> Result<Arc<dyn Disk>, ConfigError> {
         match argument {
-            "mem" | "cache" | "store" | "metadata" => Ok(Arc::new(MemoryDisk::new(DISK_SECTORS)?)),
+            "mem" | "cache" | "bcache" | "store" | "metadata" => Ok(Arc::new(MemoryDisk::new(DISK_SECTORS)?)),
             "data" => Ok(Arc::new(NullDisk::new(POOL_SECTORS))),
             "null" => Ok(Arc::new(NullDisk::new(DISK_SECTORS))),
             _ => Err(ConfigError::new(ConfigKind::Argument, argument, "not on this shelf")),
@@ -177,6 +193,8 @@ fn target(name: &str, beneath: &str) -> String {
         "writecache" => {
             format!("writecache s {beneath} cache 4096 4 high_watermark 100 low_watermark 100")
         }
+        // The cache is made for it, and settings come by messages.
+        "bcache" => format!("bcache {beneath} bcache 0"),
         "snapshot" => format!("snapshot {beneath} store P 8"),
         "thin-pool" => format!("thin-pool metadata {beneath} {POOL_BLOCK} 0 1 {POOL_OPTIONS}"),
         "thin-pool detecting" => {
@@ -199,10 +217,87 @@ async fn volume(env: Env, registry: Rc<Registry>, name: String, table: String) -
     let table = Table::build(&env, &device, &lines, context).await.expect("a sound table");
     device.load(table).await;
     device.resume(&env).await.expect("it starts").whole().expect("it starts");
-    if lines[0].target == "thin-pool" {
-        message(&env, &device, "create_thin 0").await;
+    match lines[0].target.as_str() {
+        "thin-pool" => message(&env, &device, "create_thin 0").await,
+        "bcache" => {
+            for setting in BCACHE_SETTINGS {
+                message(&env, &device, setting).await;
+            }
+        }
+        _ => {}
     }
     device
+}
+
+/// Everything enters the cache; without writeback, whose cost is not part of a request's.
+const BCACHE_SETTINGS: [&str; 2] = ["set sequential_cutoff 0", "set writeback_running 0"];
+
+/// Sectors of a backing device before its data.
+const BACKING_FIRST: u64 = 16;
+
+/// Writes the superblocks of a new set, `bcache`, and of a backing device of it. Answers the cache,
+/// whose memory goes when nobody has it open.
+async fn make_set(env: Env, registry: Rc<Registry>, beneath: String) -> Arc<dyn Disk> {
+    let (set_uuid, uuid) = (Uuid([2; 16]), Uuid([3; 16]));
+    let cache = NewCache {
+        uuid: Uuid([1; 16]),
+        set_uuid,
+        block_sectors: 8,
+        bucket_sectors: 1024,
+        device_sectors: DISK_SECTORS.0,
+        replacement: Replacement::Lru,
+        discard: false,
+    };
+    let backing = NewBacking {
+        uuid,
+        set_uuid,
+        block_sectors: 8,
+        data_offset: BACKING_FIRST,
+        mode: CacheMode::Writeback,
+        state: BackingState::Dirty,
+        label: [0; 32],
+    };
+    let fresh = CacheSuperblock::fresh(&cache).expect("its sizes are legal");
+    let mut writes = Writes::default();
+    let volume = UuidEntry { uuid, ..UuidEntry::default() };
+    let Ok(superblock) = Builder::new(&fresh, 1, &mut writes).finish(&[volume]) else {
+        unreachable!("memory takes what is written")
+    };
+    writes.0.push((SUPERBLOCK_SECTOR, superblock.encode().to_vec()));
+    let disk = write_all(&env, &registry, "bcache", writes).await;
+    let superblock = BackingSuperblock::fresh(&backing).expect("its sizes are legal");
+    let writes = Writes(vec![(SUPERBLOCK_SECTOR, superblock.encode().to_vec())]);
+    write_all(&env, &registry, &beneath, writes).await;
+    disk
+}
+
+/// What a builder writes, by sector.
+#[derive(Default)]
+struct Writes(Vec<(u64, Vec<u8>)>);
+
+impl WriteSectors for Writes {
+    type Error = Infallible;
+
+    fn write(&mut self, sector: u64, bytes: &[u8]) -> Result<(), Infallible> {
+        self.0.push((sector, bytes.to_vec()));
+        Ok(())
+    }
+}
+
+async fn write_all(
+    env: &Env,
+    registry: &Registry,
+    name: &str,
+    Writes(writes): Writes,
+) -> Arc<dyn Disk> {
+    let disk = registry.open(name, false).expect("it is on the shelf");
+    for (sector, bytes) in writes {
+        let range = SectorRange::new(Sector(sector), SectorCount::of_bytes(bytes.len() as u64));
+        let segs = env.segs(range.count);
+        segs.copy_in(0, &bytes);
+        env.io(&disk, Io::write(range, segs)).await.expect("memory does not fail");
+    }
+    disk
 }
 
 /// Sends a message to the target of a volume.
@@ -231,8 +326,15 @@ impl Stack {
         let mut argument = beneath.to_owned();
         for (layer, name) in targets.iter().enumerate() {
             let (env, registry) = (stack.core.env().clone(), stack.registry.clone());
-            let table = format!("0 {} {}", stack.top.sectors(), target(name, &argument));
+            let (mut sectors, mut made) = (stack.top.sectors(), None);
+            if *name == "bcache" {
+                sectors = sectors - SectorCount(BACKING_FIRST);
+                let set = make_set(env.clone(), registry.clone(), argument.clone());
+                made = Some(stack.wait(set));
+            }
+            let table = format!("0 {sectors} {}", target(name, &argument));
             stack.top = stack.wait(volume(env, registry, format!("v{layer}"), table));
+            drop(made);
             argument = format!("@v{layer}");
         }
         stack

@@ -49,12 +49,14 @@ impl SectorCount {
 
 impl Add<SectorCount> for Sector {
     type Output = Sector;
+    #[inline]
     fn add(self, count: SectorCount) -> Sector {
         Sector(self.0 + count.0)
     }
 }
 
 impl AddAssign<SectorCount> for Sector {
+    #[inline]
     fn add_assign(&mut self, count: SectorCount) {
         self.0 += count.0;
     }
@@ -62,6 +64,7 @@ impl AddAssign<SectorCount> for Sector {
 
 impl Sub<Sector> for Sector {
     type Output = SectorCount;
+    #[inline]
     fn sub(self, earlier: Sector) -> SectorCount {
         SectorCount(self.0 - earlier.0)
     }
@@ -69,12 +72,14 @@ impl Sub<Sector> for Sector {
 
 impl Add for SectorCount {
     type Output = SectorCount;
+    #[inline]
     fn add(self, other: SectorCount) -> SectorCount {
         SectorCount(self.0 + other.0)
     }
 }
 
 impl AddAssign for SectorCount {
+    #[inline]
     fn add_assign(&mut self, other: SectorCount) {
         self.0 += other.0;
     }
@@ -82,12 +87,14 @@ impl AddAssign for SectorCount {
 
 impl Sub for SectorCount {
     type Output = SectorCount;
+    #[inline]
     fn sub(self, other: SectorCount) -> SectorCount {
         SectorCount(self.0 - other.0)
     }
 }
 
 impl SubAssign for SectorCount {
+    #[inline]
     fn sub_assign(&mut self, other: SectorCount) {
         self.0 -= other.0;
     }
@@ -186,6 +193,7 @@ pub struct Time(pub u64);
 
 impl Time {
     /// The time that has passed since `earlier`; zero if `earlier` lies ahead.
+    #[inline]
     pub fn since(self, earlier: Time) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -193,6 +201,7 @@ impl Time {
 
 impl Add<Duration> for Time {
     type Output = Time;
+    #[inline]
     fn add(self, duration: Duration) -> Time {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         Time(self.0.saturating_add(nanos))

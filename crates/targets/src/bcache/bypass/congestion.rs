@@ -60,7 +60,7 @@ impl Congestion {
             Direction::Read => &self.read_threshold_us,
             Direction::Write => &self.write_threshold_us,
         };
-        let took_us = u64::try_from(took.as_nanos() / 1000).unwrap_or(u64::MAX);
+        let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         match threshold.load(Relaxed) {
             0 => {}
             threshold if took_us > threshold => self.was_slow(now, took_us),

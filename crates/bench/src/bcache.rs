@@ -25,13 +25,13 @@ use cairn_format::bcache::{
 use cairn_outcome::failure::Outcome;
 
 use super::Settings;
-use super::bcachedrain;
-use super::bcachedsync;
-use super::bcachegc;
-use super::bcachehits;
 use super::clock::Moment;
 use super::recovery::Memory;
 use super::row::{Report, Row, Samples};
+use super::{
+    bcachebursts, bcachedrain, bcachedsync, bcachegc, bcachehits, bcacheinserts, bcachemisses,
+    bcachestream, bcacheworkers,
+};
 
 const NAME: &str = "bcache";
 /// Sectors of an extent.
@@ -73,6 +73,21 @@ pub fn run(settings: &Settings) -> Outcome<Report> {
     bcachehits::run(NAME, settings, &mut report)?;
     bcachedsync::run(NAME, settings, &mut report)?;
     bcachegc::run(NAME, settings, &mut report)?;
+    report.extend(requests(settings)?);
+    Ok(report)
+}
+
+/// The part with requests on a set that is open.
+///
+/// # Errors
+/// A set cannot be made, or a request failed.
+pub fn requests(settings: &Settings) -> Outcome<Report> {
+    let mut report = Report::default();
+    bcacheinserts::run(NAME, settings, &mut report)?;
+    bcachemisses::run(NAME, settings, &mut report)?;
+    bcacheworkers::run(NAME, settings, &mut report)?;
+    bcachestream::run(NAME, settings, &mut report)?;
+    bcachebursts::run(NAME, settings, &mut report)?;
     Ok(report)
 }
 

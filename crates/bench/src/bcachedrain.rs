@@ -4,16 +4,22 @@
 //! The cache device is memory, the backing device forgets what is written, so that the figures are
 //! the program's own: add the time of the drives. Of three places for a key one has a dirty one, at
 //! random, so that every third touches the one before it. Times are of the reactor's processor.
+//!
+//! Last, few keys are written back in the background, as fast as its default policy may: only the
+//! flushes of the backing device are counted.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use cairn_backends::{MemoryDisk, NullDisk};
-use cairn_block::sync::atomic::{AtomicU64, Ordering};
-use cairn_block::{Disk, Env, Flow, Limits, Op, Request, SECTOR_BYTES, SectorCount};
+use cairn_backends::MemoryDisk;
+use cairn_block::sync::atomic::Ordering;
+use cairn_block::{Disk, SECTOR_BYTES, SectorCount};
 use cairn_format::bcache::Key;
 use cairn_outcome::failure::Outcome;
 
-use super::bcachefixture::{BACKING_FIRST, KEY, make_backing, make_cache, sectors_for};
+use super::bcachefixture::{
+    BACKING_FIRST, Backing, KEY, Remade, SET, make_backing, make_cache, number, sectors_for,
+};
 use super::clock::Moment;
 use super::fixture::Fixture;
 use super::recovery::Memory;
@@ -25,6 +31,10 @@ const BATCH_KEYS: u64 = 20_000;
 const BATCH_SECONDS: f64 = 2.0;
 /// The longest write.
 const WRITE_SECTORS: u64 = 2048;
+
+/// Keys of a small drain in the background, and how often it is looked at.
+const FEW: u64 = 3000;
+const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// One drain.
 struct Drain {
@@ -48,7 +58,32 @@ pub fn run(name: &'static str, settings: &Settings, report: &mut Report) -> Outc
     for &keys in settings.pick(&[1_000_000, 10_000_000][..], &[30_000]) {
         run_with(keys, name, settings, report)?;
     }
+    let flushes = || in_background(FEW);
+    let flushes = (0..settings.runs).map(|_| flushes()).collect::<Outcome<Vec<f64>>>()?;
+    let row = Row::new(name, Samples(flushes), "flushes").with("keys", FEW);
+    report.push(row.with("what", "background writeback"));
     Ok(())
+}
+
+/// So many keys are written back in the background. Answers the flushes of the backing device.
+fn in_background(keys: u64) -> Outcome<f64> {
+    let extents = scattered(keys);
+    let sectors = extents.last().map_or(KEY, |key| key.end() - BACKING_FIRST);
+    let cache: Arc<dyn Disk> = Arc::new(MemoryDisk::new(SectorCount(sectors_for(keys)))?);
+    let backing = Arc::new(Backing::make(sectors + KEY)?);
+    let set = Remade::make(1, cache, backing.clone())?;
+    let volume = set.serve(&extents)?;
+    backing.count_again();
+    for setting in ["writeback_percent 0", "writeback_delay 0", "writeback_running 1"] {
+        set.set(setting)?;
+    }
+    let dirty = || number(volume.mapped().expect("it is a volume"), "dirty_data");
+    while dirty() > 0 {
+        set.fixture.on(|env| async move { env.sleep(LOOK_EVERY).await });
+    }
+    let flushes = backing.flushes.load(Ordering::Relaxed) as f64;
+    set.end(volume)?;
+    Ok(flushes)
 }
 
 fn run_with(
@@ -109,11 +144,11 @@ fn runs_of(extents: &[Key]) -> u64 {
 fn drain(extents: &[Key]) -> Outcome<Drain> {
     let fixture = Fixture::make()?;
     let disk = fixture.memory("cache", sectors_for(extents.len() as u64) * SECTOR_BYTES)?;
-    make_cache(&fixture, &disk, extents)?;
+    make_cache(&fixture, &disk, SET, extents)?;
     let sectors = extents.last().map_or(KEY, |key| key.end() - BACKING_FIRST);
     let backing = Arc::new(Backing::make(sectors)?);
     fixture.put("backing", backing.clone());
-    make_backing(&fixture, &(backing.clone() as Arc<dyn Disk>))?;
+    make_backing(&fixture, &(backing.clone() as Arc<dyn Disk>), SET)?;
     let before = Memory::now()?;
     Memory::forget_peak()?;
     let table = format!("0 {sectors} bcache backing cache 0");
@@ -122,8 +157,7 @@ fn drain(extents: &[Key]) -> Outcome<Drain> {
     let open = fixture.on(move |_| async move { began.elapsed() });
     let opened = Memory::now()?;
     Memory::forget_peak()?;
-    backing.writes.store(0, Ordering::Relaxed);
-    backing.flushes.store(0, Ordering::Relaxed);
+    backing.count_again();
     let took = fixture.drain("volume")?;
     let after = Memory::now()?;
     let grown = |bytes: u64| bytes.saturating_sub(before.held);
@@ -139,47 +173,4 @@ fn drain(extents: &[Key]) -> Outcome<Drain> {
     };
     fixture.remove("volume")?;
     Ok(drain)
-}
-
-/// A backing device that keeps its superblock, and counts.
-struct Backing {
-    superblock: MemoryDisk,
-    data: NullDisk,
-    writes: AtomicU64,
-    flushes: AtomicU64,
-}
-
-impl Backing {
-    fn make(sectors: u64) -> Outcome<Backing> {
-        let superblock = MemoryDisk::new(SectorCount(BACKING_FIRST))?;
-        let data = NullDisk::new(SectorCount(BACKING_FIRST + sectors));
-        let (writes, flushes) = Default::default();
-        Ok(Backing { superblock, data, writes, flushes })
-    }
-}
-
-impl Disk for Backing {
-    fn name(&self) -> String {
-        "backing".to_owned()
-    }
-
-    fn sectors(&self) -> SectorCount {
-        self.data.sectors()
-    }
-
-    fn limits(&self) -> Limits {
-        self.data.limits()
-    }
-
-    fn submit(&self, env: &Env, request: &mut Request) -> Flow {
-        if request.op != Op::Flush && request.range.end().0 <= BACKING_FIRST {
-            return self.superblock.submit(env, request);
-        }
-        match request.op {
-            Op::Write => self.writes.fetch_add(1, Ordering::Relaxed),
-            Op::Flush => self.flushes.fetch_add(1, Ordering::Relaxed),
-            _ => 0,
-        };
-        self.data.submit(env, request)
-    }
 }

@@ -10,8 +10,12 @@
 //! when its data, and after that the entry of the journal with its key, are. So the most that one
 //! client can get of the bare file is `bound`: the time of a write there, over that and the time of
 //! an entry, which is a write of 4 KiB with FUA. Writeback is off.
+//!
+//! The statistics of the set tell how many entries of the journal and flushes of the cache device
+//! there were for each of the fresh durable writes, and how many flushes of the backing device. An
+//! entry takes one block here: its keys are those of the clients' last writes.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -20,7 +24,7 @@ use cairn_block::{Disk, Env, Flags, Io, IoResult, SECTOR_BYTES, Sector, SectorCo
 use cairn_outcome::failure::{Outcome, system};
 use futures_util::future::join_all;
 
-use super::bcachefixture::{BACKING_FIRST, make_backing, make_cache};
+use super::bcachefixture::{BACKING_FIRST, SET, make_backing, make_cache, number};
 use super::clock::Moment;
 use super::fixture::Fixture;
 use super::row::{Report, Row, Samples};
@@ -28,7 +32,7 @@ use super::sample::{Subject, interleave};
 use super::settings::Settings;
 
 /// Sectors of a write, and of an entry.
-const COUNT: u64 = (32 << 10) / SECTOR_BYTES;
+pub const COUNT: u64 = (32 << 10) / SECTOR_BYTES;
 const ENTRY: u64 = (4 << 10) / SECTOR_BYTES;
 /// Clients of the larger figure.
 const CLIENTS: u64 = 4;
@@ -100,12 +104,45 @@ impl Load {
     }
 }
 
+/// What the statistics of a set tell at some time.
+#[derive(Clone, Copy)]
+struct Done {
+    /// Blocks of metadata, but for nodes.
+    entries: u64,
+    cache_flushes: u64,
+    backing_flushes: u64,
+}
+
+impl Done {
+    fn now(volume: &Arc<dyn Disk>) -> Done {
+        let volume = volume.mapped().expect("it is a volume");
+        let nodes = number(volume, "btree_written");
+        Done {
+            entries: (number(volume, "metadata_written") - nodes) / ENTRY,
+            cache_flushes: number(volume, "cache_flushes"),
+            backing_flushes: number(volume, "backing_flushes"),
+        }
+    }
+
+    /// What was done since, in the same order.
+    fn since(self, before: Done) -> [u64; 3] {
+        [
+            self.entries - before.entries,
+            self.cache_flushes - before.cache_flushes,
+            self.backing_flushes - before.backing_flushes,
+        ]
+    }
+}
+
 /// A folder that is gone when this is dropped.
-struct Files(PathBuf);
+pub struct Files(PathBuf);
 
 impl Files {
     /// Makes it on a disk.
-    fn make() -> Outcome<Files> {
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn make() -> Outcome<Files> {
         let parent = std::env::temp_dir();
         let folder = parent.join(format!("cairn-bench-dsync-{}", std::process::id()));
         let failed = |error| system(parent.display().to_string(), "make a folder", error);
@@ -115,7 +152,10 @@ impl Files {
 
     /// A file of so many sectors. All of it is written, unless it is sparse: blocks that never
     /// were cost a commit of the file system's journal.
-    fn open(&self, name: &str, sectors: u64, is_sparse: bool) -> Outcome<Arc<dyn Disk>> {
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn open(&self, name: &str, sectors: u64, is_sparse: bool) -> Outcome<Arc<dyn Disk>> {
         let path = self.0.join(name);
         let shown = path.display().to_string();
         let make = || {
@@ -156,8 +196,8 @@ pub fn run(name: &'static str, settings: &Settings, report: &mut Report) -> Outc
     let bare = files.open("bare", loads.iter().map(Load::sectors).max().unwrap_or(0), false)?;
     fixture.put("cache", cache.clone());
     fixture.put("backing", backing.clone());
-    make_cache(&fixture, &cache, &[])?;
-    make_backing(&fixture, &backing)?;
+    make_cache(&fixture, &cache, SET, &[])?;
+    make_backing(&fixture, &backing, SET)?;
     let volume = fixture.volume("volume", &format!("0 {sectors} bcache backing cache 0"))?;
     let settings_of = ["writeback_running 0", "sequential_cutoff 0", "cutoff_writeback 70"];
     for setting in settings_of {
@@ -179,10 +219,13 @@ fn measure(
     load: Load,
     next: &Cell<u64>,
 ) -> Outcome<()> {
-    let start = Cell::new(0);
+    let (start, done) = (Cell::new(0), RefCell::new(Vec::new()));
     let fresh = || {
         start.set(next.replace(next.get() + load.sectors()));
-        load.run(fixture, volume, start.get())
+        let before = Done::now(volume);
+        let speed = load.run(fixture, volume, start.get())?;
+        done.borrow_mut().push(Done::now(volume).since(before));
+        Ok(speed)
     };
     let entry = Load { shape: Shape::Fua, clients: 1, count: ENTRY, ..load };
     let data = Load { shape: Shape::Fua, clients: 1, ..load };
@@ -203,6 +246,16 @@ fn measure(
     let durable = |samples: &Samples, what| row(samples, "1/s").with("data", what).against(&bare);
     report.push(durable(&fresh, "fresh"));
     report.push(durable(&rewritten, "rewritten"));
+    // The first round does not count.
+    let done = &done.borrow()[1..];
+    let each = (load.clients * load.writes) as f64;
+    let counted = |at: usize, over: f64| {
+        Samples(done.iter().map(|counts| counts[at] as f64 / over).collect())
+    };
+    report.push(row(&counted(0, each), "entries/write").with("data", "fresh"));
+    report.push(row(&counted(1, each), "flushes/write").with("data", "fresh"));
+    let of_backing = row(&counted(2, 1.0), "flushes").with("data", "fresh");
+    report.push(of_backing.with("of", "backing device"));
     if load.clients == 1 {
         // Rates are the inverse of times.
         let steps = data.zip(&entry, |data, entry| 1.0 / data + 1.0 / entry);

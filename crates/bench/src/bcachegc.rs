@@ -10,14 +10,15 @@ use std::time::Duration;
 
 use cairn_block::sync::atomic::Ordering;
 use cairn_block::{
-    ConfigError, ConfigKind, Disk, Io, IoResult, MappedDevice, MessageError, Op, SECTOR_BYTES,
-    Sector, SectorCount, SectorRange, Value,
+    ConfigError, ConfigKind, Disk, Io, IoResult, MessageError, Op, SECTOR_BYTES, Sector,
+    SectorCount, SectorRange,
 };
 use cairn_format::bcache::Key;
 use cairn_outcome::failure::Outcome;
 
-use super::bcachefixture::{BACKING_FIRST, KEY, make_backing, make_cache, sectors_for};
-use super::bcachehits::Cache;
+use super::bcachefixture::{
+    BACKING_FIRST, Cache, KEY, SET, make_backing, make_cache, number, sectors_for,
+};
 use super::clock::Moment;
 use super::fixture::Fixture;
 use super::row::{Report, Row, Samples};
@@ -57,12 +58,12 @@ fn pass(extents: u64) -> Outcome<Pass> {
     let keys: Vec<Key> = (1..=extents).map(key).collect();
     let cache = Arc::new(Cache::make(sectors_for(extents))?);
     fixture.put("cache", cache.clone());
-    make_cache(&fixture, &(cache.clone() as Arc<dyn Disk>), &keys)?;
+    make_cache(&fixture, &(cache.clone() as Arc<dyn Disk>), SET, &keys)?;
     drop(keys);
     let sectors = (extents + 1) * 2 * KEY;
     let backing: Arc<dyn Disk> =
         fixture.memory("backing", (BACKING_FIRST + sectors) * SECTOR_BYTES)?;
-    make_backing(&fixture, &backing)?;
+    make_backing(&fixture, &backing, SET)?;
     let volume = fixture.volume("volume", &format!("0 {sectors} bcache backing cache 0"))?;
     cache.forgets.store(true, Ordering::Relaxed);
     fixture.message("volume", "set writeback_running 0")?;
@@ -91,14 +92,4 @@ fn pass(extents: u64) -> Outcome<Pass> {
     collected.map_err(|error| {
         ConfigError::new(ConfigKind::System, "bench", format!("trigger_gc: {error}"))
     })
-}
-
-/// An attribute that is a number.
-fn number(volume: &MappedDevice, name: &str) -> u64 {
-    let table = volume.live_table().expect("it is live");
-    let found = table.lines()[0].target.attributes().into_iter().find(|it| it.name == name);
-    match found.map(|attribute| attribute.value) {
-        Some(Value::Gauge(number) | Value::Counter(number)) => number,
-        _ => 0,
-    }
 }

@@ -7,13 +7,13 @@
 
 use std::sync::Arc;
 
-use cairn_backends::{MemoryDisk, NullDisk};
-use cairn_block::sync::atomic::{AtomicBool, Ordering};
-use cairn_block::{Disk, Env, Flow, Limits, Op, Request, SECTOR_BYTES, SectorCount};
+use cairn_backends::NullDisk;
+use cairn_block::sync::atomic::Ordering;
+use cairn_block::{Disk, Op, SECTOR_BYTES, SectorCount};
 use cairn_format::bcache::Key;
 use cairn_outcome::failure::Outcome;
 
-use super::bcachefixture::{BACKING_FIRST, KEY, make_backing, make_cache, sectors_for};
+use super::bcachefixture::{BACKING_FIRST, Cache, KEY, SET, make_backing, make_cache, sectors_for};
 use super::fixture::Fixture;
 use super::load::{Job, run as run_job, scattered};
 use super::row::{Report, Row, Samples};
@@ -45,10 +45,10 @@ fn run_with(
         (1..=extents).map(|n| Key::new(0, BACKING_FIRST + n * 2 * KEY, KEY)).collect();
     let cache = Arc::new(Cache::make(sectors_for(extents))?);
     fixture.put("cache", cache.clone());
-    make_cache(&fixture, &(cache.clone() as Arc<dyn Disk>), &keys)?;
+    make_cache(&fixture, &(cache.clone() as Arc<dyn Disk>), SET, &keys)?;
     let sectors = extents * 2 * KEY;
     let backing = fixture.memory("backing", (BACKING_FIRST + sectors) * SECTOR_BYTES)?;
-    make_backing(&fixture, &backing)?;
+    make_backing(&fixture, &backing, SET)?;
     let table = format!("0 {sectors} bcache backing cache 0");
     let volume = fixture.volume("volume", &table)?;
     cache.forgets.store(true, Ordering::Relaxed);
@@ -72,44 +72,4 @@ fn run_with(
         report.push(row(hit.zip(&bare, |hit, bare| hit - bare)).with("added", "by the target"));
     }
     fixture.remove("volume")
-}
-
-/// A cache device in memory, which forgets its data once it is open.
-pub struct Cache {
-    kept: MemoryDisk,
-    forgotten: NullDisk,
-    pub forgets: AtomicBool,
-}
-
-impl Cache {
-    /// Of so many sectors.
-    ///
-    /// # Errors
-    /// There is no memory.
-    pub fn make(sectors: u64) -> Outcome<Cache> {
-        let kept = MemoryDisk::new(SectorCount(sectors))?;
-        let forgotten = NullDisk::new(SectorCount(sectors));
-        Ok(Cache { kept, forgotten, forgets: AtomicBool::new(false) })
-    }
-}
-
-impl Disk for Cache {
-    fn name(&self) -> String {
-        "cache".to_owned()
-    }
-
-    fn sectors(&self) -> SectorCount {
-        self.kept.sectors()
-    }
-
-    fn limits(&self) -> Limits {
-        self.kept.limits()
-    }
-
-    fn submit(&self, env: &Env, request: &mut Request) -> Flow {
-        match self.forgets.load(Ordering::Relaxed) {
-            true => self.forgotten.submit(env, request),
-            false => self.kept.submit(env, request),
-        }
-    }
 }

@@ -16,11 +16,16 @@
 
 mod arena;
 mod bcache;
+mod bcachebursts;
 mod bcachedrain;
 mod bcachedsync;
 mod bcachefixture;
 mod bcachegc;
 mod bcachehits;
+mod bcacheinserts;
+mod bcachemisses;
+mod bcachestream;
+mod bcacheworkers;
 mod cachefixture;
 mod cachesizes;
 mod clock;
@@ -117,6 +122,8 @@ enum Bench {
     Growth,
     /// How long a bcache cache takes to be built, opened, checked and drained, and how much memory
     Bcache,
+    /// The part of bcache with writes into the cache, misses, two workers, streams and bursts
+    BcacheRequests,
     /// All of these in turn
     All,
 }
@@ -137,6 +144,7 @@ impl Bench {
             Bench::Recovery => recovery::run(settings),
             Bench::Growth => growth::run(settings),
             Bench::Bcache => bcache::run(settings),
+            Bench::BcacheRequests => bcache::requests(settings),
             Bench::All => {
                 use Bench::{Bcache, Growth, Layers, Nbd, Recovery, Snapshot, Thin, Writecache};
                 let all = [Layers, Writecache, Snapshot, Thin, Nbd, Recovery, Growth, Bcache];

@@ -159,11 +159,56 @@ fn bcache_tells_building_opening_checking_and_memory_by_the_extent() {
     assert_eq!(shaped(&rows, &[("what", "full ring, more"), ("extents", "10000")]), 1);
     assert_eq!(shaped(&rows, &[("what", "open to drain"), ("keys", "30000")]), 3);
     assert_eq!(shaped(&rows, &[("what", "drain"), ("keys", "30000")]), 5);
-    let of = |unit: &str| rows.iter().find(|row| row["unit"] == unit).unwrap();
+    let few = [("what", "background writeback"), ("keys", "3000")];
+    assert_eq!(shaped(&rows, &few), 1);
+    for row in rows.iter().filter(|row| row["parameters"]["what"] == "background writeback") {
+        assert!(row["value"].as_f64().unwrap() <= 8.0, "few batches: {row}");
+    }
+    let durable = |unit: &str| -> Vec<f64> {
+        let is_durable = |row: &&Value| {
+            row["parameters"]["what"] == "durable writes of 32 KiB" && row["unit"] == unit
+        };
+        rows.iter().filter(is_durable).map(|row| row["value"].as_f64().unwrap()).collect()
+    };
+    let entries = durable("entries/write");
+    assert_eq!(entries.len(), 6);
+    assert!(entries.iter().all(|entries| (0.2..1.2).contains(entries)), "{entries:?}");
+    let flushes = durable("flushes");
+    assert!(flushes.iter().all(|flushes| *flushes == 0.0), "of the backing device: {flushes:?}");
+    let drained = |row: &&Value| row["parameters"]["what"] == "drain";
+    let of = |unit: &str| rows.iter().filter(drained).find(|row| row["unit"] == unit).unwrap();
     let (writes, flushes) = (of("writes"), of("flushes"));
     assert_eq!(writes["value"], writes["baseline"], "what touches is one write: {writes}");
     let most = flushes["baseline"].as_f64().unwrap();
     assert!(flushes["value"].as_f64().unwrap() <= most, "one flush per full batch: {flushes}");
+}
+
+#[test]
+fn bcache_requests_tells_writes_misses_workers_streams_and_bursts() {
+    let rows = rows(&["bcache-requests"]);
+    assert!(rows.iter().all(|row| row["name"] == "bcache"));
+    for (disk, bytes) in [("memory", "4096"), ("memory", "524288"), ("null", "4096")] {
+        for op in ["insert", "overwrite"] {
+            let wanted = [("op", op), ("disk", disk), ("bytes", bytes)];
+            assert_eq!(shaped(&rows, &wanted), 3, "what it costs, what is added, and the wall's");
+        }
+    }
+    for (fills, count) in [("none", 4), ("all", 8)] {
+        assert_eq!(shaped(&rows, &[("what", "read miss"), ("fills", fills)]), count, "{fills}");
+    }
+    let filled = |row: &&Value| row["parameters"]["filled"] == true;
+    for row in rows.iter().filter(filled) {
+        assert!(row["value"].as_f64().unwrap() > 90.0, "what was read enters the cache: {row}");
+    }
+    for (what, count) in [("memcpy", 2), ("read hit", 3), ("insert", 6)] {
+        assert_eq!(shaped(&rows, &[("what", what), ("workers", "2")]), count, "{what}");
+    }
+    let stream = |row: &&Value| row["parameters"]["what"] == "hits beside a stream";
+    assert_eq!(rows.iter().filter(stream).count(), 3);
+    for row in rows.iter().filter(stream) {
+        assert!(row["value"].as_f64().unwrap() > 95.0, "the stream bypasses the cache: {row}");
+    }
+    assert_eq!(shaped(&rows, &[("beside", "bursts that bypass")]), 2);
 }
 
 #[test]

@@ -29,8 +29,8 @@ use super::clock::Moment;
 use super::recovery::Memory;
 use super::row::{Report, Row, Samples};
 use super::{
-    bcachebursts, bcachedrain, bcachedsync, bcachegc, bcachehits, bcacheinserts, bcachemisses,
-    bcachestream, bcacheworkers,
+    bcachebursts, bcachedrain, bcachedsync, bcachegc, bcachehits, bcacheinserts, bcachekernel,
+    bcachemisses, bcachestream, bcacheworkers,
 };
 
 const NAME: &str = "bcache";
@@ -77,7 +77,7 @@ pub fn run(settings: &Settings) -> Outcome<Report> {
     Ok(report)
 }
 
-/// The part with requests on a set that is open.
+/// The part with requests on a set that is open, and the kernel's bcache if asked for.
 ///
 /// # Errors
 /// A set cannot be made, or a request failed.
@@ -88,6 +88,9 @@ pub fn requests(settings: &Settings) -> Outcome<Report> {
     bcacheworkers::run(NAME, settings, &mut report)?;
     bcachestream::run(NAME, settings, &mut report)?;
     bcachebursts::run(NAME, settings, &mut report)?;
+    if let Some(uml) = &settings.uml {
+        bcachekernel::run(NAME, settings, uml, &mut report)?;
+    }
     Ok(report)
 }
 

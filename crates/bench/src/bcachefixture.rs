@@ -228,6 +228,11 @@ impl Remade {
         Ok(Remade { fixture, cache, backing, made: Cell::new(0) })
     }
 
+    /// Bytes of the cache device.
+    pub fn cache_bytes(&self) -> u64 {
+        self.cache.sectors().to_bytes()
+    }
+
     /// Makes the set with these extents, and serves it. Nothing is written back in the background,
     /// as much of the cache may be dirty as the attributes allow, and the first write is done.
     ///

@@ -28,17 +28,17 @@ const PHASES: [&str; 2] = ["insert", "overwrite"];
 
 /// What is written.
 #[derive(Clone, Copy)]
-struct Load {
+pub struct Load {
     /// Of the cache device: `memory` or `null`.
-    disk: &'static str,
+    pub disk: &'static str,
     /// Bytes of a request, and of all.
-    bytes: usize,
-    span: u64,
+    pub bytes: usize,
+    pub span: u64,
 }
 
 impl Load {
     /// The job of a phase.
-    fn job(&self, seed: u64) -> Job {
+    pub fn job(&self, seed: u64) -> Job {
         Job::new(Op::Write, self.bytes, shuffled(self.span, self.bytes, seed)).flushed()
     }
 }

@@ -23,6 +23,7 @@ mod bcachefixture;
 mod bcachegc;
 mod bcachehits;
 mod bcacheinserts;
+mod bcachekernel;
 mod bcachemisses;
 mod bcachestream;
 mod bcacheworkers;
@@ -89,8 +90,8 @@ struct Cli {
     /// How many rounds (default: 5, or 2 with --quick)
     #[arg(long, value_name = "ROUNDS", value_parser = clap::value_parser!(u16).range(1..))]
     runs: Option<u16>,
-    /// Run the same jobs on the kernel's dm-writecache, dm-snapshot or dm-thin too, in user-mode
-    /// Linux
+    /// Run the same jobs on the kernel's dm-writecache, dm-snapshot, dm-thin or bcache too, in
+    /// user-mode Linux
     #[arg(long)]
     kernel: bool,
     /// The script that boots user-mode Linux

@@ -33,24 +33,28 @@ pub struct Pointer(pub u64);
 
 impl Pointer {
     /// A pointer to a sector of the only cache device.
+    #[inline]
     #[must_use]
     pub fn new(sector: u64, generation: Generation) -> Pointer {
         Pointer((sector & ((1 << 43) - 1)) << 8 | u64::from(generation.0))
     }
 
     /// The sector of the cache device.
+    #[inline]
     #[must_use]
     pub fn sector(self) -> u64 {
         self.0 >> 8 & ((1 << 43) - 1)
     }
 
     /// The generation that its bucket had.
+    #[inline]
     #[must_use]
     pub fn generation(self) -> Generation {
         Generation(self.0 as u8)
     }
 
     /// The number of the cache device in its set.
+    #[inline]
     #[must_use]
     pub fn device(self) -> u16 {
         (self.0 >> 51) as u16 & 0xfff
@@ -105,6 +109,7 @@ impl Key {
     pub const MAX: Key = Key { high: HEADER | INODE_MAX as u64, low: OFFSET_MAX, pointer: 0 };
 
     /// An extent, or a child: it ends before `end` and has `sectors`.
+    #[inline]
     #[must_use]
     pub fn new(inode: u32, end: u64, sectors: u64) -> Key {
         debug_assert!(inode <= INODE_MAX && end <= OFFSET_MAX && sectors <= SIZE_MAX);
@@ -112,18 +117,21 @@ impl Key {
     }
 
     /// The key with a pointer.
+    #[inline]
     #[must_use]
     pub fn at(self, pointer: Pointer) -> Key {
         Key { high: self.high & !(7 << PTRS_SHIFT) | 1 << PTRS_SHIFT, pointer: pointer.0, ..self }
     }
 
     /// The key without its pointer: nothing is cached there.
+    #[inline]
     #[must_use]
     pub fn without_pointer(self) -> Key {
         Key { high: self.high & !(7 << PTRS_SHIFT | DIRTY), pointer: 0, ..self }
     }
 
     /// The key, dirty or clean.
+    #[inline]
     #[must_use]
     pub fn with_dirty(self, dirty: bool) -> Key {
         Key { high: self.high & !DIRTY | if dirty { DIRTY } else { 0 }, ..self }
@@ -160,42 +168,49 @@ impl Key {
     }
 
     /// How many words the key takes on disk: 2 or 3.
+    #[inline]
     #[must_use]
     pub fn word_count(&self) -> usize {
         2 + usize::from(self.has_pointer())
     }
 
     /// The volume: an index of the array of uuids.
+    #[inline]
     #[must_use]
     pub fn inode(&self) -> u32 {
         self.high as u32 & INODE_MAX
     }
 
     /// The first sector behind the extent; for a child, the highest position beneath it.
+    #[inline]
     #[must_use]
     pub fn end(&self) -> u64 {
         self.low
     }
 
     /// The first sector of the extent. 0 where the key claims to begin before it.
+    #[inline]
     #[must_use]
     pub fn start(&self) -> u64 {
         self.low.saturating_sub(self.sectors())
     }
 
     /// How long it is, in sectors.
+    #[inline]
     #[must_use]
     pub fn sectors(&self) -> u64 {
         self.high >> SIZE_SHIFT & SIZE_MAX
     }
 
     /// True if the only copy of the data is in the cache.
+    #[inline]
     #[must_use]
     pub fn is_dirty(&self) -> bool {
         self.high & DIRTY != 0
     }
 
     /// True if it leads somewhere.
+    #[inline]
     #[must_use]
     pub fn has_pointer(&self) -> bool {
         self.high >> PTRS_SHIFT & 7 != 0
@@ -211,12 +226,14 @@ impl Key {
     }
 
     /// Where it leads.
+    #[inline]
     #[must_use]
     pub fn pointer(&self) -> Option<Pointer> {
         self.has_pointer().then_some(Pointer(self.pointer))
     }
 
     /// Where it leads on the only cache device; placeholders of reads lead nowhere.
+    #[inline]
     #[must_use]
     pub fn cached_at(&self) -> Option<Pointer> {
         self.pointer().filter(|pointer| pointer.device() == 0)
@@ -229,18 +246,21 @@ impl Key {
     }
 
     /// What sorts keys of interior nodes.
+    #[inline]
     #[must_use]
     pub fn position(&self) -> (u32, u64) {
         (self.inode(), self.end())
     }
 
     /// What sorts extents of leaves.
+    #[inline]
     #[must_use]
     pub fn begin(&self) -> (u32, u64) {
         (self.inode(), self.start())
     }
 
     /// The rest behind the first `sectors`.
+    #[inline]
     #[must_use]
     pub fn without_front(&self, sectors: u64) -> Key {
         debug_assert!(sectors <= self.sectors());
@@ -249,6 +269,7 @@ impl Key {
     }
 
     /// What comes before the last `sectors`.
+    #[inline]
     #[must_use]
     pub fn without_back(&self, sectors: u64) -> Key {
         debug_assert!(sectors <= self.sectors());
@@ -256,6 +277,7 @@ impl Key {
     }
 
     /// The part between two sectors of its volume; none if it is empty.
+    #[inline]
     #[must_use]
     pub fn part(&self, from: u64, to: u64) -> Option<Key> {
         let (from, to) = (from.max(self.start()), to.min(self.end()));
@@ -263,6 +285,7 @@ impl Key {
     }
 
     /// Both as one key, if `next` goes on where this ends, on the device and within one bucket.
+    #[inline]
     #[must_use]
     pub fn joined(&self, next: &Key, bucket_sectors: u64) -> Option<Key> {
         const ALIKE: u64 = !(SIZE_MAX << SIZE_SHIFT);

@@ -41,7 +41,7 @@ use super::bypass::{Bypass, DEEP, Direction};
 use super::canary::{Bug, planted};
 use super::config::Devices;
 use super::coverage::{self, Path};
-use super::route::{Inputs, Route, route};
+use super::route::{Inputs, Overlap, Route, route};
 use super::set::{Core, Set};
 use super::status::Count;
 use super::volume::Bcache;
@@ -190,7 +190,7 @@ impl Bcache {
             (Route::Ahead, _) => Plan::Ahead,
             (Route::Cache, _) if !self.is_ready(Ready::Dirty) => self.park(request, Ready::Dirty),
             (Route::Cache, _) if !is_marked => self.park_for_mark(request, &span),
-            (Route::Cache, _) => self.plan_cached(env, core, set, request, span),
+            (Route::Cache, _) => self.plan_cached(env, core, set, request, span, overlap),
         }
     }
 
@@ -226,7 +226,8 @@ impl Bcache {
         }
     }
 
-    /// The plan of a write that becomes dirty data.
+    /// The plan of a write that becomes dirty data. In place it goes only over dirty data, so that
+    /// others need no search for that.
     fn plan_cached(
         &self,
         env: &Env,
@@ -234,9 +235,12 @@ impl Bcache {
         set: &mut Set,
         request: &Request,
         span: Span,
+        overlap: Overlap,
     ) -> Plan {
         set.changes.fills.touch(&span);
-        if let Some((pointer, count, epoch)) = core.begin_overwrite(env, set, &span) {
+        let over_dirty = overlap == Overlap::Dirty;
+        let in_place = over_dirty.then(|| core.begin_overwrite(env, set, &span)).flatten();
+        if let Some((pointer, count, epoch)) = in_place {
             set.buckets.requested(count);
             coverage::take(Path::InPlace);
             return Plan::InPlace { sector: pointer.sector(), count, epoch };

@@ -168,7 +168,9 @@ impl Opener for Shelf {
         _failures: Arc<FailureCount>,
     ) -> Result<Arc<dyn Disk>, ConfigError> {
         match argument {
-            "mem" | "cache" | "bcache" | "store" | "metadata" => Ok(Arc::new(MemoryDisk::new(DISK_SECTORS)?)),
+            "mem" | "cache" | "bcache" | "store" | "metadata" => {
+                Ok(Arc::new(MemoryDisk::new(DISK_SECTORS)?))
+            }
             "data" => Ok(Arc::new(NullDisk::new(POOL_SECTORS))),
             "null" => Ok(Arc::new(NullDisk::new(DISK_SECTORS))),
             _ => Err(ConfigError::new(ConfigKind::Argument, argument, "not on this shelf")),

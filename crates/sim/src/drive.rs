@@ -125,7 +125,7 @@ impl DriveOptions {
 }
 
 /// Names an operation of a drive, in order of submission.
-pub(crate) type OpId = u64;
+pub type OpId = u64;
 
 /// What an operation writes into its sectors.
 #[derive(Clone)]

@@ -4,12 +4,14 @@
 //! Start with [`SimWorld`]: reactors stepped by one thread under a seeded scheduler. Add
 //! [`SimDrive`]s, send requests with a [`Workload`], check what was read with a [`History`], and
 //! let a [`Campaign`](campaign::Campaign) cut the power, or kill the process, at any write.
+//! [`drives`] are timing models of real drives, for the lab.
 //!
 //! Promise: the same seed makes the same run, event for event. Therefore nothing here reads a
 //! clock, starts a thread, or iterates in an order that does not follow from the seed.
 
 pub mod campaign;
 mod drive;
+pub mod drives;
 mod faults;
 mod history;
 mod image;

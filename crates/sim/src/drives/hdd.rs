@@ -1,0 +1,492 @@
+//! [`Hdd`]: a drive with one arm, command queueing and a volatile write cache.
+//!
+//! ```text
+//!  arrivals -> host queue -> 32 commands -> link -> dirty runs -> arm
+//!              (merges)           |       (writes)   (merges)      ^
+//!                                 '-------- reads, FUA writes -----'
+//! ```
+//!
+//! - A write ends when the cache has it. If the cache has no room the write waits for room, and
+//!   keeps its command.
+//! - The arm takes the command that it can begin first: seek and rotation together. A command that
+//!   has waited for longer than the limit of age is next. Dirty runs are written while no command
+//!   needs the arm, by the same rule among the oldest runs; and if a write has waited for room for
+//!   longer than the limit of age.
+//! - A read that one dirty run covers comes from the cache. After a read the drive reads on while
+//!   it has nothing else to do; a read of what has passed under the arm by then costs no turn.
+//! - A FUA write goes to the platter. Afterwards the arm is busy with its report.
+//! - A flush is a command alone: it begins when the drive has no other, and none begins before it
+//!   has ended. It writes all dirty runs, then takes its own time. So D2 holds.
+//! - Discards do nothing. Write-zeroes is a write.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use cairn_block::{Nature, Op, Sector, SectorCount, SectorRange, Shape, Time};
+
+use super::geometry::{Approach, Arm, Geometry, nanos};
+use super::places::{Candidate, Places};
+use super::queue::{HostQueue, Operation};
+use super::runs::DirtyRuns;
+use super::slab::Slab;
+use super::used::{Meter, Used};
+use super::{Arrival, OpId, Timing};
+
+/// The figures of a drive with one arm.
+#[derive(Clone, Copy, Debug)]
+pub struct HddFigures {
+    /// One turn of the platter.
+    pub revolution: Duration,
+    /// Sectors of the outermost track.
+    pub outer_track: u64,
+    /// Length of the innermost track, of the outermost.
+    pub inner_percent: u64,
+    /// Steps between the two.
+    pub zones: u64,
+    /// Tracks of a cylinder.
+    pub heads: u64,
+    /// How much later each track begins than the one before.
+    pub skew: Duration,
+    /// A change to another track of the cylinder.
+    pub head_switch: Duration,
+    /// A seek to the next cylinder.
+    pub seek_track: Duration,
+    /// The seek where its curve turns from a root to a line.
+    pub seek_knee: Duration,
+    /// That distance, of all cylinders.
+    pub knee_percent: u64,
+    /// A seek over all cylinders.
+    pub seek_full: Duration,
+    /// Between two operations on one track that do not follow on each other.
+    pub setup: Duration,
+    /// From the arrival of a command until the arm may take it, or the link its data.
+    pub command: Duration,
+    /// The arm is busy for this long after a FUA write.
+    pub fua_report: Duration,
+    /// Speed of the link, in nanoseconds per KiB.
+    pub link_ns_per_kib: u64,
+    /// Commands that the drive holds at a time.
+    pub queue: usize,
+    /// The longest operation, of the host's queue and of the arm.
+    pub longest: SectorCount,
+    /// Limit of age.
+    pub patience: Duration,
+    /// Size of the volatile cache; without one writes go to the platter.
+    pub cache: SectorCount,
+    /// How many of the oldest dirty runs the arm chooses among.
+    pub window: usize,
+    /// How much a drive reads on after a read.
+    pub read_ahead: SectorCount,
+    /// A flush, beyond writing the dirty runs.
+    pub flush: Duration,
+}
+
+impl HddFigures {
+    /// A nearline drive of 7200 turns per minute.
+    pub const NEARLINE: HddFigures = HddFigures {
+        // Published: 7200 turns per minute.
+        revolution: Duration::from_nanos(8_333_333),
+        // Published: 180 to 200 MB/s at the outer edge. 1.72 MB each 9.43 ms (with the skew).
+        outer_track: 3360,
+        // Published.
+        inner_percent: 47,
+        // Assumed; only a turn is lost at the border of a zone.
+        zones: 24,
+        // Assumed: four platters.
+        heads: 8,
+        // Assumed: covers a change of heads or cylinders.
+        skew: Duration::from_micros(1_100),
+        // Assumed: a little less than the seek to the next track.
+        head_switch: Duration::from_micros(900),
+        // Published.
+        seek_track: Duration::from_millis(1),
+        // Assumed: the average over random pairs is then 8.2 ms, published as 8.2 to 8.5.
+        seek_knee: Duration::from_micros(10_500),
+        knee_percent: 50,
+        // Published: 15 to 16 ms.
+        seek_full: Duration::from_micros(15_500),
+        // Assumed, from the row of the sorted writeback.
+        setup: Duration::from_micros(200),
+        // Assumed: 13.5 ms for a random read are 8.3 + 4.2 and this.
+        command: Duration::from_micros(300),
+        // Assumed, from the row that FUA halves the sorted writeback.
+        fua_report: Duration::from_micros(700),
+        // Published for SATA: 560 MB/s.
+        link_ns_per_kib: 1_828,
+        // Published: NCQ.
+        queue: 32,
+        // The kernel's usual longest request to such drives is about 1 MiB.
+        longest: SectorCount(2048),
+        // Assumed: below the deadline of half a second that hosts give to reads.
+        patience: Duration::from_millis(500),
+        // Published.
+        cache: SectorCount::of_bytes(256 << 20),
+        // Assumed, from the rows of cached writes: 64 give 230 per second, 128 give 274.
+        window: 96,
+        // Assumed.
+        read_ahead: SectorCount(2048),
+        // Not published. One turn; results that depend on it are shown over 0.1 to 30 ms.
+        flush: Duration::from_micros(8_333),
+    };
+}
+
+/// A command in the drive.
+struct Command {
+    operation: Operation,
+    since: Time,
+}
+
+/// What the arm does, and until when.
+enum Work {
+    Command(Command),
+    Run(SectorRange),
+    Flush,
+}
+
+/// What the arm does next.
+enum Choice {
+    Command(Candidate),
+    /// A dirty run of the window.
+    Run(Candidate),
+    /// The end of a flush.
+    Flush,
+    Nothing,
+}
+
+/// A drive with one arm.
+pub struct Hdd {
+    figures: HddFigures,
+    geometry: Geometry,
+    meter: Meter,
+    queue: HostQueue,
+    /// Something arrived since the last step.
+    has_arrivals: bool,
+    /// Commands in the drive.
+    held: usize,
+    /// Commands that the drive decodes, with the end of that.
+    decoding: VecDeque<(Time, Command)>,
+    /// Writes on the link, with the ends of their transfers, and reads from the cache.
+    link: VecDeque<(Time, Command)>,
+    link_free: Time,
+    /// Writes that wait for room.
+    blocked: VecDeque<Command>,
+    /// Commands that need the arm, and where they are.
+    commands: Slab<Command>,
+    places: Places,
+    next_order: u64,
+    runs: DirtyRuns,
+    /// Room in the cache that is promised, dirty, or under the arm.
+    occupied: u64,
+    arm: Arm,
+    /// The arm's last operation was a read: it reads on.
+    reads_on: bool,
+    busy: Option<(Time, Work)>,
+    /// The flushes that the drive does.
+    flushing: Vec<OpId>,
+}
+
+impl Hdd {
+    /// A drive of `sectors`. To scale an experiment by N, divide the capacity: the tracks stay, and
+    /// the arm's curve goes over fewer cylinders.
+    pub fn new(figures: HddFigures, sectors: SectorCount) -> Hdd {
+        Hdd {
+            figures,
+            geometry: Geometry::new(&figures, sectors.0),
+            meter: Meter::default(),
+            queue: HostQueue::new(figures.longest),
+            has_arrivals: false,
+            held: 0,
+            decoding: VecDeque::new(),
+            link: VecDeque::new(),
+            link_free: Time(0),
+            blocked: VecDeque::new(),
+            commands: Slab::default(),
+            places: Places::default(),
+            next_order: 0,
+            runs: DirtyRuns::new(figures.longest, figures.window),
+            occupied: 0,
+            arm: Arm::default(),
+            reads_on: false,
+            busy: None,
+            flushing: Vec::new(),
+        }
+    }
+
+    /// How much its cache holds that is not on the platter.
+    pub fn dirty(&self) -> SectorCount {
+        let under_arm = match &self.busy {
+            Some((_, Work::Run(range))) => range.count.0,
+            _ => 0,
+        };
+        SectorCount(self.runs.sectors() + under_arm)
+    }
+
+    fn step(&mut self, now: Time, ended: &mut Vec<OpId>) {
+        self.meter.advance(now);
+        self.has_arrivals = false;
+        self.finish_work(now, ended);
+        self.finish_transfers(now, ended);
+        while let Some((_, command)) = self.decoding.pop_front_if(|(at, _)| *at <= now) {
+            self.decoded(command, now, ended);
+        }
+        self.unblock(now);
+        self.admit(now);
+        if self.busy.is_none() {
+            self.start_work(now);
+        }
+    }
+
+    fn finish_work(&mut self, now: Time, ended: &mut Vec<OpId>) {
+        let Some((_, work)) = self.busy.take_if(|(at, _)| *at <= now) else { return };
+        match work {
+            Work::Command(command) => self.end(&command.operation, ended),
+            Work::Run(range) => self.occupied -= range.count.0,
+            Work::Flush => {
+                self.meter.ended(self.flushing.len());
+                ended.append(&mut self.flushing);
+            }
+        }
+    }
+
+    fn end(&mut self, operation: &Operation, ended: &mut Vec<OpId>) {
+        self.held -= 1;
+        self.meter.ended(operation.count());
+        operation.end(ended);
+    }
+
+    fn finish_transfers(&mut self, now: Time, ended: &mut Vec<OpId>) {
+        while let Some((_, command)) = self.link.pop_front_if(|(at, _)| *at <= now) {
+            let operation = &command.operation;
+            if operation.op != Op::Read {
+                let before = self.runs.sectors();
+                self.runs.insert(operation.range, &self.geometry);
+                // What was dirty already needs no more room.
+                let added = self.runs.sectors() - before;
+                self.occupied -= operation.range.count.0 - added;
+            }
+            self.end(operation, ended);
+        }
+    }
+
+    /// The drive knows what a command wants.
+    fn decoded(&mut self, command: Command, now: Time, ended: &mut Vec<OpId>) {
+        let operation = &command.operation;
+        match operation.op {
+            Op::Discard | Op::Flush => self.end(operation, ended),
+            Op::Read if self.runs.covers(operation.range) => self.transfer(command, now),
+            Op::Read => self.want_arm(command),
+            Op::Write | Op::WriteZeroes => {
+                let is_cached =
+                    !operation.is_fua && operation.range.count.0 <= self.figures.cache.0;
+                if is_cached {
+                    self.blocked.push_back(command);
+                } else {
+                    self.want_arm(command);
+                }
+            }
+        }
+    }
+
+    fn want_arm(&mut self, command: Command) {
+        let start = command.operation.range.start;
+        let order = self.next_order;
+        self.next_order += 1;
+        let key = self.commands.insert(command);
+        self.places.insert(Candidate { position: self.geometry.locate(start), start, order, key });
+    }
+
+    /// Starts the transfers of the writes that have room now.
+    fn unblock(&mut self, now: Time) {
+        while let Some(command) = self.blocked.front() {
+            let count = command.operation.range.count.0;
+            if self.occupied + count > self.figures.cache.0 {
+                return;
+            }
+            self.occupied += count;
+            let command = self.blocked.pop_front().expect("the front was seen");
+            self.transfer(command, now);
+        }
+    }
+
+    fn transfer(&mut self, command: Command, now: Time) {
+        let bytes = command.operation.range.to_bytes();
+        let took = bytes * self.figures.link_ns_per_kib / 1024;
+        self.link_free = Time(self.link_free.0.max(now.0) + took);
+        self.link.push_back((self.link_free, command));
+    }
+
+    /// Takes commands from the host's queue. A flush waits until the drive has no other command,
+    /// and keeps others out.
+    fn admit(&mut self, now: Time) {
+        if self.queue.has_flush() && self.flushing.is_empty() && self.held == 0 {
+            self.flushing = self.queue.take_flushes();
+            self.meter.used.flushes += 1;
+        }
+        let is_open = self.flushing.is_empty() && !self.queue.has_flush();
+        while is_open && self.held < self.figures.queue {
+            let Some(operation) = self.queue.pop() else { break };
+            self.held += 1;
+            let command = Command { operation, since: now };
+            self.decoding.push_back((now + self.figures.command, command));
+        }
+        self.meter.used.merges = self.queue.merges();
+    }
+
+    fn choose(&self, now: Time) -> Choice {
+        let run = || self.runs.window().nearest(&self.geometry, &self.arm, now);
+        if !self.flushing.is_empty() {
+            return run().map_or(Choice::Flush, Choice::Run);
+        }
+        let is_late = |command: &Command| now.since(command.since) > self.figures.patience;
+        let room_first = self.blocked.front().is_some_and(is_late) && !self.runs.is_empty();
+        if self.places.is_empty() || room_first {
+            return run().map_or(Choice::Nothing, Choice::Run);
+        }
+        self.choose_command(now).map_or(Choice::Nothing, Choice::Command)
+    }
+
+    fn choose_command(&self, now: Time) -> Option<Candidate> {
+        let oldest = self.places.iter().min_by_key(|to| to.order)?;
+        if now.since(self.commands.get(oldest.key).since) > self.figures.patience {
+            return Some(*oldest);
+        }
+        let is_at_hand = |to: &&Candidate| self.passed(self.commands.get(to.key), now).is_some();
+        let at_hand = if self.reads_on { self.places.iter().find(is_at_hand) } else { None };
+        at_hand.copied().or_else(|| self.places.nearest(&self.geometry, &self.arm, now))
+    }
+
+    /// How much of a read has passed under the arm since its last read; none if the read starts
+    /// elsewhere, or goes beyond what the drive reads on.
+    fn passed(&self, command: &Command, now: Time) -> Option<SectorCount> {
+        let range = command.operation.range;
+        let ahead = self.figures.read_ahead;
+        if !self.reads_on || command.operation.op != Op::Read || range.start < self.arm.at {
+            return None;
+        }
+        let before = range.start - self.arm.at;
+        if before > ahead {
+            return None;
+        }
+        let passed = self.geometry.passed(self.arm.at, now.0 - self.arm.since.0);
+        let has_stopped = passed > ahead.0;
+        let passed = passed.min(ahead.0);
+        if passed < before.0 || (has_stopped && before.0 + range.count.0 > ahead.0) {
+            return None;
+        }
+        Some(SectorCount((passed - before.0).min(range.count.0)))
+    }
+
+    fn start_work(&mut self, now: Time) {
+        match self.choose(now) {
+            Choice::Command(place) => {
+                let command = self.commands.remove(place.key);
+                self.places.remove(place.position.cylinder, place.order);
+                let passed = self.passed(&command, now);
+                let (range, op) = (command.operation.range, command.operation.op);
+                let took = match passed {
+                    Some(passed) => self.read_on(range, passed, now),
+                    None => self.move_arm(&place, range, now),
+                };
+                self.reads_on = op == Op::Read;
+                let report = match op {
+                    Op::Read => 0,
+                    _ => nanos(self.figures.fua_report),
+                };
+                self.meter.used.other_ns += report;
+                self.busy = Some((Time(now.0 + took + report), Work::Command(command)));
+            }
+            Choice::Run(place) => {
+                let range = self.runs.take(place.key, &self.geometry);
+                let took = self.move_arm(&place, range, now);
+                self.reads_on = false;
+                self.busy = Some((Time(now.0 + took), Work::Run(range)));
+            }
+            Choice::Flush => {
+                self.meter.used.other_ns += nanos(self.figures.flush);
+                self.reads_on = false;
+                self.busy = Some((now + self.figures.flush, Work::Flush));
+            }
+            Choice::Nothing => {}
+        }
+    }
+
+    /// Moves the arm over a range; returns how long that takes.
+    fn move_arm(&mut self, place: &Candidate, range: SectorRange, now: Time) -> u64 {
+        let Approach { seek, rotation } =
+            self.geometry.approach(&self.arm, now, place.start, place.position);
+        let transfer = self.geometry.transfer(range);
+        let used = &mut self.meter.used;
+        used.operations += 1;
+        used.seek_ns += u64::from(seek);
+        used.rotation_ns += u64::from(rotation);
+        used.transfer_ns += transfer;
+        let distance = self.arm.position.cylinder.abs_diff(place.position.cylinder);
+        used.seek_cylinders += u64::from(distance);
+        let took = u64::from(seek) + u64::from(rotation) + transfer;
+        self.settle(range.end(), Time(now.0 + took));
+        took
+    }
+
+    /// The end of a read whose first part is in memory; returns how long it takes.
+    fn read_on(&mut self, range: SectorRange, passed: SectorCount, now: Time) -> u64 {
+        self.meter.used.operations += 1;
+        let rest = SectorRange::between(range.start + passed, range.end());
+        if rest.is_empty() {
+            // The arm went on over what follows.
+            let skipped = self.geometry.transfer(SectorRange::between(self.arm.at, range.end()));
+            let since = Time(now.0.min(self.arm.since.0 + skipped));
+            self.settle(range.end(), since);
+            return 0;
+        }
+        let took = self.geometry.transfer(rest);
+        self.meter.used.transfer_ns += took;
+        self.settle(rest.end(), Time(now.0 + took));
+        took
+    }
+
+    fn settle(&mut self, end: Sector, since: Time) {
+        let position = self.geometry.locate(Sector(end.0 - 1));
+        self.arm = Arm { position, at: end, since };
+    }
+}
+
+impl Timing for Hdd {
+    fn arrive(&mut self, now: Time, arrival: Arrival) {
+        self.meter.arrived(now, &arrival);
+        self.queue.push(&arrival);
+        self.has_arrivals = true;
+    }
+
+    fn next(&self) -> Option<Time> {
+        let arrivals = self.has_arrivals.then(|| self.meter.now());
+        let front = |queue: &VecDeque<(Time, Command)>| queue.front().map(|(at, _)| *at);
+        let busy = self.busy.as_ref().map(|(at, _)| *at);
+        let all = [arrivals, busy, front(&self.decoding), front(&self.link)];
+        all.into_iter().flatten().min()
+    }
+
+    fn go_on(&mut self, now: Time, ended: &mut Vec<OpId>) {
+        while let Some(at) = self.next().filter(|at| *at <= now) {
+            self.step(at, ended);
+        }
+        self.meter.advance(now);
+    }
+
+    fn used(&self) -> Used {
+        let mut used = self.meter.used;
+        let now = self.meter.now();
+        // The work under way is counted whole when it starts.
+        let ahead = self.busy.as_ref().map_or(0, |(end, _)| end.0.saturating_sub(now.0));
+        let busy = used.seek_ns + used.rotation_ns + used.transfer_ns + used.other_ns;
+        used.idle_ns = (now.0 + ahead).saturating_sub(busy);
+        used
+    }
+
+    fn nature(&self) -> Nature {
+        let volatile = self.figures.cache > SectorCount::ZERO;
+        Nature { rotational: Some(true), volatile, shape: Shape::Single }
+    }
+}
+
+#[cfg(test)]
+mod tests;

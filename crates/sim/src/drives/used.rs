@@ -1,0 +1,96 @@
+//! What a model counts.
+
+use std::ops::Add;
+
+use cairn_block::{Op, SectorCount, Time};
+
+use super::Arrival;
+
+/// What a drive did. Times are nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Used {
+    /// The arm moved, or the drive changed heads.
+    pub seek_ns: u64,
+    /// The arm waited for a sector.
+    pub rotation_ns: u64,
+    /// Data passed under the arm; of a drive without one, through its command path.
+    pub transfer_ns: u64,
+    /// The arm was kept busy by something else: ends of flushes, reports of FUA writes.
+    pub other_ns: u64,
+    /// The arm, or the command path, had nothing to do.
+    pub idle_ns: u64,
+    /// Arrivals, flushes among them.
+    pub requests: u64,
+    /// Arrivals that joined a neighbour that waited.
+    pub merges: u64,
+    /// Operations of the medium: of the arm, or of the command path.
+    pub operations: u64,
+    /// Arrivals of reads, in sectors.
+    pub read_sectors: u64,
+    /// Arrivals of writes and write-zeroes, in sectors.
+    pub written_sectors: u64,
+    /// How far the arm moved.
+    pub seek_cylinders: u64,
+    /// Flushes that the drive did; several that wait share one.
+    pub flushes: u64,
+    /// Operations in flight, integrated over time: divided by the time, the mean queue depth.
+    pub depth_ns: u64,
+}
+
+impl Add for Used {
+    type Output = Used;
+    fn add(self, other: Used) -> Used {
+        Used {
+            seek_ns: self.seek_ns + other.seek_ns,
+            rotation_ns: self.rotation_ns + other.rotation_ns,
+            transfer_ns: self.transfer_ns + other.transfer_ns,
+            other_ns: self.other_ns + other.other_ns,
+            idle_ns: self.idle_ns + other.idle_ns,
+            requests: self.requests + other.requests,
+            merges: self.merges + other.merges,
+            operations: self.operations + other.operations,
+            read_sectors: self.read_sectors + other.read_sectors,
+            written_sectors: self.written_sectors + other.written_sectors,
+            seek_cylinders: self.seek_cylinders + other.seek_cylinders,
+            flushes: self.flushes + other.flushes,
+            depth_ns: self.depth_ns + other.depth_ns,
+        }
+    }
+}
+
+/// Counts what arrives and ends, and keeps the time of a model.
+#[derive(Default)]
+pub(super) struct Meter {
+    pub used: Used,
+    now: Time,
+    depth: u64,
+}
+
+impl Meter {
+    pub fn now(&self) -> Time {
+        self.now
+    }
+
+    pub fn advance(&mut self, now: Time) {
+        assert!(now >= self.now, "time never goes back");
+        self.used.depth_ns += self.depth * (now.0 - self.now.0);
+        self.now = now;
+    }
+
+    pub fn arrived(&mut self, now: Time, arrival: &Arrival) {
+        self.advance(now);
+        self.depth += 1;
+        self.used.requests += 1;
+        let SectorCount(count) = arrival.range.count;
+        assert!((count == 0) == (arrival.op == Op::Flush), "only a flush has no range");
+        match arrival.op {
+            Op::Read => self.used.read_sectors += count,
+            Op::Write | Op::WriteZeroes => self.used.written_sectors += count,
+            Op::Flush | Op::Discard => {}
+        }
+    }
+
+    pub fn ended(&mut self, count: usize) {
+        self.depth -= count as u64;
+    }
+}

@@ -1,0 +1,9 @@
+//! The lab: experiments with the simulator's drives, and the figures that its models must meet.
+//!
+//! - [`load`]: a closed loop over a timing model. [`drives`]: each model beside published rows.
+//!
+//! Promise: the same build prints the same figures, to the byte, on every machine. Nothing here
+//! reads a clock, and what is random is seeded.
+
+pub mod drives;
+pub mod load;

@@ -1,0 +1,82 @@
+//! `cairn-lab VERB`, which `cairn lab VERB` runs: see [`cairn_lab`].
+
+use std::fmt::Write;
+use std::process::ExitCode;
+
+use cairn_lab::drives::{self, Row};
+use cairn_outcome::failure::Outcome;
+use cairn_outcome::{exit, program, stderr, stdout};
+use clap::{Parser, Subcommand};
+
+/// Experiments in virtual time.
+#[derive(Parser)]
+#[command(name = "cairn-lab", bin_name = "cairn lab", version, after_help = exit::help())]
+struct Cli {
+    /// Say more on stderr (twice: everything)
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    verbose: u8,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Show each drive model beside the published rows. Exit code 2: a row is off by more than 15 %
+    Drives {
+        /// Print JSON: an object per row
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    program::run(Cli::try_parse(), |args| {
+        let _log = stderr::start_log(stderr::Log::Verb, args.verbose);
+        match args.verb {
+            Verb::Drives { json } => show_drives(json),
+        }
+    })
+}
+
+fn show_drives(json: bool) -> Outcome<u8> {
+    let rows = drives::rows();
+    let text = if json {
+        rows.iter().map(|row| format!("{}\n", row.to_json())).collect()
+    } else {
+        table(&rows)
+    };
+    let printed = stdout::print(&text)?;
+    Ok(if rows.iter().all(Row::is_inside) { printed } else { exit::DAMAGED })
+}
+
+fn table(rows: &[Row]) -> String {
+    let width = rows.iter().map(|row| row.what.len()).max().unwrap_or(0);
+    let mut out = format!(
+        "{:<10}{:<width$}  {:>15}  {:>10}  unit\n",
+        "model", "row", "published", "this model"
+    );
+    for row in rows {
+        let (low, high) = row.published;
+        let published = if low == high { figure(low) } else { figure(low) + "-" + &figure(high) };
+        let verdict = if row.is_inside() { "" } else { "  off by more than 15 %" };
+        let line = format!(
+            "{:<10}{:<width$}  {published:>15}  {:>10}  {}{verdict}",
+            row.model,
+            row.what,
+            figure(row.value),
+            row.unit
+        );
+        let _ = writeln!(out, "{}", line.trim_end());
+    }
+    out
+}
+
+/// Three or four digits.
+fn figure(value: f64) -> String {
+    let digits = match value {
+        value if value >= 100.0 => 0,
+        value if value >= 10.0 => 1,
+        _ => 2,
+    };
+    format!("{value:.digits$}")
+}

@@ -205,10 +205,10 @@ mod tests {
     #[test]
     fn neighbours_on_both_sides_become_one_in_the_place_of_the_oldest() {
         let mut queue = HostQueue::new(SectorCount(2048));
-        for (id, start) in [(0, 100), (1, 16), (2, 0), (3, 8)] {
+        for (id, start) in [(0, 16), (1, 100), (2, 0), (3, 8)] {
             queue.push(&arrival(id, Op::Write, start, 8));
         }
-        assert_eq!(drain(&mut queue), [(100, 8, vec![0]), (0, 24, vec![2, 3, 1])]);
+        assert_eq!(drain(&mut queue), [(0, 24, vec![2, 3, 0]), (100, 8, vec![1])]);
         assert_eq!(queue.merges(), 2);
     }
 

@@ -45,6 +45,13 @@ fn cheaper_of_the_two_ways_is_taken_by_the_number_of_reads() {
 }
 
 #[test]
+fn of_equal_numbers_of_reads_the_data_that_is_not_written_is_read() {
+    assert_eq!(before(0b1, 3), Before::Rest, "2 reads each");
+    assert_eq!(before(0b1, 4), Before::Old);
+    assert_eq!(before(0b111, 3), Before::Nothing);
+}
+
+#[test]
 fn rows_written_whole_read_nothing() {
     assert_eq!(counted(4, &[(0, 3 * CHUNK)]), (0, 4 * CHUNK));
     let parts: Vec<_> = (0..3).map(|chunk| (chunk * CHUNK, CHUNK)).collect();

@@ -154,6 +154,13 @@ pub enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<OsString>,
     },
+    /// Experiments with simulated drives: runs cairn-lab
+    #[command(disable_help_flag = true)]
+    Lab {
+        /// Which: see cairn lab --help
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<OsString>,
+    },
 }
 
 /// `export`

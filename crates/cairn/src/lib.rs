@@ -4,13 +4,13 @@
 //! import each other in a circle. A test keeps it so (`cairn/tests/imports.rs`).
 //! - [`serve`]: brings up volumes from tables and serves them until a signal.
 //! - [`cli`]: the command line. [`remote`]: verbs as a client sends them, and prints the answers.
-//! - [`flush`]: drains a cache without a server. [`mod@bench`]: runs `cairn-bench`.
+//! - [`flush`]: drains a cache without a server. [`beside`]: runs `cairn-bench` and `cairn-lab`.
 //! - [`untrusted`]: decoders of untrusted input, for the fuzzers.
 //!
 //! Deliberately absent: policy (targets), mechanism (backends, exports), and what a server does
 //! with its volumes (control).
 
-mod bench;
+mod beside;
 mod cli;
 mod flush;
 mod remote;
@@ -19,6 +19,7 @@ pub mod untrusted;
 
 use std::process::ExitCode;
 
+use beside::Program;
 use cairn_outcome::failure::Outcome;
 use cairn_outcome::{program, stderr};
 use cli::{Cli, Command};
@@ -49,7 +50,8 @@ fn run(cli: Cli) -> Outcome<u8> {
         Command::Rmap(args) => cairn_tools::thin::rmap::run(&args),
         Command::Format(command) => cairn_tools::format::run(&command),
         Command::Flush(args) => flush::run(&args),
-        Command::Bench { words } => bench::run(&words, cli.verbose),
+        Command::Bench { words } => beside::run(Program::Bench, &words, cli.verbose),
+        Command::Lab { words } => beside::run(Program::Lab, &words, cli.verbose),
         verb => remote::run(verb, control.as_deref()),
     }
 }

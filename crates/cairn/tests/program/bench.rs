@@ -1,4 +1,5 @@
-//! `cairn bench` becomes `cairn-bench`, a program of its own, so that `cairn` needs no simulator.
+//! `cairn bench` and `cairn lab` become `cairn-bench` and `cairn-lab`, programs of their own, so
+//! that `cairn` needs no simulator.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -56,6 +57,17 @@ fn bench_without_its_program_names_what_to_build() {
     assert_eq!(code, 1, "{text}");
     assert!(text.starts_with("cairn: cairn-bench: ") && text.lines().count() == 1, "{text}");
     assert!(text.contains("cargo build --release -p cairn-bench"), "{text}");
+}
+
+#[test]
+fn lab_becomes_its_own_program_or_names_what_to_build() {
+    let folder = alone();
+    let (code, text) = cairn(folder.path(), &["lab", "drives"]);
+    assert_eq!(code, 1, "{text}");
+    assert!(text.contains("cargo build --release -p cairn-lab"), "{text}");
+    symlink("/bin/echo", folder.path().join("cairn-lab")).unwrap();
+    let told = cairn(folder.path(), &["lab", "drives", "--json"]);
+    assert_eq!(told, (0, "drives --json\n".to_owned()));
 }
 
 #[test]

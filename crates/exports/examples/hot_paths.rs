@@ -330,7 +330,7 @@ impl Stack {
             let (env, registry) = (stack.core.env().clone(), stack.registry.clone());
             let (mut sectors, mut made) = (stack.top.sectors(), None);
             if *name == "bcache" {
-                sectors = sectors - SectorCount(BACKING_FIRST);
+                sectors -= SectorCount(BACKING_FIRST);
                 let set = make_set(env.clone(), registry.clone(), argument.clone());
                 made = Some(stack.wait(set));
             }

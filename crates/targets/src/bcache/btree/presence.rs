@@ -138,6 +138,31 @@ impl Tree {
         self.present.settled = self.present.next;
     }
 
+    /// Adds the bytes of memory of the next leaves with changes that no checkpoint has written,
+    /// from the leaf `next` on. True if there are more to look at.
+    pub fn count_unwritten(&self, next: &mut usize, bytes: &mut u64) -> bool {
+        let leaves = &self.levels[0][(*next).min(self.levels[0].len())..];
+        let some = &leaves[..leaves.len().min(work::piece().div_ceil(LOOK))];
+        let is_unwritten =
+            |leaf: &&Node| !leaf.is_absent() && leaf.changed_in > self.present.settled;
+        let extents: usize = some.iter().filter(is_unwritten).map(Node::count).sum();
+        *bytes += extents as u64 * EXTENT_BYTES;
+        *next += some.len();
+        some.len() < leaves.len()
+    }
+
+    /// How many of these keys, from the first on, begin in so many leaves at most.
+    pub fn prefix_in(&self, keys: &[Key], most: usize) -> usize {
+        let (mut last, mut leaves) = (None, 0);
+        let is_beyond = |key: &Key| {
+            let leaf = Some(self.leaf_of(key.begin()));
+            leaves += usize::from(leaf != last);
+            last = leaf;
+            leaves > most
+        };
+        keys.iter().position(is_beyond).unwrap_or(keys.len())
+    }
+
     /// The absent leaves with sectors of a span; some of them if there are many. The others are
     /// found (M4).
     pub fn absent_in(&self, span: &Span) -> Vec<LeafPlace> {

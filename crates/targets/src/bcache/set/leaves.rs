@@ -333,11 +333,11 @@ impl Session<'_> {
         if self.core.is_stopping() || !self.core.is_above_limit() {
             return Ok(());
         }
+        let most = self.core.memory_limit() / PARTS * KEPT;
         // What changed lately may leave, too, once it is written.
-        if !self.with(Set::settle_leaves) && !planted(Bug::DropUnwritten) {
+        if self.is_checkpoint_due(most).await && !planted(Bug::DropUnwritten) {
             self.checkpoint().await?;
         }
-        let most = self.core.memory_limit() / PARTS * KEPT;
         let (mut looked, mut marked) = (0, 0);
         while self.with(|set| set.tree.mark_leaving(most, (&mut looked, &mut marked))) {
             yield_once().await;
@@ -352,18 +352,30 @@ impl Session<'_> {
         }
         Ok(())
     }
+
+    /// True if the leaves that the device has as they are do not suffice: the others take more than
+    /// `most` bytes.
+    async fn is_checkpoint_due(&self, most: u64) -> bool {
+        self.with(Set::settle_leaves);
+        if !self.with(|set| set.has_session()) {
+            return false;
+        }
+        let (mut next, mut unwritten) = (0, 0);
+        while self.with(|set| set.tree.count_unwritten(&mut next, &mut unwritten)) {
+            yield_once().await;
+        }
+        unwritten > most
+    }
 }
 
 impl Set {
-    /// If no leaf lacks anything, all changes count as written. False if a checkpoint is due. The
-    /// caller has the turn, and nothing left to write.
-    fn settle_leaves(&mut self) -> bool {
-        let is_written = self.changes.behind() == 0;
-        if self.has_session() && is_written {
+    /// If no leaf lacks anything, all changes count as written. The caller has the turn, and
+    /// nothing left to write.
+    fn settle_leaves(&mut self) {
+        if self.has_session() && self.changes.behind() == 0 {
             self.tree.begin_checkpoint();
             self.tree.end_checkpoint();
         }
-        is_written || !self.has_session()
     }
 
     /// The absent leaves of spans, each once; some of them if there are many.

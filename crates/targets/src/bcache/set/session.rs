@@ -134,10 +134,11 @@ impl Session<'_> {
         let (mut rest, mut unwritten) = (keys, keys);
         while !rest.is_empty() {
             let is_short = self.core.is_above_limit();
-            // Each of these keys may have a leaf of its own.
-            let most = if is_short { READ_AT_ONCE } else { work::changes() };
-            let some;
-            (some, rest) = rest.split_at(most.min(rest.len()));
+            let mut some = &rest[..work::changes().min(rest.len())];
+            if is_short {
+                some = &some[..self.with(|set| set.tree.prefix_in(some, READ_AT_ONCE))];
+            }
+            rest = &rest[some.len()..];
             let clean = |set: &mut Set| set.tree.clean(some, &mut set.buckets);
             cleaned(self.with_present(some, clean).await?);
             if is_short {

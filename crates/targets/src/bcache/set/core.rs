@@ -25,7 +25,7 @@ use event_listener::Event;
 use futures_util::lock::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard};
 
 use super::errors::Errors;
-use super::leaves::NODE_CACHE_BYTES;
+use super::leaves::{NODE_CACHE_BYTES, Trimming};
 use super::session::{Session, WriteError};
 use super::users::{Serving, Users};
 use super::{CacheDevice, Set};
@@ -87,8 +87,7 @@ pub(in super::super) struct Core {
     pub copier: Copier,
     /// The attribute `btree_cache_size`: the limit of the extents in memory, in bytes.
     pub node_cache: AtomicU64,
-    /// A task has leaves leave.
-    pub(super) is_trimming: AtomicBool,
+    pub(super) trimming: Trimming,
 }
 
 impl Core {
@@ -118,7 +117,7 @@ impl Core {
             gc: Gc::default(),
             copier: Copier::new(COPY_BYTES),
             node_cache: AtomicU64::new(NODE_CACHE_BYTES),
-            is_trimming: AtomicBool::new(false),
+            trimming: Trimming::default(),
         })
     }
 

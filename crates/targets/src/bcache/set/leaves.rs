@@ -13,7 +13,7 @@
 
 use std::time::Duration;
 
-use cairn_block::sync::atomic::Ordering;
+use cairn_block::sync::atomic::{AtomicU8, Ordering};
 use cairn_block::{ConfigError, ConfigKind, Env, RequestId, yield_once};
 use cairn_format::bcache::load::Source;
 use cairn_format::bcache::node::Node as NodeRead;
@@ -66,6 +66,30 @@ impl Wanted {
         let requests: Vec<_> = self.requests.extract_if(.., goes).map(|(_, id)| id).collect();
         self.is_served = !requests.is_empty();
         self.is_served.then_some((leaves, requests))
+    }
+}
+
+/// Whether a task has leaves leave. What is asked for while it runs is done before it ends.
+#[derive(Default)]
+pub(super) struct Trimming(AtomicU8);
+
+/// No task runs; one runs; it is to begin once more.
+const RESTS: u8 = 0;
+const RUNS: u8 = 1;
+const ASKED: u8 = 2;
+
+impl Trimming {
+    /// Leaves are to leave. True if the caller starts the task.
+    fn ask(&self) -> bool {
+        self.0.swap(ASKED, Ordering::Relaxed) == RESTS
+    }
+
+    /// The task begins, once more perhaps. False if nothing was asked for since it began last: it
+    /// has ended.
+    fn begin(&self) -> bool {
+        let next = |state| Some(if state == ASKED { RUNS } else { RESTS });
+        let before = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        before == Ok(ASKED)
     }
 }
 
@@ -297,11 +321,12 @@ impl Core {
 
     /// Has leaves leave, once the turn of the set is free.
     pub fn trim_soon(&self, env: &Env) {
-        if self.is_above_limit() && !self.is_trimming.swap(true, Ordering::Relaxed) {
+        if self.is_above_limit() && self.trimming.ask() {
             self.spawn(env, async |core, env| {
-                // A broken set is read again.
-                let _ = core.trim_below_limit(env).await;
-                core.is_trimming.store(false, Ordering::Relaxed);
+                while core.trimming.begin() {
+                    // A broken set is read again.
+                    let _ = core.trim_below_limit(env).await;
+                }
             });
         }
     }
@@ -397,4 +422,21 @@ impl Set {
 fn sectors_of(leaf: &LeafPlace) -> std::ops::Range<u64> {
     let first = leaf.pointer.sector();
     first..first + leaf.end.div_ceil(SECTOR_BYTES) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Trimming;
+
+    #[test]
+    fn leaves_that_are_to_leave_while_the_task_ends_have_it_begin_once_more() {
+        let trimming = Trimming::default();
+        assert!(trimming.ask(), "the caller starts the task");
+        assert!(trimming.begin());
+        assert!(!trimming.ask(), "it runs");
+        // It has looked at the memory for the last time, and is about to end.
+        assert!(trimming.begin(), "it goes on");
+        assert!(!trimming.begin(), "it ends");
+        assert!(trimming.ask(), "another one starts");
+    }
 }

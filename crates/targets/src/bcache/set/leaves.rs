@@ -1,7 +1,9 @@
 //! Reading absent leaves, and letting leaves leave (`btree::presence`).
 //!
 //! - A request that needs an absent leaf waits. One task reads the leaves that requests wait for,
-//!   some at once, and has the requests mapped again.
+//!   some at once, and has the requests mapped again. Beyond the limit it waits for others to leave
+//!   before it reads the next ones, but not for longer than [`ROOM_WAIT`]: leaves may have to be
+//!   written first.
 //! - A task that changes extents makes their leaves present first ([`Core::with_present`]).
 //! - A task that only looks at extents ([`Core::scan`]) looks at what it has read of an absent
 //!   leaf, and leaves it absent.
@@ -34,6 +36,7 @@ const KEPT: u64 = 7;
 const PARTS: u64 = 8;
 /// The time between two passes of the hand: tasks and requests that wait for leaves find them.
 const PAUSE: Duration = Duration::from_millis(10);
+const ROOM_WAIT: Duration = Duration::from_millis(100);
 
 /// What requests wait for, under the lock of the set.
 #[derive(Default)]
@@ -102,8 +105,17 @@ impl Core {
                 // An error broke the set: the requests go where its state sends them.
                 let _ = core.enter(env, &leaves).await;
                 core.remap_all(env, requests);
+                core.wait_below_limit(env).await;
             }
         });
+    }
+
+    /// Waits while the extents in memory take more than the limit; see the module's description.
+    async fn wait_below_limit(&self, env: &Env) {
+        if self.is_above_limit() {
+            let is_over = || !self.is_above_limit() || self.is_stopping() || self.is_broken();
+            env.until_or_time(&self.changed, Some(env.now() + ROOM_WAIT), is_over).await;
+        }
     }
 
     /// Reads leaves, all at once. What is not sound breaks the set; none of one that was present by
@@ -375,6 +387,7 @@ impl Session<'_> {
         while self.with(|set| set.tree.drop_leaving(&mut next)) {
             yield_once().await;
         }
+        self.core.changed.notify(usize::MAX);
         Ok(())
     }
 

@@ -22,7 +22,7 @@
 
 use cairn_format::bcache::{Key, Pointer};
 
-use super::extents::{Extents, Position};
+use super::extents::{Extents, LAST, Position};
 use super::unwritten::Span;
 use super::{Node, Tree};
 use crate::bcache::canary::{Bug, planted};
@@ -197,6 +197,14 @@ impl Tree {
         };
         let row = leaves.take_while(is_wanted);
         row.filter_map(|(index, _)| self.place_if_absent(index)).collect()
+    }
+
+    /// The same up to the last leaf. None if the first is present: it is found.
+    pub fn absent_from(&self, first: usize) -> Vec<LeafPlace> {
+        match self.place_if_absent(first) {
+            Some(_) => self.absent_row(first, LAST, Which::All),
+            None => Vec::new(),
+        }
     }
 
     /// The place of a leaf, if it is absent. Otherwise it is found.

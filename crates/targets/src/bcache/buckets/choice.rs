@@ -4,6 +4,8 @@
 
 use std::collections::BinaryHeap;
 
+use cairn_format::bcache::{Generation, Geometry, Key};
+
 use super::{Bucket, Buckets, JUST_USED};
 use crate::bcache::work;
 
@@ -38,6 +40,29 @@ impl Choice {
     }
 }
 
+/// Some of the buckets, as their present users have them: what has a later generation is no part
+/// of it.
+pub(in super::super) struct Marks {
+    geometry: Geometry,
+    /// Of each bucket; none if it is not marked.
+    generations: Vec<Option<Generation>>,
+}
+
+impl Marks {
+    /// True if an extent lies in one of them.
+    pub fn have(&self, key: &Key) -> bool {
+        key.cached_at().is_some_and(|pointer| {
+            let bucket = self.geometry.bucket_of(pointer.sector()) as usize;
+            self.generations[bucket] == Some(pointer.generation())
+        })
+    }
+
+    /// These are not marked any more.
+    pub fn unmark(&mut self, buckets: &[u64]) {
+        buckets.iter().for_each(|at| self.generations[*at as usize] = None);
+    }
+}
+
 impl Buckets {
     /// Looks at the next usable buckets from `next` on. True if these were the last.
     fn look_on(&self, next: &mut u64, mut look: impl FnMut(u64, &Bucket)) -> bool {
@@ -54,7 +79,7 @@ impl Buckets {
     pub fn choose_clean(&self, choice: &mut Choice) -> bool {
         let mut next = choice.next;
         let are_all = self.look_on(&mut next, |at, it| {
-            if it.is_clean() && it.lost_in <= self.settled && it.may_be_taken() {
+            if it.may_be_emptied(self.settled) {
                 choice.offer(u64::from(it.live), at);
             }
         });
@@ -102,15 +127,29 @@ impl Buckets {
         are_all
     }
 
+    /// True if a bucket that was chosen by [`Buckets::choose_clean`] and marked then may still be
+    /// emptied.
+    pub fn may_be_emptied(&self, bucket: u64, marks: &Marks) -> bool {
+        let it = &self.buckets[bucket as usize];
+        it.may_be_emptied(self.settled) && marks.generations[bucket as usize] == Some(it.generation)
+    }
+
+    /// True if a bucket is closed, has dirty data, is not busy and not full.
+    pub fn may_be_packed(&self, bucket: u64) -> bool {
+        self.buckets[bucket as usize].is_sparse(self.geometry.bucket_sectors())
+    }
+
     /// How many of these have no extent.
     pub fn count_empty(&self, buckets: &[u64]) -> usize {
         buckets.iter().filter(|at| self.live_sectors(**at) == 0).count()
     }
 
-    /// A mark for each bucket, set for these.
-    pub fn marks(&self, buckets: &[u64]) -> Vec<bool> {
-        let mut marks = vec![false; self.buckets.len()];
-        buckets.iter().for_each(|at| marks[*at as usize] = true);
+    /// Marks these buckets.
+    pub fn marks(&self, buckets: &[u64]) -> Marks {
+        let mut marks =
+            Marks { geometry: self.geometry, generations: vec![None; self.buckets.len()] };
+        let generation = |at: u64| self.buckets[at as usize].generation;
+        buckets.iter().for_each(|at| marks.generations[*at as usize] = Some(generation(*at)));
         marks
     }
 }

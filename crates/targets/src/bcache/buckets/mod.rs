@@ -37,7 +37,7 @@ use super::work;
 use free::Idle;
 
 pub(super) use census::Census;
-pub(super) use choice::Choice;
+pub(super) use choice::{Choice, Marks};
 pub(super) use open::OpenBuckets;
 
 /// The priority of a bucket that was just used.
@@ -120,6 +120,11 @@ impl Bucket {
     fn is_clean(&self) -> bool {
         let is_in_use = self.is_metadata || self.is_open || self.is_busy();
         self.live > 0 && self.dirty == 0 && !is_in_use
+    }
+
+    /// True if it has only clean data and may be taken, settled on the device as in memory.
+    fn may_be_emptied(&self, settled: u32) -> bool {
+        self.is_clean() && self.lost_in <= settled && self.may_be_taken()
     }
 
     /// True if it has dirty data, is not busy, and has room for more.

@@ -58,6 +58,22 @@ fn a_bucket_is_free_once_no_key_leads_to_it() {
 }
 
 #[test]
+fn marks_of_a_bucket_are_not_those_of_its_next_user() {
+    let mut buckets = buckets();
+    (2..129).for_each(|bucket| buckets.mark_metadata(bucket));
+    buckets.count(&key(129, 8, 5));
+    let marks = buckets.marks(&[129]);
+    assert!(marks.have(&key(129, 8, 5)) && !marks.have(&key(128, 8, 5)));
+    // It becomes free, and has other data.
+    buckets.replace(&[key(129, 8, 5)], &[]);
+    buckets.refill();
+    let next = buckets.take_for_data().or_else(|| buckets.take_for_metadata());
+    let next = Key::new(0, 1008, 8).at(next.expect("it is free"));
+    assert!(next.cached_at().is_some_and(|pointer| pointer.sector() / 16 == 129));
+    assert!(!marks.have(&next));
+}
+
+#[test]
 fn a_bucket_is_not_free_while_an_extent_of_it_is_copied() {
     let mut buckets = buckets();
     let own = key(126, 8, 5).with_dirty(true);

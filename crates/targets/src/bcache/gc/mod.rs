@@ -31,6 +31,7 @@ use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::set::{Core, Set, WriteError};
 use super::writeback::is_fragmented;
+use moving::Sources;
 
 /// How long a pass waits between two rounds while clients are active.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -164,10 +165,18 @@ impl Core {
     /// Rounds of moving. Answers how many buckets were emptied.
     async fn pack_all(&self, env: &Env) -> Result<usize, WriteError> {
         let (mut freed, mut requests) = (0, self.users().requests());
+        let mut sources = Sources::default();
         for _ in 0..ROUNDS {
-            let packed = self.change(env, async |session| session.pack().await).await?;
-            if packed == 0 {
-                break;
+            let is_fresh = sources.are_used_up();
+            if is_fresh {
+                sources = self.find_sources(env).await?;
+            }
+            let packed = self.change(env, async |session| session.pack(&mut sources).await).await?;
+            match packed {
+                0 if is_fresh => break,
+                // Clients have changed what was found.
+                0 => sources = Sources::default(),
+                _ => {}
             }
             freed += packed;
             self.gc.moved_buckets.fetch_add(packed as u64, Ordering::Relaxed);

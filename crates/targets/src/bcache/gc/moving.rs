@@ -1,10 +1,15 @@
 //! Moving: buckets that have little data are packed into fresh ones, inside the cache. So a
 //! fragmented cache gets its buckets back without a write to the backing device.
 //!
+//! # Order of a pass
+//! Beside other changes of the set, one look finds the sources of many rounds: closed buckets with
+//! dirty data and no write in flight, those with the least data, and their extents, as many as
+//! [`EXTENTS_MAX`]. Then come the rounds, each in the turn of the set, and the next look once these
+//! sources are used up.
+//!
 //! # Order of a round
-//! 1. The sources: closed buckets with dirty data and no write in flight, those with the least
-//!    data, as long as what they have fits into the buckets that a round may take, and takes fewer
-//!    than they are.
+//! 1. Of the sources that are left, and are such buckets still, the next ones, as long as what they
+//!    have fits into the buckets that a round may take, and takes fewer than they are.
 //! 2. Their extents, dirty and clean, are copied to fresh buckets, at most [`IN_FLIGHT`] at once.
 //!    An extent that cannot be read stays where it is. So does one that cannot be written: the
 //!    bucket takes no more.
@@ -17,10 +22,11 @@
 //!    that lost its data.
 //!
 //! # Invariants
-//! G1. A copy has the data of its extent: the bucket of an extent is not written to again before it
-//!     is free, and no checkpoint ends while the round has the turn of the set.
-//! G2. A write of a client, a discard, or a batch that made an extent clean, that came between 1
-//!     and 4 wins: the compare fails, and the copy is in a bucket that counts it not.
+//! G1. A copy has the data of its extent: a round takes only extents whose bucket was neither freed
+//!     nor reused since the look, and keeps it from being freed then ([`Core::take_out`]). A bucket
+//!     is not written to again before it is free.
+//! G2. A write of a client, a discard, or a batch that made an extent clean, that came between the
+//!     look and 4 wins: the compare fails, and the copy is in a bucket that counts it not.
 //! G3. Writeback that copies an extent to the backing device while it moves leaves it dirty: its
 //!     own compare fails. The source is not free before that copy has ended (R6).
 //! G4. No client writes an extent in place from before its copy begins until step 4 has ended
@@ -34,28 +40,43 @@
 //! - Before 5: keys to the source or to the copy, each with the same data, durably. An entry of the
 //!   journal with the old key counts no longer than its source is whole.
 
-use cairn_block::{CopyPiece, Flags, Sector, SectorCount, SectorRange, Time, yield_once};
+use cairn_block::{CopyPiece, Env, Flags, Sector, SectorCount, SectorRange, Time, yield_once};
 use cairn_format::bcache::{Key, Pointer};
 use futures_util::stream::{self, StreamExt};
 
-use crate::bcache::buckets::Choice;
+use crate::bcache::buckets::{Choice, Marks};
 use crate::bcache::canary::{Bug, planted};
 use crate::bcache::coverage::{self, Path};
 use crate::bcache::set::{Core, Session, Set, WriteError};
 use crate::bcache::work;
 
+/// A look finds so many extents at most, or those of a round.
+const EXTENTS_MAX: usize = 1 << 16;
 /// How many extents are copied at once.
 const IN_FLIGHT: usize = 64;
 /// How much a round moves at most, in sectors.
 const ROUND_SECTORS: u64 = (8 << 20) / 512;
 /// A round takes so many parts of all buckets at most, of [`PARTS`]: the kernel's reserve.
 const PARTS: u64 = 1024;
-/// A round looks at so many sources for each bucket that it takes.
-const SOURCES: u64 = 64;
 /// A copy has so many sectors at most.
 const COPY_SECTORS: u64 = (1 << 20) / 512;
 /// A round makes at least one of so many sources free beyond the buckets that it takes.
 const GAIN: u64 = 4;
+
+/// What a look found and no round has taken yet.
+#[derive(Default)]
+pub(super) struct Sources {
+    /// Those with the least data first.
+    buckets: Vec<u64>,
+    /// Their extents, in order.
+    extents: Vec<Key>,
+}
+
+impl Sources {
+    pub fn are_used_up(&self) -> bool {
+        self.buckets.is_empty()
+    }
+}
 
 /// An extent, and where its copy goes.
 struct Move {
@@ -65,22 +86,41 @@ struct Move {
     is_copied: bool,
 }
 
+impl Core {
+    /// A look.
+    ///
+    /// # Errors
+    /// The set is broken.
+    pub(super) async fn find_sources(&self, env: &Env) -> Result<Sources, WriteError> {
+        let mut choice = Choice::new(EXTENTS_MAX);
+        while !self.with(|set| set.buckets.choose_sparse(&mut choice)) {
+            yield_once().await;
+        }
+        let mut buckets = choice.into_buckets();
+        // A round has so many extents at most.
+        let of_round =
+            self.with(|set| set.superblock.geometry().bucket_sectors().max(ROUND_SECTORS));
+        let most = EXTENTS_MAX.max(of_round as usize);
+        let extents = self.extents_in(env, &mut buckets, most).await?;
+        Ok(Sources { buckets, extents })
+    }
+}
+
 impl Session<'_> {
-    /// A round. Answers how many buckets were emptied.
+    /// A round. Answers how many buckets were emptied; none without sources for a round.
     ///
     /// # Errors
     /// The set cannot be written.
-    pub(super) async fn pack(&self) -> Result<usize, WriteError> {
+    pub(super) async fn pack(&self, left: &mut Sources) -> Result<usize, WriteError> {
         if self.core.rests() {
             return Ok(0);
         }
         self.refill().await;
-        let sources = self.sources().await;
-        if sources.is_empty() {
+        let Some((sources, marks)) = self.with(|set| set.take_round(&mut left.buckets)) else {
             return Ok(0);
-        }
+        };
         coverage::take(Path::Move);
-        let extents = self.extents_in(&sources).await?;
+        let extents = left.extents.extract_if(.., |key| marks.have(key)).collect();
         // G4: until their keys are replaced.
         let taken = self.core.take_out(extents).await;
         let mut moves = self.place_all(&taken.keys).await;
@@ -104,17 +144,6 @@ impl Session<'_> {
         let emptied = self.with(|set| set.buckets.count_empty(&sources));
         self.checkpoint().await?;
         Ok(emptied)
-    }
-
-    /// Step 1.
-    async fn sources(&self) -> Vec<u64> {
-        let room = self.with(|set| set.buckets_to_fill());
-        let mut choice = Choice::new((room * SOURCES) as usize);
-        while !self.with(|set| set.buckets.choose_sparse(&mut choice)) {
-            yield_once().await;
-        }
-        let chosen = choice.into_buckets();
-        self.with(|set| set.that_fit(chosen, room))
     }
 
     /// A place for each extent, or for each part of one; for as many as there are buckets.
@@ -193,23 +222,31 @@ impl Set {
         part.min(most).min((self.buckets.free_for_data() as u64).div_ceil(2))
     }
 
-    /// The first of these buckets whose data fits into `room` buckets, if enough become free.
-    fn that_fit(&self, mut chosen: Vec<u64>, room: u64) -> Vec<u64> {
+    /// Step 1: the sources of the next round, and marks for them. None if too few would become
+    /// free.
+    fn take_round(&self, left: &mut Vec<u64>) -> Option<(Vec<u64>, Marks)> {
         let bucket_sectors = self.superblock.geometry().bucket_sectors();
-        let (mut sectors, mut count) = (0, 0);
-        for at in &chosen {
-            let more = sectors + self.buckets.live_sectors(*at);
-            if more > room * bucket_sectors {
-                break;
+        let room = self.buckets_to_fill() * bucket_sectors;
+        let (mut chosen, mut sectors, mut looked) = (Vec::new(), 0, 0);
+        for at in left.iter().take(work::piece()) {
+            if self.buckets.may_be_packed(*at) {
+                let more = sectors + self.buckets.live_sectors(*at);
+                if more > room {
+                    break;
+                }
+                sectors = more;
+                chosen.push(*at);
             }
-            (sectors, count) = (more, count + 1);
+            looked += 1;
         }
-        chosen.truncate(count);
-        let (count, filled) = (count as u64, sectors.div_ceil(bucket_sectors));
-        match count > filled && (count - filled) * GAIN >= count {
-            true => chosen,
-            false => Vec::new(),
+        work::did(looked);
+        let (count, filled) = (chosen.len() as u64, sectors.div_ceil(bucket_sectors));
+        if count <= filled || (count - filled) * GAIN < count {
+            return None;
         }
+        left.drain(..looked);
+        let marks = self.buckets.marks(&chosen);
+        Some((chosen, marks))
     }
 
     /// Places an extent, in parts where a bucket ends. False if no bucket is free.

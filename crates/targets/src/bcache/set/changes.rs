@@ -29,6 +29,7 @@ use super::ghosts::Ghosts;
 use super::overwrites::Taken;
 use super::recent::Recent;
 use crate::bcache::btree::{Change, Span};
+use crate::bcache::buckets::Marks;
 use crate::bcache::canary::{Bug, planted};
 use crate::bcache::fill::Fills;
 use crate::bcache::journal::{EntryWrite, NoEntry};
@@ -295,12 +296,8 @@ impl Set {
     }
 
     /// The extents of a leaf in these buckets leave the tree. They are clean.
-    pub fn evict_leaf(&mut self, leaf: usize, victims: &[bool]) {
-        let geometry = *self.superblock.geometry();
-        self.evict_of_leaf(leaf, |key| {
-            let bucket = key.cached_at().map(|pointer| geometry.bucket_of(pointer.sector()));
-            bucket.is_some_and(|bucket| victims[bucket as usize]) && !key.is_dirty()
-        });
+    pub fn evict_leaf(&mut self, leaf: usize, victims: &Marks) {
+        self.evict_of_leaf(leaf, |key| !key.is_dirty() && victims.have(key));
     }
 
     /// The extents of a leaf leave the tree for which `leaves` answers true. They are clean.

@@ -3,7 +3,9 @@
 //!
 //! # Order
 //! 1. The buckets: closed ones with only clean data, settled on the device as in memory; those with
-//!    the least data. Their extents, leaf by leaf.
+//!    the least data. Their extents, leaf by leaf. One look finds more of them than are needed now:
+//!    the next time that the same leaves lack buckets, those are taken that are such still, and
+//!    were not reused. A bucket that is closed gets no more extents, so that none is missed.
 //! 2. An entry of the journal makes holes of what the tree still has of these extents when the
 //!    entry is built, durably. Then no key that counts leads to it. A key of a client that enters
 //!    the tree later is in a later entry.
@@ -22,17 +24,29 @@ use cairn_format::bcache::Key;
 
 use super::Set;
 use super::session::{Left, Session, WriteError};
-use crate::bcache::btree::{FIRST, LAST, Which, holes_of};
-use crate::bcache::buckets::Choice;
+use crate::bcache::btree::holes_of;
+use crate::bcache::buckets::{Choice, Marks};
 use crate::bcache::canary::{Bug, planted};
 use crate::bcache::coverage::{self, Path};
 use crate::bcache::journal::{EntryWrite, NoEntry, SPARE};
 use crate::bcache::work;
 
+/// A look finds so many buckets and extents at most.
+const BUCKETS_MAX: usize = 256;
+const EXTENTS_MAX: usize = 1 << 16;
+
 /// Buckets to empty, and their extents, in order.
 struct Emptied {
     buckets: Vec<u64>,
     extents: Vec<Key>,
+}
+
+/// What a look found, and was not needed yet.
+pub(super) struct Clean {
+    /// Those with the least data first.
+    buckets: Vec<u64>,
+    extents: Vec<Key>,
+    marks: Marks,
 }
 
 /// What an entry says of them.
@@ -55,7 +69,7 @@ impl Session<'_> {
         needed: usize,
     ) -> Result<(), WriteError> {
         let most = self.with(|set| set.journal.holes_max());
-        let mut emptied = self.clean_buckets(needed).await?;
+        let mut emptied = self.clean_buckets(&mut left.clean, needed).await?;
         while holes_of(&emptied.extents).len() > most {
             self.with(|set| set.keep_half(&mut emptied));
         }
@@ -96,13 +110,20 @@ impl Session<'_> {
     }
 
     /// Step 1.
-    async fn clean_buckets(&self, count: usize) -> Result<Emptied, WriteError> {
-        let mut choice = Choice::new(count);
-        while !self.with(|set| set.buckets.choose_clean(&mut choice)) {
-            yield_once().await;
+    async fn clean_buckets(
+        &self,
+        clean: &mut Option<Clean>,
+        count: usize,
+    ) -> Result<Emptied, WriteError> {
+        let mut buckets = self.with(|set| set.take_clean(clean, count));
+        if buckets.is_empty() {
+            *clean = Some(self.find_clean(count).await?);
+            buckets = self.with(|set| set.take_clean(clean, count));
         }
-        let buckets = choice.into_buckets();
-        let extents = self.extents_in(&buckets).await?;
+        let marks = self.with(|set| set.buckets.marks(&buckets));
+        let found =
+            clean.iter_mut().flat_map(|it| it.extents.extract_if(.., |key| marks.have(key)));
+        let extents: Vec<Key> = found.collect();
         // They stay so: only the holder of the turn has leaves leave.
         for some in extents.chunks(work::changes()) {
             self.with_present(some, |_| ()).await?;
@@ -111,35 +132,40 @@ impl Session<'_> {
         Ok(Emptied { buckets, extents })
     }
 
-    /// The extents that lie in buckets, in order.
-    ///
-    /// # Errors
-    /// The set is broken.
-    pub async fn extents_in(&self, buckets: &[u64]) -> Result<Vec<Key>, WriteError> {
-        let (marks, geometry) =
-            self.with(|set| (set.buckets.marks(buckets), *set.superblock.geometry()));
-        let mut extents = Vec::new();
-        let mut look = |key: &Key| {
-            let pointer = key.cached_at().expect("an extent leads somewhere");
-            if marks[geometry.bucket_of(pointer.sector()) as usize] {
-                extents.push(*key);
-            }
-            true
-        };
-        self.core.scan(self.env, FIRST, LAST, Which::All, &mut look).await?;
-        Ok(extents)
+    /// A look for `count` buckets or more.
+    async fn find_clean(&self, count: usize) -> Result<Clean, WriteError> {
+        let mut choice = Choice::new(count.max(BUCKETS_MAX));
+        while !self.with(|set| set.buckets.choose_clean(&mut choice)) {
+            yield_once().await;
+        }
+        let mut buckets = choice.into_buckets();
+        let marks = self.with(|set| set.buckets.marks(&buckets));
+        let extents = self.core.extents_in(self.env, &mut buckets, EXTENTS_MAX).await?;
+        Ok(Clean { buckets, extents, marks })
     }
 }
 
 impl Set {
+    /// Step 1: the next buckets that were found, and may be emptied still.
+    fn take_clean(&self, clean: &mut Option<Clean>, count: usize) -> Vec<u64> {
+        let Some(clean) = clean else { return Vec::new() };
+        let (mut taken, mut looked) = (Vec::new(), 0);
+        for at in &clean.buckets {
+            if taken.len() == count {
+                break;
+            }
+            looked += 1;
+            taken.extend(self.buckets.may_be_emptied(*at, &clean.marks).then_some(*at));
+        }
+        clean.buckets.drain(..looked);
+        taken
+    }
+
     /// Gives up half of the buckets.
     fn keep_half(&self, emptied: &mut Emptied) {
         emptied.buckets.truncate(emptied.buckets.len() / 2);
-        let (marks, geometry) = (self.buckets.marks(&emptied.buckets), self.superblock.geometry());
-        emptied.extents.retain(|key| {
-            let pointer = key.cached_at().expect("an extent leads somewhere");
-            marks[geometry.bucket_of(pointer.sector()) as usize]
-        });
+        let marks = self.buckets.marks(&emptied.buckets);
+        emptied.extents.retain(|key| marks.have(key));
     }
 
     /// Step 2: the holes of what the tree still has.

@@ -3,12 +3,14 @@
 //! # Order
 //! 1. The victims: closed buckets without dirty data ([`Buckets::choose_victims`]).
 //! 2. Leaf by leaf, their extents leave the tree in memory; the leaves on the device are behind
-//!    there. (If memory is short by then, these follow at once, so that leaves may leave.) Reads of
-//!    these sectors go to the backing device, which has the same data durably.
+//!    there. Reads of these sectors go to the backing device, which has the same data durably. An
+//!    absent leaf is read, and becomes present if it has some of these extents. If memory is short
+//!    after some such leaves, others leave, which may take a checkpoint.
 //! 3. A checkpoint: the leaves follow, and the buckets are free.
 //!
 //! A write into the cache may enter an extent there at any time; a victim takes no new data, as it
-//! is closed. Until the checkpoint has ended, the sectors are ghosts (N5).
+//! is closed. A checkpoint of step 2 may make it free: its next user has another generation, and is
+//! no victim. Until the checkpoint has ended, the sectors are ghosts (N5).
 //!
 //! [`Buckets::choose_victims`]: crate::bcache::buckets::Buckets::choose_victims
 
@@ -16,8 +18,8 @@ use cairn_block::yield_once;
 
 use super::Set;
 use super::session::{Session, WriteError};
-use crate::bcache::btree::{FIRST, LAST, LeafPlace, Position};
-use crate::bcache::buckets::Choice;
+use crate::bcache::btree::{FIRST, LeafPlace, Position};
+use crate::bcache::buckets::{Choice, Marks};
 use crate::bcache::coverage::{self, Path};
 use crate::bcache::work;
 
@@ -34,21 +36,49 @@ impl Session<'_> {
         coverage::take(Path::Evict);
         let mut from = Some(FIRST);
         while let Some(at) = from {
-            match self.with(|set| set.evict_some(at, &victims)) {
-                Ok(next) => {
-                    from = next;
-                    self.trim().await?;
-                }
-                Err(absent) => self.core.enter(self.env, &absent).await?,
-            }
+            from = match self.with(|set| set.evict_some(at, &victims)) {
+                Ok(next) => next,
+                Err(absent) => self.evict_absent(&absent, &victims).await?,
+            };
             yield_once().await;
         }
         self.checkpoint().await?;
         Ok(true)
     }
 
-    /// Step 1: a mark for each bucket. None if there are none.
-    async fn victims(&self) -> Option<Vec<bool>> {
+    /// Step 2 of leaves in a row that were absent. Answers where to go on.
+    ///
+    /// # Errors
+    /// The set cannot be written.
+    async fn evict_absent(
+        &self,
+        leaves: &[LeafPlace],
+        victims: &Marks,
+    ) -> Result<Option<Position>, WriteError> {
+        let (mut next, mut has_entered) = (None, false);
+        for (leaf, extents) in leaves.iter().zip(self.core.read(self.env, leaves).await?) {
+            next = self.with(|set| set.behind(set.tree.leaf_of(leaf.after)));
+            // What was not read is present by now.
+            let Some(extents) = extents else {
+                self.with(|set| set.evict_entered(leaf, victims));
+                continue;
+            };
+            if extents.iter().any(|key| victims.have(key)) {
+                self.with(|set| set.tree.enter(leaf, &extents));
+                yield_once().await;
+                self.with(|set| set.evict_entered(leaf, victims));
+                has_entered = true;
+            }
+            yield_once().await;
+        }
+        if has_entered {
+            self.trim().await?;
+        }
+        Ok(next)
+    }
+
+    /// Step 1: the marks of the victims. None if there are none.
+    async fn victims(&self) -> Option<Marks> {
         let (mut next, mut least) = (0, None);
         while !self.with(|set| set.buckets.least_used(&mut next, &mut least)) {
             yield_once().await;
@@ -72,23 +102,33 @@ impl Set {
     fn evict_some(
         &mut self,
         from: Position,
-        victims: &[bool],
+        victims: &Marks,
     ) -> Result<Option<Position>, Vec<LeafPlace>> {
         let (mut at, mut looked) = (from, 0);
         while looked < work::piece() {
             let leaf = self.tree.leaf_of(at);
-            let (after, upto) = self.tree.bounds_of(leaf);
-            if !self.tree.absent_between(after, upto).is_empty() {
-                let absent = self.tree.absent_between(after, LAST);
+            let absent = self.tree.absent_from(leaf);
+            if !absent.is_empty() {
                 return if at > from { Ok(Some(at)) } else { Err(absent) };
             }
             looked += self.tree.count_of(leaf).max(1);
             self.evict_leaf(leaf, victims);
-            if leaf + 1 == self.tree.leaves() {
-                return Ok(None);
+            match self.behind(leaf) {
+                Some(next) => at = next,
+                None => return Ok(None),
             }
-            at = upto;
         }
         Ok(Some(at))
+    }
+
+    /// Step 2 of a leaf that is present by now: only the holder of the turn has leaves leave, and
+    /// replaces them.
+    fn evict_entered(&mut self, leaf: &LeafPlace, victims: &Marks) {
+        self.evict_leaf(self.tree.leaf_of(leaf.after), victims);
+    }
+
+    /// Where the next leaf begins. None if this is the last.
+    fn behind(&self, leaf: usize) -> Option<Position> {
+        (leaf + 1 < self.tree.leaves()).then(|| self.tree.bounds_of(leaf).1)
     }
 }

@@ -25,7 +25,7 @@ use super::Set;
 use super::core::Core;
 use super::device::DiskSource;
 use super::session::{Session, WriteError};
-use crate::bcache::btree::{LeafPlace, Position, READ_AT_ONCE, Scanned, Span, Which};
+use crate::bcache::btree::{FIRST, LAST, LeafPlace, Position, READ_AT_ONCE, Scanned, Span, Which};
 use crate::bcache::canary::{self, Bug, planted};
 use crate::bcache::coverage::{self, Path};
 
@@ -123,7 +123,7 @@ impl Core {
     ///
     /// # Errors
     /// The set is broken.
-    async fn read(
+    pub(super) async fn read(
         &self,
         env: &Env,
         leaves: &[LeafPlace],
@@ -265,6 +265,33 @@ impl Core {
         look: &mut impl FnMut(&Key) -> bool,
     ) -> Result<(), WriteError> {
         self.scan(env, (inode, 0), (inode, OFFSET_MAX), which, look).await
+    }
+
+    /// The extents that lie in buckets, in order. If there are more than `most`, the last of
+    /// several buckets are dropped.
+    ///
+    /// # Errors
+    /// The set is broken.
+    pub async fn extents_in(
+        &self,
+        env: &Env,
+        buckets: &mut Vec<u64>,
+        most: usize,
+    ) -> Result<Vec<Key>, WriteError> {
+        let mut marks = self.with(|set| set.buckets.marks(buckets));
+        let mut extents = Vec::new();
+        let mut look = |key: &Key| {
+            if marks.have(key) {
+                extents.push(*key);
+            }
+            while extents.len() > most && buckets.len() > 1 {
+                marks.unmark(&buckets.split_off(buckets.len().div_ceil(2)));
+                extents.retain(|key| marks.have(key));
+            }
+            true
+        };
+        self.scan(env, FIRST, LAST, Which::All, &mut look).await?;
+        Ok(extents)
     }
 
     /// True if a volume has extents.

@@ -30,6 +30,7 @@
 use cairn_block::{Env, IoError, yield_once};
 use cairn_format::bcache::{Key, SUPERBLOCK_SECTOR};
 
+use super::emptying::Clean;
 use super::replay::Replay;
 use super::{Core, Set};
 use crate::bcache::btree::{Fill, NoBucket, Plan, READ_AT_ONCE, Span, Unwritten, write_plan};
@@ -311,11 +312,13 @@ pub(super) struct Left {
     /// Those of buckets that were emptied, which are written first.
     pub(super) holes: Unwritten,
     sectors: Unwritten,
+    /// Buckets that may be emptied when others are lacking.
+    pub(super) clean: Option<Clean>,
 }
 
 impl Left {
     pub fn of(sectors: Unwritten) -> Left {
-        Left { holes: Unwritten::default(), sectors }
+        Left { holes: Unwritten::default(), sectors, clean: None }
     }
 
     pub fn is_empty(&self) -> bool {

@@ -89,6 +89,41 @@ fn a_cache_packs_nothing_if_that_is_turned_off_until_it_is_asked_to() {
 }
 
 #[test]
+fn a_pass_reads_absent_leaves_once_for_the_sources_of_many_rounds() {
+    let extents = scattered();
+    let [cache, backing] = large(&extents);
+    let test = Fixture::new([("c", cache), ("b", backing)]);
+    test.load("v", LARGE_LINE);
+    for words in [["writeback_running", "0"], ["copy_gc_enabled", "0"], ["btree_cache_size", "0"]] {
+        set(&test, words);
+    }
+    // The extents of forty buckets, each with every second one gone.
+    for key in extents[..40 * 128].iter().step_by(2) {
+        test.discard("v", key.start() - 16, 1).expect("the drives are well");
+    }
+    test.flush("v").expect("the drives are well");
+    test.run(Duration::from_secs(60));
+    let leaves = test.with_target("v", |it: &Bcache| it.look(|set| set.tree.leaves()));
+    let leaves = leaves.expect("it is open");
+    assert_eq!(number(&test, "btree_cache_used"), 0);
+    test.forget();
+    set(&test, ["trigger_gc", "1"]);
+    test.run(Duration::from_secs(60));
+    let rounds = number(&test, "moved_buckets") / 4;
+    assert!(rounds >= 9, "{rounds} rounds");
+    let is_node = |(op, at, count): &(Op, u64, u64)| *op == Op::Read && at % 128 == 0 && *count > 8;
+    let reads = test.ops("c").iter().filter(|op| is_node(op)).count();
+    // For coalescing, for the look, and for the one that finds no more; and the leaves that a round
+    // changes.
+    let most = 3 * leaves + 3 * rounds as usize;
+    assert!(reads <= most, "{reads} reads of nodes for {leaves} leaves in {rounds} rounds");
+    set(&test, ["btree_cache_size", "1000000000"]);
+    for key in extents[..40 * 128].iter().skip(1).step_by(200) {
+        test.read("v", key.start() - 16, 1).expect("it is there");
+    }
+}
+
+#[test]
 fn an_extent_that_cannot_be_read_stays_where_it_is() {
     let test = sparse(&[["copy_gc_enabled", "0"]]);
     let fails = Fault { shots: Some(1), ..Fault::error(OpSet::READS) };

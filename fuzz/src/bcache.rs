@@ -12,7 +12,7 @@ use cairn_format::bcache::intent::{REGIONS_MAX, SLOT_BYTES, decode_slot};
 use cairn_format::bcache::journal::{ENTRY_HEADER_BYTES, scan};
 use cairn_format::bcache::load::{self, Fault, NodePlace, Source, Visitor};
 use cairn_format::bcache::node::{Bset, Node, SET_HEADER_BYTES};
-use cairn_format::bcache::places::shared;
+use cairn_format::bcache::places::Places;
 use cairn_format::bcache::priorities::PrioritySet;
 use cairn_format::bcache::zones::Newest;
 use cairn_format::bcache::{
@@ -359,7 +359,9 @@ fn serve(pages: &mut Pages, sectors: u64) {
         assert!(pages.bytes(&(place.sector()..place.sector() + key.sectors())).is_ok());
         assert!(server.vouches_for(key), "{key:?}");
     }
-    let _ = shared(geometry, || extents.iter());
+    let mut places = Places::new(geometry);
+    extents.iter().for_each(|key| places.take(key));
+    let _ = places.shared();
 }
 
 /// A whole cache, in pieces, through the checker and as a server reads it: a verdict that fits its

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use cairn_format::bcache::journal::EntryFault;
 use cairn_format::bcache::load::{Fault, Loaded, NodePlace, Place, Visitor, What, load_now};
 use cairn_format::bcache::node::Node;
-use cairn_format::bcache::places::shared;
+use cairn_format::bcache::places::Places;
 use cairn_format::bcache::{
     BackingState, BackingSuperblock, CacheMode, CacheSuperblock, Key, SECTOR_BYTES,
     SUPERBLOCK_SECTOR, Superblock,
@@ -200,7 +200,9 @@ fn a_set_of_two_backing_devices_has_the_extents_of_both_in_its_leaf_and_its_jour
     let inodes = devices.each_ref().map(|device| cache.inode_of(&backing_superblock(device)));
     assert!(inodes == [0, 1] || inodes == [1, 0]);
     assert_eq!(cache.dirty_sectors() * 512, 204 << 10);
-    assert_eq!(shared(cache.superblock.geometry(), || cache.extents.iter()), None);
+    let mut places = Places::new(cache.superblock.geometry());
+    cache.extents.iter().for_each(|key| places.take(key));
+    assert_eq!(places.shared(), None);
 }
 
 #[test]

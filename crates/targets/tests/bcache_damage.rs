@@ -172,6 +172,9 @@ enum Fate {
 }
 
 fn live(seed: u64) -> Fate {
+    // All leaves stay in memory, or none while the set is opened.
+    #[cfg(feature = "canary")]
+    cairn_targets::bcache::canary::keep_in_memory(seed.is_multiple_of(2).then_some(0));
     let rng = &mut fastrand::Rng::with_seed(seed);
     let shape = SHAPES[rng.usize(..SHAPES.len())];
     let made = make(rng, shape);

@@ -12,53 +12,56 @@ pub fn is_beyond(key: &Key, sectors: &Range<u64>) -> bool {
     key.start() < sectors.start || key.end() > sectors.end
 }
 
-/// Two extents that name one sector of the cache. `extents` answers all of them each time; those
-/// without a place count for nothing.
-///
-/// Memory: eight bytes per extent, four per bucket.
-#[must_use]
-pub fn shared<'k, I: Iterator<Item = &'k Key>>(
-    geometry: &Geometry,
-    extents: impl Fn() -> I,
-) -> Option<(Key, Key)> {
-    let placed = || extents().filter_map(|key| Some((key, key.cached_at()?.sector())));
-    let bucket_of = |sector: u64| geometry.bucket_of(sector) as usize;
-    // Extents are sorted by bucket, by counting, and then within each bucket.
-    let mut ends = vec![0_u32; geometry.buckets() as usize + 1];
-    placed().for_each(|(_, sector)| ends[bucket_of(sector) + 1] += 1);
-    let mut count = 0;
-    for end in &mut ends {
-        count += *end;
-        *end = count;
+/// Sectors of a page: it takes 4 KiB.
+const PAGE: u64 = 1 << 15;
+
+/// Which sectors of a cache extents have. Memory: a bit for each sector of the pages, of 16 MiB of
+/// the cache, that have some.
+pub struct Places {
+    pages: Vec<Option<Box<[u64; (PAGE / 64) as usize]>>>,
+    shared: Option<(Key, u64)>,
+}
+
+impl Places {
+    /// None has any.
+    #[must_use]
+    pub fn new(geometry: &Geometry) -> Places {
+        let sectors = geometry.buckets() * geometry.bucket_sectors();
+        let pages = (0..sectors.div_ceil(PAGE)).map(|_| None).collect();
+        Places { pages, shared: None }
     }
-    let mut places = vec![0_u64; count as usize];
-    for (key, sector) in placed() {
-        let next = &mut ends[bucket_of(sector)];
-        places[*next as usize] = (sector % geometry.bucket_sectors()) << 16 | key.sectors();
-        *next += 1;
-    }
-    let mut begin = 0;
-    for (bucket, end) in ends.iter().take(geometry.buckets() as usize).enumerate() {
-        let places = &mut places[begin..*end as usize];
-        begin = *end as usize;
-        places.sort_unstable();
-        let overlap = |pair: &&[u64]| (pair[0] >> 16) + (pair[0] & 0xffff) > pair[1] >> 16;
-        if let Some(pair) = places.windows(2).find(overlap) {
-            let at = geometry.sector_of(bucket as u64) + (pair[1] >> 16);
-            let mut there =
-                placed().filter(|(key, sector)| (*sector..sector + key.sectors()).contains(&at));
-            let first = there.next().map(|(key, _)| *key);
-            return first.zip(there.next().map(|(key, _)| *key));
+
+    /// An extent, which lies on the cache; without a place it counts for nothing.
+    pub fn take(&mut self, key: &Key) {
+        let Some(pointer) = key.cached_at() else { return };
+        let (mut at, end) = (pointer.sector(), pointer.sector() + key.sectors());
+        while at < end {
+            let page = self.pages[(at / PAGE) as usize].get_or_insert_with(|| Box::new([0; _]));
+            let word = &mut page[(at % PAGE / 64) as usize];
+            let count = (end - at).min(64 - at % 64);
+            let mask = (u64::MAX >> (64 - count)) << (at % 64);
+            if *word & mask != 0 && self.shared.is_none() {
+                let first = at / 64 * 64 + u64::from((*word & mask).trailing_zeros());
+                self.shared = Some((*key, first));
+            }
+            *word |= mask;
+            at += count;
         }
     }
-    None
+
+    /// The first extent that was taken with a sector of the cache that one before it has, and the
+    /// first such sector.
+    #[must_use]
+    pub fn shared(&self) -> Option<(Key, u64)> {
+        self.shared
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::{is_beyond, shared};
+    use super::{PAGE, Places, is_beyond};
     use crate::bcache::{CHECK_DEVICE, Generation, Geometry, Key, Pointer};
 
     fn key(start: u64, sectors: u64, at: u64) -> Key {
@@ -78,7 +81,23 @@ mod tests {
         let geometry = Geometry::new(1, 64, 200, 1).expect("legal");
         let nowhere = Pointer(u64::from(CHECK_DEVICE) << 51 | 640 << 8);
         let keys = [key(0, 8, 640), key(8, 8, 0).without_pointer(), key(16, 8, 0).at(nowhere)];
-        assert_eq!(shared(&geometry, || keys.iter()), None);
+        let mut places = Places::new(&geometry);
+        keys.iter().for_each(|key| places.take(key));
+        assert_eq!(places.shared(), None);
+    }
+
+    #[test]
+    fn extents_at_the_end_of_a_page_share_what_they_have_in_both_pages() {
+        let geometry = Geometry::new(1, 2 * PAGE, 20, 1).expect("legal");
+        for (at, sectors) in [(3 * PAGE - 1, 2), (3 * PAGE - 64, 128), (3 * PAGE, 1)] {
+            let mut places = Places::new(&geometry);
+            places.take(&key(0, 3 * PAGE - 2 * PAGE, 2 * PAGE));
+            assert_eq!(places.shared(), None);
+            let second = key(PAGE, sectors, at);
+            places.take(&second);
+            let expected = (at < 3 * PAGE).then_some((second, at));
+            assert_eq!(places.shared(), expected, "{at}");
+        }
     }
 
     proptest! {
@@ -93,23 +112,18 @@ mod tests {
                 .map(|((at, sectors), index)| key(index * 100, sectors.min(64 - at % 64), at))
                 .collect();
             let mut owner = std::collections::BTreeMap::new();
-            let mut is_shared = false;
+            let mut first = None;
             for key in &extents {
                 let at = key.cached_at().expect("it has a place").sector();
                 for sector in at..at + key.sectors() {
-                    is_shared |= owner.insert(sector, key).is_some();
+                    if owner.insert(sector, key).is_some() && first.is_none() {
+                        first = Some((*key, sector));
+                    }
                 }
             }
-            let found = shared(&geometry, || extents.iter());
-            prop_assert_eq!(found.is_some(), is_shared);
-            if let Some((first, second)) = found {
-                let range = |key: &Key| {
-                    let at = key.cached_at().expect("it has a place").sector();
-                    at..at + key.sectors()
-                };
-                let (first, second) = (range(&first), range(&second));
-                prop_assert!(first.start < second.end && second.start < first.end);
-            }
+            let mut places = Places::new(&geometry);
+            extents.iter().for_each(|key| places.take(key));
+            prop_assert_eq!(places.shared(), first);
         }
     }
 }

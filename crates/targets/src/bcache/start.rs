@@ -121,7 +121,7 @@ impl Bcache {
         let Superblocks { backing, cache } = self.read_devices(env).await?;
         if is_first {
             let superblock = cache.expect("the superblock of the cache was read");
-            let opened = core.open(env, open(env, &core.cache, superblock).await?).await;
+            let opened = core.open(env, open(env, core, superblock).await?).await;
             opened.map_err(|error| core.unread(&error))?;
         } else if core.is_broken() {
             let users = core.users().names();

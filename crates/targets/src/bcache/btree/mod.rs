@@ -47,7 +47,7 @@ pub(super) use extents::{FIRST, LAST, Position};
 pub(super) use insert::{NoBucket, Plan};
 pub(super) use lookup::Found;
 pub(super) use node::Node;
-pub(super) use presence::{LeafPlace, READ_AT_ONCE, Scanned, Which};
+pub(super) use presence::{EXTENT_BYTES, LeafPlace, READ_AT_ONCE, Scanned, Which};
 pub(super) use split::Fill;
 pub(super) use unwritten::{Span, Unwritten};
 pub(super) use write::write_plan;
@@ -66,8 +66,8 @@ pub(super) struct Tree {
 impl Tree {
     /// The nodes as they were read: of each level in order, from the leaves up.
     pub fn new(geometry: Geometry, magic: SetMagic, levels: Vec<Vec<Node>>) -> Tree {
-        let extents = levels.first().into_iter().flatten().map(Node::count).sum();
-        Tree { geometry, magic, levels, has_large_leaf: false, present: Present::new(extents) }
+        let present = Present::of(levels.first().into_iter().flatten());
+        Tree { geometry, magic, levels, has_large_leaf: false, present }
     }
 
     /// True if a leaf has got so many extents that leaves are to be written soon.
@@ -91,30 +91,22 @@ impl Tree {
         self.levels.iter().flatten().map(Node::key)
     }
 
-    /// All extents, in order. All leaves are present.
+    /// The extents in memory, in order: all of them, if all leaves are present.
     pub fn extents(&self) -> impl Iterator<Item = &Key> {
-        self.levels[0].iter().flat_map(|leaf| leaf.extents().iter())
+        let present = self.levels[0].iter().filter(|leaf| !leaf.is_absent());
+        present.flat_map(|leaf| leaf.extents().iter())
     }
 
-    /// Drops the extents that lead nowhere: of the leaves as they were read. `buckets` counts the
-    /// rest. Answers the dirty ones among those whose bucket was reused.
+    /// Drops the extents in memory that lead nowhere: of the leaves as they were read. `buckets`
+    /// counts the rest. Answers the dirty ones among those whose bucket was reused.
     ///
     /// # Errors
     /// The nodes are no tree (B1, B3).
     pub fn keep_live(&mut self, buckets: &mut Buckets) -> Result<Vec<Key>, String> {
         let mut gone = Vec::new();
-        for leaf in &mut self.levels[0] {
+        for leaf in self.levels[0].iter_mut().filter(|leaf| !leaf.is_absent()) {
             let before = leaf.count();
-            leaf.extents_mut().retain(|key| {
-                buckets.mark_seen(key);
-                let is_live = key.cached_at().is_some() && !buckets.is_stale(key);
-                if is_live {
-                    buckets.count(key);
-                } else if key.is_dirty() && key.cached_at().is_some() {
-                    gone.push(*key);
-                }
-                is_live
-            });
+            leaf.extents_mut().retain(|key| buckets.count_if_live(key, &mut gone));
             self.present.extents -= before - leaf.count();
         }
         self.check_state().map(|()| gone)

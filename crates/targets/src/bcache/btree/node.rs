@@ -78,7 +78,7 @@ impl Node {
     }
 
     /// How many extents a leaf has.
-    pub(super) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         match self.presence.get() {
             Presence::Absent { extents, .. } => extents as usize,
             _ => self.extents.len(),
@@ -105,7 +105,7 @@ impl Node {
     }
 
     /// A leaf becomes absent. Answers how many extents it has.
-    pub(super) fn leave(&mut self) -> usize {
+    pub fn leave(&mut self) -> usize {
         let extents = std::mem::take(&mut self.extents);
         let has_dirty = extents.iter().any(Key::is_dirty);
         self.presence.set(Presence::Absent { extents: extents.len() as u32, has_dirty });

@@ -29,7 +29,7 @@ use crate::bcache::canary::{Bug, planted};
 use crate::bcache::work;
 
 /// Bytes of memory of an extent, about: a chunk is at least half full.
-const EXTENT_BYTES: u64 = 32;
+pub(in super::super) const EXTENT_BYTES: u64 = 32;
 /// How many leaves are read at once at most.
 pub(in super::super) const READ_AT_ONCE: usize = 16;
 /// Units of work to look at a node, and to drop an extent.
@@ -99,9 +99,16 @@ pub(super) struct Present {
 }
 
 impl Present {
-    /// So many extents are in memory.
-    pub fn new(extents: usize) -> Present {
-        Present { extents, ..Present::default() }
+    /// Of these leaves.
+    pub fn of<'n>(leaves: impl Iterator<Item = &'n Node>) -> Present {
+        let mut present = Present::default();
+        for leaf in leaves {
+            match leaf.is_absent() {
+                true => present.absent += 1,
+                false => present.extents += leaf.count(),
+            }
+        }
+        present
     }
 
     /// True if each leaf is present, and none is about to leave: no search for absent ones is
@@ -294,6 +301,13 @@ impl Tree {
         self.present.extents += extents.len();
         self.present.absent -= 1;
         self.levels[0][index].enter(Extents::of(extents));
+    }
+
+    /// Of the extents of an absent leaf, these lead somewhere. It stays absent.
+    pub fn settle_absent(&mut self, place: &LeafPlace, extents: &[Key]) {
+        let Some(index) = self.still_absent(place) else { return };
+        let (count, has_dirty) = (extents.len() as u32, extents.iter().any(Key::is_dirty));
+        self.levels[0][index].set_presence(Presence::Absent { extents: count, has_dirty });
     }
 
     /// Marks leaves to leave until the rest takes `most` bytes, or the hand has passed each leaf

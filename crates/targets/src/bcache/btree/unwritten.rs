@@ -10,6 +10,7 @@ use cairn_block::yield_once;
 use cairn_format::bcache::{Key, SIZE_MAX};
 
 use super::Node;
+use super::extents::Position;
 use super::lookup::upper;
 use crate::bcache::work;
 
@@ -124,8 +125,13 @@ impl Unwritten {
 
     /// True if some of these sectors are among them.
     pub fn overlaps(&self, span: &Span) -> bool {
-        let first = self.spans.partition_point(|own| own.finish() <= span.begin());
-        self.spans.get(first).is_some_and(|own| own.begin() < span.finish())
+        self.overlaps_between(span.begin(), span.finish())
+    }
+
+    /// The same of the sectors between two positions.
+    pub fn overlaps_between(&self, from: Position, upto: Position) -> bool {
+        let first = self.spans.partition_point(|own| own.finish() <= from);
+        self.spans.get(first).is_some_and(|own| own.begin() < upto)
     }
 
     /// Where the first sectors begin.

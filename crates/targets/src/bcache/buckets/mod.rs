@@ -287,6 +287,19 @@ impl Buckets {
         }
     }
 
+    /// An extent as it was read, which the tree has if it leads somewhere. False if it does not;
+    /// `gone` gets it if it is dirty, and its bucket was reused.
+    pub fn count_if_live(&mut self, key: &Key, gone: &mut Vec<Key>) -> bool {
+        self.mark_seen(key);
+        let is_live = key.cached_at().is_some() && !self.is_stale(key);
+        if is_live {
+            self.count(key);
+        } else if key.is_dirty() && key.cached_at().is_some() {
+            gone.push(*key);
+        }
+        is_live
+    }
+
     // Allocation.
 
     /// How many there are.

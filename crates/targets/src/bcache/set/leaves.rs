@@ -19,7 +19,7 @@ use cairn_block::sync::atomic::{AtomicU8, Ordering};
 use cairn_block::{ConfigError, ConfigKind, Env, RequestId, yield_once};
 use cairn_format::bcache::load::Source;
 use cairn_format::bcache::node::Node as NodeRead;
-use cairn_format::bcache::{Key, OFFSET_MAX, SECTOR_BYTES};
+use cairn_format::bcache::{Key, OFFSET_MAX, SECTOR_BYTES, SetMagic};
 
 use super::Set;
 use super::core::Core;
@@ -162,16 +162,7 @@ impl Core {
             let geometry = set.superblock.geometry();
             (set.superblock.set_uuid().set_magic(), geometry.block_bytes())
         });
-        let node = NodeRead::read(bytes, leaf.pointer, magic, block_bytes);
-        if let Some(fault) = node.fault() {
-            return Err(fault.to_string());
-        }
-        let found = (node.end(), node.seq());
-        if found != (leaf.end, Some(leaf.seq)) {
-            let expected = (leaf.end, leaf.seq);
-            return Err(format!("found its end and number at {found:?}, expected {expected:?}"));
-        }
-        let mut extents = node.extents().map_err(|fault| fault.to_string())?;
+        let mut extents = decode(leaf, bytes, magic, block_bytes)?;
         self.with(|set| {
             extents.retain(|key| key.cached_at().is_some() && !set.buckets.is_stale(key));
         });
@@ -348,7 +339,8 @@ impl Core {
         ConfigError::new(ConfigKind::System, &self.cache.device().argument, error.to_string())
     }
 
-    fn memory_limit(&self) -> u64 {
+    /// The limit of the extents in memory, in bytes.
+    pub(in super::super) fn memory_limit(&self) -> u64 {
         canary::memory().unwrap_or_else(|| self.node_cache.load(Ordering::Relaxed))
     }
 
@@ -458,8 +450,27 @@ impl Set {
     }
 }
 
+/// The extents of a leaf on the device, stale ones too.
+pub(super) fn decode(
+    leaf: &LeafPlace,
+    bytes: &[u8],
+    magic: SetMagic,
+    block_bytes: usize,
+) -> Result<Vec<Key>, String> {
+    let node = NodeRead::read(bytes, leaf.pointer, magic, block_bytes);
+    if let Some(fault) = node.fault() {
+        return Err(fault.to_string());
+    }
+    let found = (node.end(), node.seq());
+    if found != (leaf.end, Some(leaf.seq)) {
+        let expected = (leaf.end, leaf.seq);
+        return Err(format!("found its end and number at {found:?}, expected {expected:?}"));
+    }
+    node.extents().map_err(|fault| fault.to_string())
+}
+
 /// What is read of a leaf.
-fn sectors_of(leaf: &LeafPlace) -> std::ops::Range<u64> {
+pub(super) fn sectors_of(leaf: &LeafPlace) -> std::ops::Range<u64> {
     let first = leaf.pointer.sector();
     first..first + leaf.end.div_ceil(SECTOR_BYTES) as u64
 }

@@ -1,5 +1,6 @@
 //! Tests of a tree that is not in memory as a whole.
 
+use super::super::set::{Core, Set};
 use super::*;
 
 const LARGE_LINE: &str = "0 90000 bcache b c 0";
@@ -102,7 +103,7 @@ fn a_leaf_that_is_damaged_while_it_is_not_in_memory_breaks_the_set() {
     let test = split_tree();
     limit(&test, "0");
     let node = test.with_target("v", |it: &Bcache| {
-        let leaf = |set: &super::super::set::Set| set.tree.absent_between((0, 0), (0, 1))[0];
+        let leaf = |set: &Set| set.tree.absent_between((0, 0), (0, 1))[0];
         it.look(leaf).expect("it is open")
     });
     let sector = node.pointer.sector();
@@ -118,7 +119,7 @@ fn a_leaf_that_is_damaged_while_it_is_not_in_memory_breaks_the_set() {
 /// Where the leaves of the first two extents and of the last two are on the cache device.
 fn two_leaves(test: &Fixture) -> [cairn_block::SectorRange; 2] {
     test.with_target("v", |it: &Bcache| {
-        let place = |set: &super::super::set::Set| {
+        let place = |set: &Set| {
             let last = (0, 16 + 2 * EXTENTS);
             let of = |from| set.tree.absent_between(from, (from.0, from.1 + 1))[0];
             [of((0, 16)), of((last.0, last.1 - 2))].map(|leaf| {
@@ -174,4 +175,160 @@ fn a_read_of_a_leaf_that_fails_once_the_leaf_was_read_by_another_task_changes_no
     assert_eq!(test.ends.of("read"), Some(Ok(())));
     assert_eq!((number(&test, "io_disable"), segs.to_vec()[0]), (0, byte_of(0)));
     assert_contents(&test, (0..EXTENTS).step_by(50));
+}
+
+/// Clean extents in many leaves, and their set.
+fn clean_tree() -> (Fixture, Arc<Core>) {
+    let uuid = Uuid([3; 16]);
+    let cache = clean_cache_of(&scattered(), &[UuidEntry { uuid, ..UuidEntry::default() }]);
+    let [_, backing] = large(&[]);
+    let test = Fixture::new([("c", cache), ("b", backing)]);
+    test.load("v", "0 90000 bcache b c 1 keep_clean");
+    let core = test.with_target("v", |it: &Bcache| it.core.clone()).expect("it has a cache");
+    assert!(core.with(|set| set.tree.leaves()) > 16);
+    (test, core)
+}
+
+/// Empties some buckets. Answers how many checkpoints that took, and how many nodes were read.
+fn evict(test: &Fixture, core: &Arc<Core>) -> (u64, usize) {
+    let (cached, before) = (cached(core), core.with(|set| set.changes.freed));
+    test.forget();
+    let own = core.clone();
+    let evicted = test.sim.block_on(0, |env| async move {
+        own.change(&env, async |session| session.evict().await).await
+    });
+    assert!(evicted.expect("the drives are well"), "there are buckets with clean data");
+    assert!(cached > self::cached(core) + 1000, "some thousand extents leave");
+    (core.with(|set| set.changes.freed) - before, node_reads(test))
+}
+
+/// How many extents the set has.
+fn cached(core: &Core) -> usize {
+    core.with(|set| (0..set.tree.leaves()).map(|leaf| set.tree.count_of(leaf)).sum())
+}
+
+/// How many nodes were read: each begins a bucket, and has more than an extent.
+fn node_reads(test: &Fixture) -> usize {
+    let is_node = |(op, at, count): &(Op, u64, u64)| *op == Op::Read && at % 128 == 0 && *count > 8;
+    test.ops("c").iter().filter(|op| is_node(op)).count()
+}
+
+#[test]
+fn an_eviction_reads_each_absent_leaf_once_and_has_few_checkpoints() {
+    let (test, core) = clean_tree();
+    // Its victims: those with the least data, everywhere in the tree.
+    for some in scattered().chunks(128).step_by(8) {
+        let (first, last) = (some[0].start(), some[some.len() / 2].end());
+        test.discard("v", first - 16, last - first).expect("the drives are well");
+    }
+    test.flush("v").expect("the drives are well");
+    test.run(Duration::from_secs(60));
+    limit(&test, "0");
+    assert_eq!(number(&test, "btree_cache_used"), 0);
+    let leaves = core.with(|set| set.tree.leaves());
+    let (checkpoints, reads) = evict(&test, &core);
+    assert_eq!(reads, leaves);
+    // Once for each sixteen leaves, and the last.
+    assert_eq!(checkpoints, leaves.div_ceil(16) as u64 + 1);
+}
+
+#[test]
+fn leaves_that_the_device_has_leave_without_a_checkpoint() {
+    let (test, core) = clean_tree();
+    test.write("v", 0, 1, 7).expect("the drives are well");
+    test.flush("v").expect("the drives are well");
+    let freed = |core: &Core| core.with(|set| (set.changes.freed, set.changes.behind()));
+    let before = freed(&core);
+    assert!(before.1 > 0, "a leaf is behind");
+    limit(&test, "400000");
+    assert!(number(&test, "btree_cache_used") <= 400_000);
+    assert_eq!(freed(&core), before);
+    limit(&test, "0");
+    assert_eq!(number(&test, "btree_cache_used"), 0);
+    assert!(freed(&core).0 > before.0, "its leaf takes one");
+}
+
+/// A part of the tree fits; requests and a drain need all of it.
+#[test]
+fn the_extents_in_memory_keep_the_limit_while_requests_and_a_drain_need_all_of_them() {
+    let extents = scattered();
+    let [cache, backing] = large(&extents);
+    let test = Fixture::new([("c", cache), ("b", backing)]);
+    test.load("v", LARGE_LINE);
+    test.message("v", &["set", "writeback_running", "0"]).expect("in its range");
+    let leaf = number(&test, "btree_cache_used") / number(&test, "btree_nodes");
+    limit(&test, "400000");
+    // Beyond it: what was read for one request, or for sixteen leaves of a batch.
+    let check = |leaves: u64| {
+        let used = number(&test, "btree_cache_used");
+        assert!(used <= 400_000 + leaves * 2 * leaf, "{used} with {leaf} for each leaf");
+    };
+    let rng = &mut fastrand::Rng::with_seed(5);
+    for _ in 0..500 {
+        let key = extents[rng.usize(..extents.len())];
+        test.read("v", key.start() - 16, 1).expect("the drives are well");
+        test.run(Duration::from_millis(20));
+        check(1);
+    }
+    let volume = test.volume("v");
+    let ended = Rc::new(RefCell::new(None));
+    let own = ended.clone();
+    test.sim.block_on(0, |env| {
+        env.clone().spawn(async move {
+            let drained = volume.drain_caches(&env).await.map_err(|error| error.to_string());
+            *own.borrow_mut() = Some(drained);
+        });
+        std::future::ready(())
+    });
+    while ended.borrow().is_none() {
+        test.run(Duration::from_millis(1));
+        check(16);
+    }
+    ended.borrow_mut().take().expect("it has ended").expect("the drives are well");
+    assert_eq!(number(&test, "dirty_data"), 0);
+}
+
+#[test]
+fn requests_for_many_leaves_wait_for_others_to_leave_beyond_the_limit() {
+    let extents = scattered();
+    let [cache, backing] = large(&extents);
+    let test = Fixture::new([("c", cache), ("b", backing)]);
+    test.load("v", LARGE_LINE);
+    test.message("v", &["set", "writeback_running", "0"]).expect("in its range");
+    let whole = number(&test, "btree_cache_used");
+    let leaves = test.with_target("v", |it: &Bcache| it.look(|set| set.tree.leaves() as u64));
+    let leaves = leaves.expect("it is open");
+    assert!(leaves > 20, "more than are read together");
+    limit(&test, "0");
+    let count = extents.iter().step_by(100).map(|key| {
+        let at = key.start() - 16;
+        test.start("v", "read", |env| Io::read(range(at, 1), env.segs(SectorCount(1))));
+    });
+    let count = count.count();
+    while test.labels().len() < count {
+        test.run(Duration::from_micros(100));
+        let used = number(&test, "btree_cache_used");
+        assert!(used <= whole * 18 / leaves, "{used} of {whole} in {leaves} leaves");
+    }
+}
+
+#[test]
+fn a_start_keeps_the_limit_and_finds_what_one_with_all_leaves_in_memory_finds() {
+    let [cache, backing] = large(&scattered());
+    let test = Fixture::new([("c", cache), ("b", backing)]);
+    test.load("v", LARGE_LINE);
+    let whole = number(&test, "btree_cache_used");
+    let [dirty, buckets] = ["dirty_data", "cache_available_percent"].map(|it| number(&test, it));
+    for bytes in ["0", "300000"] {
+        limit(&test, bytes);
+        test.suspend("v", SuspendMode::Flush);
+        test.resume("v").expect("it is sound");
+        let used = number(&test, "btree_cache_used");
+        assert!(used <= bytes.parse().expect("a number"), "{used} of {whole}");
+        assert_eq!(number(&test, "dirty_data"), dirty);
+        assert_eq!(number(&test, "cache_available_percent"), buckets);
+    }
+    drain(&test).expect("the drives are well");
+    assert_eq!(number(&test, "dirty_data"), 0);
+    assert_eq!(state_of(&test), Value::State("clean"));
 }

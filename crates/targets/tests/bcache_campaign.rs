@@ -126,8 +126,9 @@ impl Scenario for Bcache {
             use cairn_targets::bcache::canary;
             let is_plain = shape.shortest > 1;
             canary::work_in_pieces((rng.bool() && !is_plain).then_some(8));
-            // No leaf stays in memory for long.
-            canary::keep_in_memory((rng.bool() && !is_plain).then_some(0));
+            // All leaves stay in memory, none for long, or about half of them.
+            let bytes = [None, Some(0), Some(4096)][rng.usize(..3)];
+            canary::keep_in_memory(bytes.filter(|_| !is_plain));
         }
         let maps = self.zones.map(|_| Arc::default());
         (Case { shape, maps }, shape.drives())

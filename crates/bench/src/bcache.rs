@@ -30,7 +30,7 @@ use super::recovery::Memory;
 use super::row::{Report, Row, Samples};
 use super::{
     bcachebursts, bcachedrain, bcachedsync, bcachegc, bcachehits, bcacheinserts, bcachekernel,
-    bcachemisses, bcachestream, bcacheworkers,
+    bcachelimit, bcachemisses, bcachestream, bcacheworkers,
 };
 
 const NAME: &str = "bcache";
@@ -70,6 +70,7 @@ pub fn run(settings: &Settings) -> Outcome<Report> {
     }
     // The drains measure memory, which what runs before them may have given back.
     bcachedrain::run(NAME, settings, &mut report)?;
+    bcachelimit::run(NAME, settings, &mut report)?;
     bcachehits::run(NAME, settings, &mut report)?;
     bcachedsync::run(NAME, settings, &mut report)?;
     bcachegc::run(NAME, settings, &mut report)?;

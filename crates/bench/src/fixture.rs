@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use cairn_backends::MemoryDisk;
 use cairn_block::{
-    ConfigError, ConfigKind, Disk, Env, FailureCount, Identity, Opener, ReactorId, Registry,
-    Sector, SectorCount, Table, TableContext, TableLine, TargetType, TargetTypes,
+    ConfigError, ConfigKind, Disk, Env, FailureCount, Identity, MappedDevice, Opener, ReactorId,
+    Registry, Sector, SectorCount, SuspendMode, Table, TableContext, TableLine, TargetType,
+    TargetTypes,
 };
 use cairn_outcome::failure::{Outcome, system, wrong};
 use cairn_reactor::{Options, Reactors, RingKind};
@@ -165,6 +166,32 @@ impl Fixture {
             volume.drain_caches(&env).await.map(|()| began.elapsed())
         });
         drained.map_err(|error| ConfigError::new(ConfigKind::System, name, error.to_string()))
+    }
+
+    /// The volume of this name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn mapped(&self, name: &str) -> Outcome<Arc<MappedDevice>> {
+        self.registry.volume(name)
+    }
+
+    /// Suspends a volume.
+    ///
+    /// # Errors
+    /// There is none, or its last commit failed.
+    pub fn suspend(&self, name: &str) -> Outcome<()> {
+        let volume = self.registry.volume(name)?;
+        self.on(|env| async move { volume.suspend(&env, SuspendMode::Flush).await })
+    }
+
+    /// Resumes it.
+    ///
+    /// # Errors
+    /// There is none, or its table cannot start.
+    pub fn resume(&self, name: &str) -> Outcome<()> {
+        let volume = self.registry.volume(name)?;
+        self.on(|env| async move { volume.resume(&env).await?.whole() })
     }
 
     /// Ends a volume: it commits and stops.

@@ -24,6 +24,7 @@ mod bcachegc;
 mod bcachehits;
 mod bcacheinserts;
 mod bcachekernel;
+mod bcachelimit;
 mod bcachemisses;
 mod bcachestream;
 mod bcacheworkers;

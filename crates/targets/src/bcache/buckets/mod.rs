@@ -287,8 +287,8 @@ impl Buckets {
         }
     }
 
-    /// An extent as it was read, which the tree has if it leads somewhere. False if it does not;
-    /// `gone` gets it if it is dirty, and its bucket was reused.
+    /// Counts an extent that was read from a leaf. False if its bucket was reused, or it has none:
+    /// the tree drops it. A dirty extent whose bucket was reused is added to `gone`.
     pub fn count_if_live(&mut self, key: &Key, gone: &mut Vec<Key>) -> bool {
         self.mark_seen(key);
         let is_live = key.cached_at().is_some() && !self.is_stale(key);

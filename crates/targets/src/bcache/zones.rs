@@ -309,11 +309,16 @@ impl Bcache {
              map is replaced",
             self.config.volume
         );
-        let Some(intent) = backing.intent() else { return };
-        let mut map = zones.map_of(backing);
-        map.cache_seq = intent.cache_seq;
-        map.mark_words(&zones.named().0);
-        if !keep_zones(zones.maps.as_ref(), &zones.name, map.encode_slot(0)).await {
+        let is_kept = match backing.intent() {
+            Some(intent) => {
+                let mut map = zones.map_of(backing);
+                map.cache_seq = intent.cache_seq;
+                map.mark_words(&zones.named().0);
+                keep_zones(zones.maps.as_ref(), &zones.name, map.encode_slot(0)).await
+            }
+            None => false,
+        };
+        if !is_kept {
             zones.forget(backing.uuid());
         }
     }

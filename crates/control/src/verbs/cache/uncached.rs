@@ -63,11 +63,13 @@ impl Verbs {
     /// The new record of a volume that went on without a cache that its record has; none of
     /// another volume. A swap that is under way has a record of its own.
     fn record_uncached(&self, volume: &MappedDevice) -> Option<Record> {
+        if !cache_lines(volume).iter().any(CacheLine::went_on_alone) {
+            return None;
+        }
         let record = self.changes.record_of(volume.volume());
         let table = self.world.printed(volume.volume()).ok()??;
         let is_recorded = is_same_table(record.table.as_deref(), Some(&table));
-        let has_left = || cache_lines(volume).iter().any(CacheLine::went_on_alone);
-        let is_new = !is_recorded && record.former.is_none() && has_left();
+        let is_new = !is_recorded && record.former.is_none();
         is_new.then_some(Record { table: Some(table), ..record })
     }
 }

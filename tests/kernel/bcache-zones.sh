@@ -44,10 +44,14 @@ zones() {
 }
 # lost: the zones that may be lost without the cache, by the map or, if that does not count, by none
 lost() {
-  "$CAIRN" check lost.img --list-lost --json --zones vm.state.zones-vm >list.json 2>said || true
-  if grep -q "all may be lost" said; then
-    "$CAIRN" check lost.img --list-lost --json >list.json || true
+  local code=0
+  "$CAIRN" check lost.img --list-lost --json --zones vm.state.zones-vm >list.json 2>said || code=$?
+  # A map that does not count is refused.
+  if [ "$code" = 1 ] && grep -q "all may be lost" said; then
+    code=0
+    "$CAIRN" check lost.img --list-lost --json >list.json 2>said || code=$?
   fi
+  [ "$code" = 5 ] || fail "check --list-lost: exit code $code, expected 5: $(cat said)" >&2
   jq -r '.[0].lost[0].ranges[] | "\(.offset) \(.length)"' list.json | zones
 }
 # loses ZONES WHAT: the cache is thrown away, and the list has these zones

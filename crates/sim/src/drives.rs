@@ -1,8 +1,8 @@
 //! Timing models of drives: when each operation ends, in virtual time.
 //!
-//! A model knows ranges, times and its own figures; it holds no contents and names no target. Who
-//! uses one ([`Timing`]) sends it arrivals, asks when it next has something to do, and is told
-//! which operations ended.
+//! A model knows ranges, times and its own figures; it holds no contents and names no target. Its
+//! caller ([`Timing`]) sends it arrivals, and asks when the model next has something to do. The
+//! model then tells which operations ended.
 //!
 //! - [`Hdd`]: one arm, command queueing, a volatile write cache. [`Ssd`]: a command path and
 //!   parallel units. [`Raid5`]: md's rule over members. Linear and striped volumes are the real

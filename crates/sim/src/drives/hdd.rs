@@ -329,7 +329,6 @@ impl Hdd {
             let command = Command { operation, since: now };
             self.decoding.push_back((now + self.figures.command, command));
         }
-        self.meter.used.merges = self.queue.merges();
     }
 
     fn choose(&self, now: Time) -> Choice {
@@ -473,7 +472,7 @@ impl Timing for Hdd {
     }
 
     fn used(&self) -> Used {
-        let mut used = self.meter.used;
+        let mut used = Used { merges: self.queue.merges(), ..self.meter.used };
         let now = self.meter.now();
         // The work under way is counted whole when it starts.
         let ahead = self.busy.as_ref().map_or(0, |(end, _)| end.0.saturating_sub(now.0));

@@ -255,7 +255,6 @@ impl Ssd {
             let Some(operation) = self.queue.pop() else { break };
             self.start(operation, now);
         }
-        self.meter.used.merges = self.queue.merges();
     }
 
     fn start(&mut self, operation: Operation, now: Time) {
@@ -302,7 +301,7 @@ impl Timing for Ssd {
     }
 
     fn used(&self) -> Used {
-        let mut used = self.meter.used;
+        let mut used = Used { merges: self.queue.merges(), ..self.meter.used };
         let now = self.meter.now();
         // What is on the path is counted whole when it starts.
         let ahead = self.path_free.0.saturating_sub(now.0);

@@ -1,3 +1,5 @@
+//! What the arm does first, streams that lose no turn, room in the cache, and times that add up.
+
 use super::super::testing::{arrival, conserve, finish};
 use super::*;
 

@@ -1,3 +1,5 @@
+//! Jobs of an array beside counts by hand and by row.
+
 use super::super::ssd::{Ssd, SsdFigures};
 use super::super::testing::{arrival, conserve, finish};
 use super::*;

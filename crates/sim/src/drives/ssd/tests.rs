@@ -1,3 +1,5 @@
+//! Flushes of a drive without an arm, and the end of each operation.
+
 use super::super::testing::{arrival, conserve, finish};
 use super::*;
 

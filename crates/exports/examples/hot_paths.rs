@@ -237,8 +237,8 @@ const BCACHE_SETTINGS: [&str; 2] = ["set sequential_cutoff 0", "set writeback_ru
 /// Sectors of a backing device before its data.
 const BACKING_FIRST: u64 = 16;
 
-/// Writes the superblocks of a new set, `bcache`, and of a backing device of it. Answers the cache,
-/// whose memory goes when nobody has it open.
+/// Writes the superblocks of a new set, `bcache`, and of a backing device of it. Answers the cache:
+/// the registry drops its memory when the last user closes it.
 async fn make_set(env: Env, registry: Rc<Registry>, beneath: String) -> Arc<dyn Disk> {
     let (set_uuid, uuid) = (Uuid([2; 16]), Uuid([3; 16]));
     let cache = NewCache {

@@ -381,6 +381,11 @@ impl Env {
         self.0.slots.in_use()
     }
 
+    /// How many requests have ended.
+    pub fn requests_ended(&self) -> u64 {
+        self.0.slots.ended()
+    }
+
     /// True once the world is ending: an error may have no other cause.
     pub fn is_ending(&self) -> bool {
         self.0.ending.get()

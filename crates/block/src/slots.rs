@@ -20,6 +20,8 @@ struct Inner {
     slots: Vec<Slot>,
     #[expect(clippy::vec_box, reason = "the boxes themselves are recycled")]
     free: Vec<Box<Request>>,
+    /// How many requests were given back.
+    ended: u64,
 }
 
 /// The slots of one reactor.
@@ -53,6 +55,12 @@ impl Slots {
         slot.generation = slot.generation.wrapping_add(1);
         request.id.generation = slot.generation;
         inner.free.push(request);
+        inner.ended += 1;
+    }
+
+    /// How many requests have ended.
+    pub fn ended(&self) -> u64 {
+        self.inner.borrow().ended
     }
 
     /// Leaves a request in its slot until it is completed by id.

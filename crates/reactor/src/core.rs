@@ -102,6 +102,11 @@ impl Core {
         self.tasks.timers.borrow().next()
     }
 
+    /// How often a task ran.
+    pub fn polled(&self) -> u64 {
+        self.tasks.executor.polled()
+    }
+
     /// True if no task is runnable.
     pub fn is_idle(&self) -> bool {
         self.tasks.executor.is_idle()

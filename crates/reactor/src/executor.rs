@@ -51,6 +51,8 @@ pub(crate) struct Executor {
     next_key: Cell<u64>,
     /// The tasks that run in this pass; those woken by it go to `queue`.
     batch: RefCell<VecDeque<Runnable>>,
+    /// How often a task ran.
+    polled: Cell<u64>,
 }
 
 thread_local! {
@@ -70,6 +72,7 @@ impl Executor {
             unfinished: Rc::default(),
             next_key: Cell::default(),
             batch: RefCell::default(),
+            polled: Cell::default(),
         }
     }
 
@@ -101,11 +104,17 @@ impl Executor {
         let mut batch = self.batch.take();
         std::mem::swap(&mut batch, &mut *self.queue.0.lock());
         let any = !batch.is_empty();
+        self.polled.set(self.polled.get() + batch.len() as u64);
         for runnable in batch.drain(..) {
             runnable.run();
         }
         self.batch.replace(batch);
         any
+    }
+
+    /// How often a task ran.
+    pub fn polled(&self) -> u64 {
+        self.polled.get()
     }
 
     pub fn is_idle(&self) -> bool {

@@ -25,25 +25,33 @@
 //! It panics if a caller breaks these rules: requests are aligned, inside the drive, with data as
 //! long as the range, and the data of a write does not change before it completes.
 
+mod light;
+mod stamps;
+mod versions;
+
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{
     CopyError, Disk, Env, Flags, Flow, FlushGate, Io, IoError, IoResult, Limits, Nature, Op,
-    Request, SECTOR_BYTES, Sector, SectorCount, SectorRange,
+    Request, RequestId, Sector, SectorCount, SectorRange, Segs,
 };
 use parking_lot::Mutex;
 
+use crate::drives::Timing;
 use crate::faults::Faults;
 use crate::image::Image;
 use crate::mechanics::{InFlight, Mechanics};
 use crate::spindle::{Pending, Queue, Spindle};
 use crate::stamp;
+use light::Light;
+use versions::Versions;
 
-const SECTOR: usize = SECTOR_BYTES as usize;
+/// Why a drive that keeps less than all contents cannot answer.
+const NO_VERSIONS: &str = "the drive does not keep all contents and their versions";
 
 /// How long operations take.
 #[derive(Clone, Copy, Debug)]
@@ -124,79 +132,111 @@ impl DriveOptions {
     }
 }
 
+/// What a drive remembers of its contents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contents {
+    /// All, with all versions since the last flush: for power cuts.
+    All,
+    /// The bytes of requests with [`Flags::META`], and of data its place only.
+    Metadata,
+    /// As `Metadata`, and of stamped data ([`crate::Content`]) its stamps: for checking what is
+    /// read.
+    Stamps,
+}
+
+/// The properties of a drive with a timing model ([`crate::drives`]).
+#[derive(Clone, Debug)]
+pub struct TimedOptions {
+    /// Its name in table lines.
+    pub name: String,
+    /// Smallest addressable unit in bytes.
+    pub logical_block: u32,
+    /// What it remembers.
+    pub contents: Contents,
+}
+
 /// Names an operation of a drive, in order of submission.
 pub type OpId = u64;
 
-/// What an operation writes into its sectors.
-#[derive(Clone)]
-enum Fill {
-    Bytes(Arc<[u8]>),
-    Zero,
+/// What a drive remembers.
+enum Memory {
+    Versions(Versions),
+    Light(Light),
 }
 
-impl Fill {
-    /// The sector at `index` of the operation's range.
-    fn sector(&self, index: usize) -> [u8; SECTOR] {
+impl Memory {
+    /// # Panics
+    /// It knows no versions.
+    fn versions(&self) -> &Versions {
         match self {
-            Fill::Zero => [0; SECTOR],
-            Fill::Bytes(bytes) => {
-                let bytes = &bytes[index * SECTOR..(index + 1) * SECTOR];
-                bytes.try_into().expect("one sector is one sector long")
-            }
+            Memory::Versions(versions) => versions,
+            Memory::Light(_) => panic!("{NO_VERSIONS}"),
+        }
+    }
+
+    fn versions_mut(&mut self) -> &mut Versions {
+        match self {
+            Memory::Versions(versions) => versions,
+            Memory::Light(_) => panic!("{NO_VERSIONS}"),
+        }
+    }
+
+    fn sectors(&self) -> SectorCount {
+        match self {
+            Memory::Versions(versions) => versions.visible.sectors(),
+            Memory::Light(light) => light.sectors(),
+        }
+    }
+
+    /// An operation ends. Answers how.
+    fn end(
+        &mut self,
+        done: &Started,
+        options: &DriveOptions,
+        rng: &RefCell<fastrand::Rng>,
+    ) -> IoResult {
+        match self {
+            Memory::Versions(versions) => versions.end(done, options, &mut rng.borrow_mut()),
+            Memory::Light(light) => match done.error {
+                Some(error) => Err(error),
+                None => {
+                    light.end(done);
+                    Ok(())
+                }
+            },
         }
     }
 }
 
 /// An operation in flight.
-struct Running {
-    op: Op,
-    fua: bool,
-    range: SectorRange,
-    fill: Option<Fill>,
-    result: IoResult,
-    /// A flush or FUA write that fails and loses the volatile writes.
-    loses: bool,
-    /// For a flush: how many writes had completed when it was submitted.
-    completed_before: u64,
-    /// For a read that may be torn: what its range held when it was submitted.
-    before: Vec<u8>,
-}
-
-impl Running {
-    /// A read or write that succeeds and takes no time.
-    fn at_once(op: Op, range: SectorRange) -> Running {
-        Running {
-            op,
-            fua: false,
-            range,
-            fill: None,
-            result: Ok(()),
-            loses: false,
-            completed_before: 0,
-            before: Vec::new(),
-        }
-    }
-}
-
-/// A completed write of one sector that is not durable.
-struct Version {
-    op: OpId,
-    /// Its position in the order of completion.
-    completed: u64,
-    bytes: [u8; SECTOR],
+pub(crate) struct Started {
+    /// Its name, of those that a memory of versions gave.
+    pub id: OpId,
+    pub op: Op,
+    pub flags: Flags,
+    pub range: SectorRange,
+    pub request: RequestId,
+    /// Where a read puts its data; where a write took its data from. Empty if the memory does not
+    /// look at it.
+    pub segs: Segs,
+    /// The index of a write.
+    pub write: Option<u64>,
+    /// That of a planted fault.
+    pub error: Option<IoError>,
 }
 
 struct State {
-    visible: Image,
-    durable: Image,
-    /// Per sector, in order of completion: the writes that `visible` has and `durable` has not.
-    volatile: BTreeMap<u64, Vec<Version>>,
-    running: BTreeMap<OpId, Running>,
-    next_op: OpId,
-    completed: u64,
-    /// A fault lost completed writes ([`crate::Effect::Lose`]).
-    lost: bool,
+    memory: Memory,
+    /// What waits for the arm of [`DriveOptions::spindle`].
     queue: Queue,
+}
+
+/// What a drive knows of its timing model, which its world has.
+struct Model {
+    /// Its number in the world.
+    number: usize,
+    nature: Nature,
+    limits: Limits,
 }
 
 /// The part of a drive that operations in flight keep alive.
@@ -204,6 +244,7 @@ pub(crate) struct DriveShared {
     options: DriveOptions,
     faults: Faults,
     state: Mutex<State>,
+    model: Option<Model>,
 }
 
 /// A simulated drive, as one process uses it.
@@ -218,29 +259,62 @@ struct Medium(Arc<DriveShared>);
 impl SimDrive {
     /// A drive that holds `image`, durably.
     pub fn new(options: DriveOptions, image: Image) -> SimDrive {
-        let state = State {
-            visible: image.clone(),
-            durable: image,
-            volatile: BTreeMap::new(),
-            running: BTreeMap::new(),
-            next_op: 0,
-            completed: 0,
-            lost: false,
-            queue: Queue::default(),
-        };
-        let state = Mutex::new(state);
-        let shared = Arc::new(DriveShared { options, faults: Faults::default(), state });
+        let memory = Memory::Versions(Versions::new(image));
+        SimDrive::with(options, memory, None)
+    }
+
+    fn with(options: DriveOptions, memory: Memory, model: Option<Model>) -> SimDrive {
+        let state = Mutex::new(State { memory, queue: Queue::default() });
+        let shared = Arc::new(DriveShared { options, faults: Faults::default(), state, model });
         SimDrive { shared, gate: Arc::default() }
+    }
+
+    /// A drive which holds `image`. Its world has its timing model, under this number.
+    pub(crate) fn timed(
+        options: TimedOptions,
+        image: Image,
+        model: &dyn Timing,
+        number: usize,
+    ) -> SimDrive {
+        let memory = match options.contents {
+            Contents::All => Memory::Versions(Versions::new(image)),
+            Contents::Metadata => Memory::Light(Light::new(image, false)),
+            Contents::Stamps => Memory::Light(Light::new(image, true)),
+        };
+        let options = DriveOptions {
+            logical_block: options.logical_block,
+            volatile_cache: model.nature().volatile,
+            ..DriveOptions::named(&options.name)
+        };
+        let model = Model { number, nature: model.nature(), limits: model.limits() };
+        SimDrive::with(options, memory, Some(model))
+    }
+
+    /// The number of its timing model, if it has one.
+    pub(crate) fn model_number(&self) -> Option<usize> {
+        self.shared.model.as_ref().map(|model| model.number)
+    }
+
+    /// The part that its world keeps.
+    pub(crate) fn shared(&self) -> &Arc<DriveShared> {
+        &self.shared
     }
 
     /// The same drive, for a process that starts after another was killed, in a world of its own.
     /// It keeps the volatile writes, and its operations in flight have ended as a kill ends them.
+    ///
+    /// # Panics
+    /// It has a timing model, or keeps no versions.
     #[must_use]
     pub fn after_kill(&self) -> SimDrive {
         let mut state = self.shared.state.lock();
-        state.end_in_flight(self.shared.options.logical_block);
+        let name = &self.shared.options.name;
+        assert!(self.shared.model.is_none(), "{name}: its model knows of no kill");
+        state.queue = Queue::default();
+        let versions = state.memory.versions_mut();
+        versions.end_in_flight(self.shared.options.logical_block);
         if !self.shared.options.volatile_cache {
-            state.settle_all(u64::MAX);
+            versions.settle_all(u64::MAX);
         }
         drop(state);
         SimDrive { shared: self.shared.clone(), gate: Arc::default() }
@@ -253,228 +327,35 @@ impl SimDrive {
 
     /// True if a fault lost completed writes since the last power cut.
     pub fn lost_writes(&self) -> bool {
-        self.shared.state.lock().lost
+        match &self.shared.state.lock().memory {
+            Memory::Versions(versions) => versions.lost,
+            Memory::Light(_) => false,
+        }
     }
 
     /// What reads see now.
+    ///
+    /// # Panics
+    /// As all that looks at versions: it does not keep all contents.
     pub fn visible(&self) -> Image {
-        self.shared.state.lock().visible.clone()
+        self.shared.state.lock().memory.versions().visible.clone()
     }
 
     /// What certainly survives a power cut now.
     pub fn durable(&self) -> Image {
-        self.shared.state.lock().durable.clone()
+        self.shared.state.lock().memory.versions().durable.clone()
     }
 
     /// Changes the size, as a file that grew or shrank. Nothing may be in flight beyond a smaller
     /// size.
     pub fn resize(&self, sectors: SectorCount) {
-        let mut state = self.shared.state.lock();
-        state.visible.resize(sectors);
-        state.durable.resize(sectors);
-        state.volatile.retain(|&sector, _| sector < sectors.0);
+        self.shared.state.lock().memory.versions_mut().resize(sectors);
     }
 
     /// What the drive holds after a power cut now.
     pub fn power_cut(&self, rng: &mut fastrand::Rng) -> Image {
-        self.shared.state.lock().power_cut(rng, self.shared.options.logical_block)
-    }
-}
-
-/// What a power cut does to one volatile write.
-#[derive(Clone, Copy)]
-enum Fate {
-    Kept,
-    Lost,
-    /// Each logical block is kept with this chance of 256.
-    Torn(u8),
-}
-
-/// How likely one power cut keeps or tears a volatile write; extremes matter as much as mixtures.
-#[derive(Clone, Copy)]
-struct Odds {
-    kept_of_16: u8,
-    torn_of_16: u8,
-}
-
-impl Odds {
-    fn draw(rng: &mut fastrand::Rng) -> Odds {
-        let kept_of_16 = match rng.u8(..8) {
-            0 => 0,
-            1 => 16,
-            2 => 15,
-            3 => 1,
-            _ => rng.u8(2..15),
-        };
-        Odds { kept_of_16, torn_of_16: if rng.bool() { rng.u8(..8) } else { 0 } }
-    }
-
-    fn fate(self, rng: &mut fastrand::Rng) -> Fate {
-        if rng.u8(..16) < self.torn_of_16 {
-            Fate::Torn(rng.u8(..))
-        } else if rng.u8(..16) < self.kept_of_16 {
-            Fate::Kept
-        } else {
-            Fate::Lost
-        }
-    }
-}
-
-impl State {
-    fn power_cut(&self, rng: &mut fastrand::Rng, block: u32) -> Image {
-        let odds = Odds::draw(rng);
-        let mut fates: BTreeMap<OpId, Fate> = BTreeMap::new();
-        for op in self.volatile.values().flatten().map(|version| version.op) {
-            fates.entry(op).or_insert(Fate::Lost);
-        }
-        for fate in fates.values_mut() {
-            *fate = odds.fate(rng);
-        }
-        let mut image = self.durable.clone();
-        let mut survivors: BTreeMap<OpId, Survivors> = BTreeMap::new();
-        for (sector, versions) in &self.volatile {
-            for version in versions {
-                let fate = || Survivors::new(fates[&version.op], block);
-                if survivors.entry(version.op).or_insert_with(fate).has(*sector, rng) {
-                    image.write(Sector(*sector), &version.bytes);
-                }
-            }
-        }
-        for running in self.running.values() {
-            let Some(fill) = &running.fill else { continue };
-            let mut survivors = Survivors::new(odds.fate(rng), block);
-            for index in 0..running.range.count.0 {
-                let sector = running.range.start.0 + index;
-                if survivors.has(sector, rng) {
-                    image.write(Sector(sector), &fill.sector(index as usize));
-                }
-            }
-        }
-        image
-    }
-
-    /// Ends the operations in flight, because the process that used the drive was killed.
-    fn end_in_flight(&mut self, block: u32) {
-        let mut rng = fastrand::Rng::with_seed(self.next_op ^ self.completed.rotate_left(32));
-        self.queue = Queue::default();
-        for (op, running) in std::mem::take(&mut self.running) {
-            let done = running.result.is_ok() && rng.bool();
-            let fate = if done { Fate::Kept } else { Fate::Torn(rng.u8(..)) };
-            if running.fill.is_some() {
-                self.apply_all(op, &running, Survivors::new(fate, block), &mut rng);
-            }
-            if done && running.op == Op::Flush {
-                self.settle_all(running.completed_before);
-            }
-        }
-    }
-
-    /// Makes an operation visible in those sectors of its range that `survivors` has.
-    fn apply_all(
-        &mut self,
-        op: OpId,
-        running: &Running,
-        mut survivors: Survivors,
-        rng: &mut fastrand::Rng,
-    ) {
-        if let Some(fill) = &running.fill {
-            for index in 0..running.range.count.0 {
-                if survivors.has(running.range.start.0 + index, rng) {
-                    self.apply(op, running.range, index, fill.sector(index as usize));
-                }
-            }
-        }
-        self.completed += 1;
-    }
-
-    /// The data of a read.
-    fn read(&self, running: &Running, rng: &mut fastrand::Rng) -> Vec<u8> {
-        let mut bytes = vec![0; running.range.to_bytes() as usize];
-        self.visible.read(running.range.start, &mut bytes);
-        if running.before.is_empty() {
-            return bytes;
-        }
-        for (now, before) in bytes.chunks_mut(SECTOR).zip(running.before.chunks(SECTOR)) {
-            if now != before && rng.bool() {
-                now.copy_from_slice(before);
-            }
-        }
-        for other in self.running.values() {
-            let Some(fill) = &other.fill else { continue };
-            for sector in other.range.start.0..other.range.end().0 {
-                let inside = sector >= running.range.start.0 && sector < running.range.end().0;
-                if inside && rng.bool() {
-                    let at = (sector - running.range.start.0) as usize * SECTOR;
-                    let index = (sector - other.range.start.0) as usize;
-                    bytes[at..at + SECTOR].copy_from_slice(&fill.sector(index));
-                }
-            }
-        }
-        bytes
-    }
-
-    /// Makes a write visible in one sector.
-    fn apply(&mut self, op: OpId, range: SectorRange, index: u64, bytes: [u8; SECTOR]) {
-        let sector = Sector(range.start.0 + index);
-        self.visible.write(sector, &bytes);
-        let completed = self.completed;
-        self.volatile.entry(sector.0).or_default().push(Version { op, completed, bytes });
-    }
-
-    /// Loses the volatile writes: they never become durable.
-    fn lose(&mut self) {
-        self.lost |= !self.volatile.is_empty();
-        self.volatile.clear();
-    }
-
-    /// Makes this sector's writes that completed before `completed_before` durable.
-    fn settle(&mut self, sector: u64, completed_before: u64) {
-        let Some(versions) = self.volatile.get_mut(&sector) else { return };
-        let count = versions.partition_point(|version| version.completed < completed_before);
-        if let Some(last) = versions.drain(..count).next_back() {
-            self.durable.write(Sector(sector), &last.bytes);
-        }
-        if versions.is_empty() {
-            self.volatile.remove(&sector);
-        }
-    }
-
-    fn settle_all(&mut self, completed_before: u64) {
-        let sectors: Vec<u64> = self.volatile.keys().copied().collect();
-        for sector in sectors {
-            self.settle(sector, completed_before);
-        }
-    }
-}
-
-/// Which sectors of one operation are done. Must be asked in rising order.
-struct Survivors {
-    fate: Fate,
-    /// Sectors of a logical block; a block is done wholly or not at all.
-    block: u64,
-    last: Option<(u64, bool)>,
-}
-
-impl Survivors {
-    fn new(fate: Fate, block_bytes: u32) -> Survivors {
-        Survivors { fate, block: u64::from(block_bytes) / SECTOR_BYTES, last: None }
-    }
-
-    fn has(&mut self, sector: u64, rng: &mut fastrand::Rng) -> bool {
-        let chance = match self.fate {
-            Fate::Kept => return true,
-            Fate::Lost => return false,
-            Fate::Torn(chance) => chance,
-        };
-        let block = sector / self.block;
-        match self.last {
-            Some((last, has)) if last == block => has,
-            _ => {
-                let has = rng.u8(..) < chance;
-                self.last = Some((block, has));
-                has
-            }
-        }
+        let state = self.shared.state.lock();
+        state.memory.versions().power_cut(rng, self.shared.options.logical_block)
     }
 }
 
@@ -487,7 +368,7 @@ impl DriveShared {
         let block = SectorCount::of_bytes(u64::from(self.options.logical_block));
         assert!(!range.is_empty(), "{name}: an empty request: {request:?}");
         assert!(range.is_aligned(block), "{name}: not aligned to {block} sectors: {request:?}");
-        assert!(range.fits_in(state.visible.sectors()), "{name}: beyond the end: {request:?}");
+        assert!(range.fits_in(state.memory.sectors()), "{name}: beyond the end: {request:?}");
         let enough = !request.op.has_data() || request.segs.bytes() as u64 >= range.to_bytes();
         assert!(enough, "{name}: too little data: {request:?}");
     }
@@ -501,26 +382,23 @@ impl DriveShared {
     fn move_arm(self: &Arc<Self>, mechanics: &Mechanics) {
         let Some(spindle) = &self.options.spindle else { return };
         let mut state = self.state.lock();
-        let sectors = state.visible.sectors();
+        let sectors = state.memory.sectors();
         if let Some((op, after)) = state.queue.next(spindle, sectors, mechanics.now()) {
             mechanics.plan(after, mechanics.take_waiting(self, op));
         }
     }
 
     /// Does an operation whose time has come, and completes its request.
-    pub fn finish(self: &Arc<Self>, env: &Env, mechanics: &Mechanics, done: InFlight) {
+    pub fn finish(self: &Arc<Self>, env: &Env, mechanics: &Mechanics, done: Started) {
         let result = {
-            let mut rng = mechanics.rng.borrow_mut();
             let mut state = self.state.lock();
-            let running = state.running.remove(&done.op).expect("an operation ends once");
-            if self.arm(running.op).is_some() {
+            if self.arm(done.op).is_some() {
                 state.queue.release();
             }
-            self.act(&mut state, &mut rng, &done, &running);
-            running.result
+            state.memory.end(&done, &self.options, &mechanics.rng)
         };
         self.move_arm(mechanics);
-        mechanics.note(&[2, done.op, u64::from(result.is_ok())]);
+        mechanics.note(&[2, done.id, u64::from(result.is_ok())]);
         if let Some(write) = done.write {
             mechanics.write_done(write);
         }
@@ -529,50 +407,57 @@ impl DriveShared {
         }
     }
 
-    fn act(&self, state: &mut State, rng: &mut fastrand::Rng, done: &InFlight, running: &Running) {
-        let ok = running.result.is_ok();
-        match running.op {
-            Op::Read if ok => done.segs.copy_in(0, &state.read(running, rng)),
-            Op::Read => {}
-            Op::Flush if ok => state.settle_all(running.completed_before),
-            Op::Flush if running.loses => state.lose(),
-            Op::Flush => {}
-            Op::Write | Op::WriteZeroes | Op::Discard => {
-                self.act_write(state, rng, done, running);
-            }
+    /// An operation reaches a drive with a timing model. Faults do not delay it.
+    fn arrive(&self, mechanics: &Mechanics, number: usize, mut started: Started) {
+        started.write = (started.op != Op::Read).then(|| mechanics.count_write());
+        if started.op == Op::Write && started.flags.contains(Flags::META) {
+            mechanics.count_metadata(started.range.to_bytes());
         }
+        mechanics.models.borrow_mut().arrive(number, mechanics.now(), started);
     }
 
-    fn act_write(
-        &self,
-        state: &mut State,
-        rng: &mut fastrand::Rng,
-        done: &InFlight,
-        running: &Running,
-    ) {
-        if running.op == Op::Write {
-            let Some(Fill::Bytes(bytes)) = &running.fill else { unreachable!("a write has data") };
-            let untouched = done.segs.to_vec()[..] == bytes[..];
-            assert!(untouched, "{}: the data of a write changed in flight", self.options.name);
+    /// Ends an operation of a drive with a timing model. Answers how.
+    pub fn finish_timed(&self, mechanics: &Mechanics, done: &Started) -> IoResult {
+        let result = self.state.lock().memory.end(done, &self.options, &mechanics.rng);
+        mechanics.note(&[5, mechanics.now().0, done.range.start.0, done.range.count.0]);
+        if let Some(write) = done.write {
+            mechanics.write_done(write);
         }
-        self.apply_write(state, rng, done.op, running);
+        result
     }
 
-    /// Makes a write visible; with FUA, or on a drive without a volatile cache, also durable.
-    fn apply_write(&self, state: &mut State, rng: &mut fastrand::Rng, op: OpId, running: &Running) {
-        let fate = if running.result.is_ok() { Fate::Kept } else { Fate::Torn(rng.u8(..)) };
-        let survivors = Survivors::new(fate, self.options.logical_block);
-        state.apply_all(op, running, survivors, rng);
-        if running.loses && running.fua {
-            state.lose();
-        }
-        if !self.options.volatile_cache || (running.fua && running.result.is_ok()) {
-            // Earlier writes of these sectors lie beneath this one; they cannot reappear either.
-            let completed = state.completed;
-            for sector in running.range.start.0..running.range.end().0 {
-                state.settle(sector, completed);
+    /// Takes a request. Answers the operation, how long it is delayed by faults and, if no other
+    /// model tells it, its time.
+    fn start(&self, mechanics: &Mechanics, request: &Request) -> (Started, Duration) {
+        let state = &mut *self.state.lock();
+        self.check(request, state);
+        let mut rng = mechanics.rng.borrow_mut();
+        let (op, range) = (request.op, request.range);
+        let planted = self.faults.decide(&mut rng, (op, request.is_fua()), range);
+        let own = match self.model.is_some() || self.arm(op).is_some() {
+            true => Duration::ZERO,
+            false => self.options.model.time(op, range, &mut rng),
+        };
+        let (id, wants_data) = match &mut state.memory {
+            Memory::Versions(versions) => {
+                let fill = versions::fill_of(request, &mut rng);
+                let kind = (op, request.is_fua(), range);
+                (versions.begin(kind, fill, &planted, &self.options), op.has_data())
             }
-        }
+            Memory::Light(light) => (0, light.wants_data(op, request.flags, range)),
+        };
+        let bytes = if wants_data { range.to_bytes() as usize } else { 0 };
+        let started = Started {
+            id,
+            op,
+            flags: request.flags,
+            range,
+            request: request.id(),
+            segs: if bytes > 0 { request.segs.slice(0, bytes) } else { Segs::default() },
+            write: None,
+            error: planted.error,
+        };
+        (started, own + planted.delay)
     }
 
     /// The read of a copy.
@@ -581,9 +466,7 @@ impl DriveShared {
         if let Some(error) = self.faults.decide(rng, (Op::Read, false), range).error {
             return Err(error);
         }
-        let state = self.state.lock();
-        let before = self.before((Op::Read, range), &state);
-        Ok(state.read(&Running { before, ..Running::at_once(Op::Read, range) }, rng))
+        Ok(self.state.lock().memory.versions_mut().read_at_once(range, &self.options, rng))
     }
 
     /// The write of a copy. It is in flight as long as the power may go at its submission.
@@ -591,47 +474,16 @@ impl DriveShared {
         let planted =
             self.faults.decide(&mut mechanics.rng.borrow_mut(), (Op::Write, false), range);
         let result = planted.error.map_or(Ok(()), Err);
-        let fill = Some(Fill::Bytes(bytes.into()));
-        let op = {
-            let mut state = self.state.lock();
-            let op = state.next_op;
-            state.next_op += 1;
-            let running = Running { fill, result, ..Running::at_once(Op::Write, range) };
-            state.running.insert(op, running);
-            op
-        };
+        let op = self.state.lock().memory.versions_mut().begin_at_once(range, bytes, result);
         mechanics.note(&[3, op, range.start.0, range.count.0, stamp::hash(bytes)]);
         let write = mechanics.count_write();
         if !mechanics.is_powerless() {
-            let mut state = self.state.lock();
-            let running = state.running.remove(&op).expect("an operation ends once");
-            self.apply_write(&mut state, &mut mechanics.rng.borrow_mut(), op, &running);
+            let (mut state, rng) = (self.state.lock(), &mut *mechanics.rng.borrow_mut());
+            state.memory.versions_mut().end_at_once(op, &self.options, rng);
+            drop(state);
             mechanics.write_done(write);
         }
         result
-    }
-
-    fn before(&self, (op, range): (Op, SectorRange), state: &State) -> Vec<u8> {
-        if op != Op::Read || !self.options.torn_reads {
-            return Vec::new();
-        }
-        let mut bytes = vec![0; range.to_bytes() as usize];
-        state.visible.read(range.start, &mut bytes);
-        bytes
-    }
-
-    fn fill(&self, request: &Request, rng: &mut fastrand::Rng) -> Option<Fill> {
-        let bytes = request.range.to_bytes() as usize;
-        match request.op {
-            Op::Read | Op::Flush => None,
-            Op::Write => Some(Fill::Bytes(request.segs.slice(0, bytes).to_vec().into())),
-            Op::WriteZeroes => Some(Fill::Zero),
-            Op::Discard => match rng.u8(..3) {
-                0 => None,
-                1 => Some(Fill::Zero),
-                _ => Some(Fill::Bytes(stamp::garbage(rng, request.range).into())),
-            },
-        }
     }
 }
 
@@ -641,12 +493,13 @@ impl Disk for Medium {
     }
 
     fn sectors(&self) -> SectorCount {
-        self.0.state.lock().visible.sectors()
+        self.0.state.lock().memory.sectors()
     }
 
     fn limits(&self) -> Limits {
         let block = self.0.options.logical_block;
-        Limits { logical_block: block, physical_block: block, io_min: block, ..Limits::default() }
+        let own = self.0.model.as_ref().map_or_else(Limits::default, |model| model.limits);
+        Limits { logical_block: block, physical_block: block, io_min: own.io_min.max(block), ..own }
     }
 
     fn submit(&self, env: &Env, request: &mut Request) -> Flow {
@@ -656,42 +509,22 @@ impl Disk for Medium {
         if mechanics.is_powerless() {
             return Flow::Queued;
         }
-        let is_write = request.op != Op::Read;
-        let (op, after) = {
-            let mut state = drive.state.lock();
-            drive.check(request, &state);
-            let mut rng = mechanics.rng.borrow_mut();
-            let op = (request.op, request.is_fua());
-            let planted = drive.faults.decide(&mut rng, op, request.range);
-            let after = match drive.arm(request.op) {
-                Some(_) => Duration::ZERO,
-                None => drive.options.model.time(request.op, request.range, &mut rng),
-            };
-            let op = state.next_op;
-            state.next_op += 1;
-            let running = Running {
-                op: request.op,
-                fua: request.is_fua(),
-                range: request.range,
-                fill: drive.fill(request, &mut rng),
-                result: planted.error.map_or(Ok(()), Err),
-                loses: planted.loses,
-                completed_before: state.completed,
-                before: drive.before((request.op, request.range), &state),
-            };
-            state.running.insert(op, running);
-            (op, after + planted.delay)
-        };
-        mechanics.note(&[1, op, request.op as u64, request.range.start.0, request.range.count.0]);
+        let (mut started, after) = drive.start(mechanics, request);
+        if let Some(model) = &drive.model {
+            drive.arrive(mechanics, model.number, started);
+            return Flow::Queued;
+        }
+        let (op, range) = (started.id, request.range);
+        mechanics.note(&[1, op, request.op as u64, range.start.0, range.count.0]);
         if request.op == Op::Write {
             mechanics.note(&[stamp::hash(&request.segs.to_vec())]);
         }
-        let bytes = if request.op.has_data() { request.range.to_bytes() as usize } else { 0 };
-        let write = is_write.then(|| mechanics.count_write());
-        let segs = request.segs.slice(0, bytes);
-        let in_flight = InFlight { drive: drive.clone(), op, request: request.id(), segs, write };
+        if request.op != Op::Read {
+            started.write = Some(mechanics.count_write());
+        }
+        let in_flight = InFlight { drive: drive.clone(), started };
         if drive.arm(request.op).is_some() {
-            let (range, since) = (request.range, mechanics.now());
+            let since = mechanics.now();
             drive.state.lock().queue.push(Pending { op, range, delay: after, since });
             mechanics.wait(in_flight);
             drive.move_arm(mechanics);
@@ -735,7 +568,7 @@ impl Disk for SimDrive {
     }
 
     fn sectors(&self) -> SectorCount {
-        self.shared.state.lock().visible.sectors()
+        self.shared.state.lock().memory.sectors()
     }
 
     fn limits(&self) -> Limits {
@@ -743,7 +576,9 @@ impl Disk for SimDrive {
     }
 
     fn nature(&self) -> Nature {
-        Nature { volatile: self.shared.options.volatile_cache, ..Nature::UNKNOWN }
+        let volatile = self.shared.options.volatile_cache;
+        let own = self.shared.model.as_ref().map(|model| model.nature);
+        own.unwrap_or(Nature { volatile, ..Nature::UNKNOWN })
     }
 
     fn submit(&self, env: &Env, request: &mut Request) -> Flow {

@@ -31,7 +31,7 @@ mod places;
 mod queue;
 mod raid5;
 mod runs;
-mod slab;
+pub(crate) mod slab;
 mod ssd;
 #[cfg(test)]
 mod testing;

@@ -10,6 +10,8 @@ use cairn_block::{SECTOR_BYTES, Sector, SectorCount, SectorRange};
 
 const CHUNK: usize = 4096;
 const SECTOR: usize = SECTOR_BYTES as usize;
+/// Sectors of a chunk.
+const PER_CHUNK: u64 = (CHUNK / SECTOR) as u64;
 
 /// The bytes of a drive.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,6 +93,34 @@ impl Image {
         }
     }
 
+    /// Sets a range to zero, and gives back the memory of the chunks that lie in it.
+    pub(crate) fn forget(&mut self, range: SectorRange) {
+        let (first, last) = (range.start.0.div_ceil(PER_CHUNK), range.end().0 / PER_CHUNK);
+        if first >= last {
+            return self.zero(range);
+        }
+        self.zero(SectorRange::between(range.start, Sector(first * PER_CHUNK)));
+        self.zero(SectorRange::between(Sector(last * PER_CHUNK), range.end()));
+        let inside: Vec<u64> = self.chunks.range(first..last).map(|(&key, _)| key).collect();
+        for key in inside {
+            self.chunks.remove(&key);
+        }
+    }
+
+    /// The ranges that were written, in pieces.
+    pub(crate) fn written(&self) -> impl Iterator<Item = SectorRange> {
+        self.written_in(SectorRange::new(Sector(0), self.sectors))
+    }
+
+    /// The ranges inside of one that were written, in pieces.
+    pub(crate) fn written_in(&self, range: SectorRange) -> impl Iterator<Item = SectorRange> {
+        let keys = range.start.0 / PER_CHUNK..range.end().0.div_ceil(PER_CHUNK);
+        self.chunks.range(keys).map(move |(key, _)| {
+            let (start, end) = (Sector(key * PER_CHUNK), Sector((key + 1) * PER_CHUNK));
+            SectorRange::between(start.max(range.start), end.min(range.end()))
+        })
+    }
+
     /// All bytes.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut out = vec![0; usize::try_from(self.sectors.to_bytes()).expect("it is in memory")];
@@ -122,6 +152,22 @@ mod tests {
         assert!(all[8 * SECTOR..9 * SECTOR].iter().all(|&byte| byte == 4));
         assert!(all[9 * SECTOR..].iter().all(|&byte| byte == 0));
         assert_eq!(Image::of_bytes(&all).to_vec(), all);
+    }
+
+    #[test]
+    fn forgotten_ranges_are_zero_and_take_no_memory() {
+        let mut image = Image::new(SectorCount(100));
+        image.write(Sector(0), &[3; 40 * SECTOR]);
+        image.forget(SectorRange::new(Sector(6), SectorCount(20)));
+        for sector in 0..40 {
+            let expected = if (6..26).contains(&sector) { [0; SECTOR] } else { [3; SECTOR] };
+            assert_eq!(image.sector(Sector(sector)), expected, "sector {sector}");
+        }
+        let written: Vec<_> = image.written().map(|range| (range.start.0, range.count.0)).collect();
+        assert_eq!(written, [(0, 8), (24, 8), (32, 8)]);
+        let inside = image.written_in(SectorRange::new(Sector(26), SectorCount(8)));
+        let inside: Vec<_> = inside.map(|range| (range.start.0, range.count.0)).collect();
+        assert_eq!(inside, [(26, 6), (32, 2)]);
     }
 
     #[test]

@@ -4,18 +4,22 @@
 //! Start with [`SimWorld`]: reactors stepped by one thread under a seeded scheduler. Add
 //! [`SimDrive`]s, send requests with a [`Workload`], check what was read with a [`History`], and
 //! let a [`Campaign`](campaign::Campaign) cut the power, or kill the process, at any write.
-//! [`drives`] are timing models of real drives, for the lab.
+//!
+//! The lab has worlds of events ([`SimWorld::of_events`]) with drives of another kind: [`drives`]
+//! are timing models of real ones, and a drive may remember less than its contents ([`Contents`]).
 //!
 //! Promise: the same seed makes the same run, event for event. Therefore nothing here reads a
 //! clock, starts a thread, or iterates in an order that does not follow from the seed.
 
 pub mod campaign;
+mod cpu;
 mod drive;
 pub mod drives;
 mod faults;
 mod history;
 mod image;
 mod mechanics;
+mod models;
 mod opener;
 mod post;
 mod spindle;
@@ -23,7 +27,8 @@ mod stamp;
 mod workload;
 mod world;
 
-pub use drive::{DriveModel, DriveOptions, SimDrive};
+pub use cpu::Prices;
+pub use drive::{Contents, DriveModel, DriveOptions, SimDrive, TimedOptions};
 pub use faults::{Effect, Fault, FaultId, Faults, OpSet};
 pub use history::{ClientId, History, OpTicket, Violation};
 pub use image::Image;

@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{RequestId, Segs, Time};
+use cairn_block::Time;
 
-use crate::drive::{DriveShared, OpId};
+use crate::drive::{DriveShared, OpId, Started};
+use crate::models::Models;
 
 /// At which moment of a write the power is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,12 +36,7 @@ pub struct Cut {
 /// A drive operation in flight.
 pub(crate) struct InFlight {
     pub drive: Arc<DriveShared>,
-    pub op: OpId,
-    pub request: RequestId,
-    /// Where a read puts its data; where a write took its data from.
-    pub segs: Segs,
-    /// The index of a write.
-    pub write: Option<u64>,
+    pub started: Started,
 }
 
 /// What the drives of one world share.
@@ -50,8 +46,12 @@ pub(crate) struct Mechanics {
     in_flight: RefCell<BTreeMap<(Time, u64), InFlight>>,
     /// Operations that wait for the arm of their drive.
     waiting: RefCell<Vec<InFlight>>,
+    /// The drives with timing models.
+    pub models: RefCell<Models>,
     count: Cell<u64>,
     writes: Cell<u64>,
+    /// Written as metadata.
+    metadata_bytes: Cell<u64>,
     cut: Cell<Option<Cut>>,
     powerless: Cell<bool>,
     fingerprint: Cell<u64>,
@@ -64,8 +64,10 @@ impl Mechanics {
             rng: RefCell::new(fastrand::Rng::with_seed(seed)),
             in_flight: RefCell::default(),
             waiting: RefCell::default(),
+            models: RefCell::default(),
             count: Cell::default(),
             writes: Cell::default(),
+            metadata_bytes: Cell::default(),
             cut: Cell::default(),
             powerless: Cell::default(),
             fingerprint: Cell::new(0xcbf2_9ce4_8422_2325),
@@ -98,15 +100,18 @@ impl Mechanics {
     /// Takes out a kept operation of a drive.
     pub fn take_waiting(&self, drive: &Arc<DriveShared>, op: OpId) -> InFlight {
         let mut waiting = self.waiting.borrow_mut();
-        let own = |kept: &InFlight| kept.op == op && Arc::ptr_eq(&kept.drive, drive);
+        let own = |kept: &InFlight| kept.started.id == op && Arc::ptr_eq(&kept.drive, drive);
         let index = waiting.iter().position(own).expect("what waits for an arm is kept");
         waiting.swap_remove(index)
     }
 
+    /// When a drive has something to do next.
     pub fn next_end(&self) -> Option<Time> {
-        self.in_flight.borrow().first_key_value().map(|((at, _), _)| *at)
+        let planned = self.in_flight.borrow().first_key_value().map(|((at, _), _)| *at);
+        planned.into_iter().chain(self.models.borrow().next()).min()
     }
 
+    /// Takes the operation that ends first.
     pub fn pop(&self) -> Option<InFlight> {
         self.in_flight.borrow_mut().pop_first().map(|(_, op)| op)
     }
@@ -128,6 +133,15 @@ impl Mechanics {
         if self.cut.get() == Some(Cut { index, when }) {
             self.powerless.set(true);
         }
+    }
+
+    /// Metadata is written.
+    pub fn count_metadata(&self, bytes: u64) {
+        self.metadata_bytes.set(self.metadata_bytes.get() + bytes);
+    }
+
+    pub fn metadata_bytes(&self) -> u64 {
+        self.metadata_bytes.get()
     }
 
     pub fn writes(&self) -> u64 {
@@ -164,5 +178,6 @@ impl Mechanics {
     pub fn clear(&self) {
         self.in_flight.borrow_mut().clear();
         self.waiting.borrow_mut().clear();
+        *self.models.borrow_mut() = Models::default();
     }
 }

@@ -1,4 +1,5 @@
-//! The mailboxes of a simulated world: every message has a seeded delay.
+//! The mailboxes of a simulated world: every message has a seeded delay, or none in a world of
+//! events.
 //!
 //! P1. Messages from one sender to one receiver arrive in their order; messages of different
 //!     senders may overtake each other.
@@ -19,12 +20,24 @@ const SLOW_EVERY: u64 = 16;
 struct Inner {
     now: Time,
     sender: u16,
+    /// Messages arrive at once.
+    is_prompt: bool,
     rng: fastrand::Rng,
     count: u64,
     /// Per receiver: mail by time of arrival.
     boxes: Vec<BTreeMap<(Time, u64), Mail>>,
     /// Per sender and receiver: when the last message arrives.
     last: BTreeMap<(u16, u16), Time>,
+}
+
+impl Inner {
+    fn delay(&mut self) -> u64 {
+        if self.is_prompt {
+            return 0;
+        }
+        let slow = self.rng.u64(..SLOW_EVERY) == 0;
+        self.rng.u64(..if slow { 20 * DELAY_NS } else { DELAY_NS })
+    }
 }
 
 /// The mailboxes.
@@ -35,10 +48,11 @@ pub(crate) struct SimPost {
 }
 
 impl SimPost {
-    pub fn new(reactors: u16, seed: u64) -> SimPost {
+    pub fn new(reactors: u16, seed: u64, is_prompt: bool) -> SimPost {
         let inner = Inner {
             now: Time::default(),
             sender: reactors,
+            is_prompt,
             rng: fastrand::Rng::with_seed(seed),
             count: 0,
             boxes: (0..reactors).map(|_| BTreeMap::new()).collect(),
@@ -64,6 +78,9 @@ impl SimPost {
     pub fn collect(&self, reactor: u16, now: Time) -> Vec<Mail> {
         let mut inner = self.inner.lock();
         let mailbox = &mut inner.boxes[usize::from(reactor)];
+        if mailbox.is_empty() {
+            return Vec::new();
+        }
         let later = mailbox.split_off(&(now, u64::MAX));
         std::mem::replace(mailbox, later).into_values().collect()
     }
@@ -79,8 +96,7 @@ impl SimPost {
 impl Post for SimPost {
     fn post(&self, to: ReactorId, mail: Mail) {
         let mut inner = self.inner.lock();
-        let slow = inner.rng.u64(..SLOW_EVERY) == 0;
-        let delay = inner.rng.u64(..if slow { 20 * DELAY_NS } else { DELAY_NS });
+        let delay = inner.delay();
         let pair = (inner.sender, to.0);
         let last = inner.last.get(&pair).copied().unwrap_or_default();
         // P1: not before the one sent before; equal times are ordered by the count.

@@ -55,13 +55,37 @@ fn stamped_words(sector: u64, id: u64, seed: u64) -> impl Iterator<Item = u64> {
     head.into_iter().chain((4..).map(move |index: u64| key.wrapping_mul(index | 1)))
 }
 
+/// What stamped data names: the sector that it was made for, the write, and the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    pub sector: u64,
+    pub id: u64,
+    pub seed: u64,
+}
+
+/// The stamp of 512 bytes that are stamped, as a whole.
+pub(crate) fn stamp_of(bytes: &[u8]) -> Option<Stamp> {
+    let mut head = words(bytes);
+    let [magic, sector, id, seed] = std::array::from_fn(|_| head.next().expect("a whole sector"));
+    let is_whole =
+        || stamped_words(sector, id, seed).zip(words(bytes)).all(|(own, found)| own == found);
+    (magic == MAGIC && is_whole()).then_some(Stamp { sector, id, seed })
+}
+
+/// The 512 bytes of a stamp.
+pub(crate) fn stamped_sector(Stamp { sector, id, seed }: Stamp) -> [u8; SECTOR] {
+    let mut out = [0; SECTOR];
+    for (bytes, word) in out.chunks_mut(8).zip(stamped_words(sector, id, seed)) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    out
+}
+
 /// The data of write `id` for `range`.
 pub(crate) fn stamped(range: SectorRange, id: u64, seed: u64) -> Vec<u8> {
     let mut out = Vec::with_capacity(range.to_bytes() as usize);
     for sector in range.start.0..range.end().0 {
-        for word in stamped_words(sector, id, seed).take(SECTOR / 8) {
-            out.extend(word.to_le_bytes());
-        }
+        out.extend(stamped_sector(Stamp { sector, id, seed }));
     }
     out
 }
@@ -84,23 +108,18 @@ impl Content {
         if bytes.iter().all(|&byte| byte == 0) {
             return Content::Zero;
         }
-        let head: Vec<u64> = words(&bytes[..32]).collect();
-        let is_garbage = head[0] == GARBAGE && words(&bytes[8..]).all(|word| word == head[1]);
+        let head = |index: usize| words(&bytes[index * 8..]).next();
+        let is_garbage =
+            head(0) == Some(GARBAGE) && words(&bytes[8..]).all(|word| Some(word) == head(1));
         if is_garbage {
             return Content::Garbage;
         }
-        let (at, id, seed) = (head[1], head[2], head[3]);
-        let whole = head[0] == MAGIC && stamped_words(at, id, seed).zip(words(bytes)).all(same);
-        match whole {
-            true if at == sector.0 => Content::Write { id, seed },
-            true => Content::Misplaced { sector: at, id },
-            false => Content::Other(hash(bytes)),
+        match stamp_of(bytes) {
+            Some(Stamp { sector: at, id, seed }) if at == sector.0 => Content::Write { id, seed },
+            Some(Stamp { sector: at, id, .. }) => Content::Misplaced { sector: at, id },
+            None => Content::Other(hash(bytes)),
         }
     }
-}
-
-fn same((a, b): (u64, u64)) -> bool {
-    a == b
 }
 
 #[cfg(test)]

@@ -5,6 +5,11 @@
 //! completion, message or timer. A turn takes a little time, so that a loop which never waits still
 //! advances time.
 //!
+//! A world of events ([`SimWorld::of_events`]) has one reactor and no choice: what drives have ended
+//! comes first, then a turn of the reactor if it has something to do, then the next event. A turn
+//! takes the time that its work costs a processor ([`Prices`]). It is for the lab, with drives that
+//! have timing models.
+//!
 //! W1. The same seed and the same calls make the same run: [`SimWorld::fingerprint`] is equal.
 //! W2. After the power was cut nothing happens any more.
 
@@ -17,7 +22,9 @@ use std::time::Duration;
 use cairn_block::{Disk, Env, ReactorId, Time};
 use cairn_reactor::{Core, CoreParts, ReactorWaker};
 
-use crate::drive::{DriveOptions, SimDrive};
+use crate::cpu::{Prices, Processor};
+use crate::drive::{DriveOptions, SimDrive, TimedOptions};
+use crate::drives::{Timing, Used};
 use crate::image::Image;
 use crate::mechanics::{Cut, Mechanics};
 use crate::opener::SimOpener;
@@ -50,9 +57,18 @@ struct Reactor {
     ready: Cell<bool>,
 }
 
+/// Who is next, of what can happen now.
+enum Schedule {
+    /// A choice of the seed.
+    Seeded,
+    /// What ended first, then the reactor.
+    Events(Processor),
+}
+
 /// A deterministic world.
 pub struct SimWorld {
     seed: u64,
+    schedule: Schedule,
     mechanics: Rc<Mechanics>,
     post: Arc<SimPost>,
     reactors: Vec<Reactor>,
@@ -76,9 +92,19 @@ impl SimWorld {
     /// A world at time zero.
     pub fn new(seed: u64, reactors: u16) -> SimWorld {
         assert!(reactors > 0, "a world needs a reactor");
+        SimWorld::with(Schedule::Seeded, seed, reactors)
+    }
+
+    /// A world of events at time zero. The seed is that of random numbers, not of an order.
+    pub fn of_events(seed: u64, prices: Prices) -> SimWorld {
+        SimWorld::with(Schedule::Events(Processor::new(prices)), seed, 1)
+    }
+
+    fn with(schedule: Schedule, seed: u64, reactors: u16) -> SimWorld {
         let mut seeds = fastrand::Rng::with_seed(seed);
         let mechanics = Rc::new(Mechanics::new(seeds.u64(..)));
-        let post = Arc::new(SimPost::new(reactors, seeds.u64(..)));
+        let is_prompt = matches!(schedule, Schedule::Events(_));
+        let post = Arc::new(SimPost::new(reactors, seeds.u64(..), is_prompt));
         let reactors = (0..reactors).map(|id| {
             let core = Core::new(CoreParts {
                 reactor: ReactorId(id),
@@ -93,7 +119,17 @@ impl SimWorld {
         let rng = RefCell::new(seeds.fork());
         let (patience, drives) = (Cell::new(PATIENCE), RefCell::default());
         let work_takes_time = Cell::new(false);
-        SimWorld { seed, mechanics, post, reactors, rng, patience, work_takes_time, drives }
+        SimWorld {
+            seed,
+            schedule,
+            mechanics,
+            post,
+            reactors,
+            rng,
+            patience,
+            work_takes_time,
+            drives,
+        }
     }
 
     /// The seed.
@@ -125,6 +161,21 @@ impl SimWorld {
     pub fn add_drive(&self, options: DriveOptions, image: Image) -> Arc<SimDrive> {
         let name = options.name.clone();
         let drive = Arc::new(SimDrive::new(options, image));
+        self.drives.borrow_mut().push((name, drive.clone()));
+        drive
+    }
+
+    /// Adds a drive with a timing model, which holds `image`.
+    pub fn add_timed_drive(
+        &self,
+        options: TimedOptions,
+        image: Image,
+        model: Box<dyn Timing>,
+    ) -> Arc<SimDrive> {
+        let mut models = self.mechanics.models.borrow_mut();
+        let (name, number) = (options.name.clone(), models.next_number());
+        let drive = Arc::new(SimDrive::timed(options, image, model.as_ref(), number));
+        models.add(drive.shared().clone(), model);
         self.drives.borrow_mut().push((name, drive.clone()));
         drive
     }
@@ -236,7 +287,7 @@ impl SimWorld {
         self.reactors.iter().for_each(|reactor| reactor.ready.set(true));
         let end = self.now() + duration;
         while !self.mechanics.is_powerless() {
-            if self.choices().is_empty() && self.next_moment().is_none_or(|next| next > end) {
+            if self.is_waiting() && self.next_moment().is_none_or(|next| next > end) {
                 return self.mechanics.set_now(end.max(self.now()));
             }
             if self.now() > end || !self.step() {
@@ -255,6 +306,9 @@ impl SimWorld {
     pub fn step(&self) -> bool {
         if self.mechanics.is_powerless() {
             return false;
+        }
+        if let Schedule::Events(_) = self.schedule {
+            return self.next_event();
         }
         let mut choices = self.choices();
         let is_late = self.work_takes_time.get() && self.rng.borrow_mut().u8(..LATE) == 0;
@@ -275,18 +329,47 @@ impl SimWorld {
         true
     }
 
-    fn choices(&self) -> Vec<Choice> {
-        let now = self.now();
-        let due = |at: Option<Time>| at.is_some_and(|at| at <= now);
-        let mut choices = Vec::with_capacity(self.reactors.len() + 1);
-        for (index, reactor) in self.reactors.iter().enumerate() {
-            let mail = due(self.post.next_arrival(index as u16));
-            let timer = due(reactor.core.next_timer());
-            if reactor.ready.get() || mail || timer || !reactor.core.is_idle() {
-                choices.push(Choice::Turn(index));
-            }
+    /// A step of a world of events.
+    fn next_event(&self) -> bool {
+        if self.is_due(self.mechanics.next_end()) {
+            self.complete();
+            return true;
         }
-        if due(self.mechanics.next_end()) {
+        if self.is_ready(0) {
+            self.turn(0);
+            return true;
+        }
+        let next = self.next_moment();
+        next.is_some_and(|next| {
+            self.mechanics.set_now(next);
+            true
+        })
+    }
+
+    fn is_due(&self, at: Option<Time>) -> bool {
+        at.is_some_and(|at| at <= self.now())
+    }
+
+    /// True if a reactor has something to do now.
+    fn is_ready(&self, index: usize) -> bool {
+        let reactor = &self.reactors[index];
+        reactor.ready.get()
+            || !reactor.core.is_idle()
+            || self.is_due(reactor.core.next_timer())
+            || self.is_due(self.post.next_arrival(index as u16))
+    }
+
+    /// True if nothing can happen now.
+    fn is_waiting(&self) -> bool {
+        let any = (0..self.reactors.len()).any(|index| self.is_ready(index));
+        !any && !self.is_due(self.mechanics.next_end())
+    }
+
+    fn choices(&self) -> Vec<Choice> {
+        let mut choices = Vec::with_capacity(self.reactors.len() + 1);
+        let ready = (0..self.reactors.len()).filter(|&index| self.is_ready(index));
+        choices.extend(ready.map(Choice::Turn));
+        if self.is_due(self.mechanics.next_end()) {
             choices.push(Choice::Completion);
         }
         choices
@@ -306,17 +389,50 @@ impl SimWorld {
         self.post.set_turn(now, Some(index as u16));
         reactor.ready.set(reactor.core.turn(now, mail));
         self.post.set_turn(now, None);
-        let cost = self.rng.borrow_mut().u64(1..=TURN_NS);
+        let cost = match &self.schedule {
+            Schedule::Seeded => self.rng.borrow_mut().u64(1..=TURN_NS),
+            Schedule::Events(processor) => {
+                processor.charge(&reactor.core, self.mechanics.metadata_bytes())
+            }
+        };
         self.mechanics.set_now(Time(now.0 + cost));
     }
 
     fn complete(&self) {
+        let (now, mechanics) = (self.now(), &self.mechanics);
+        if self.is_due(mechanics.models.borrow().next()) {
+            return mechanics.models.borrow_mut().go_on(now, |drive, done| {
+                let result = drive.finish_timed(mechanics, done);
+                if mechanics.is_powerless() {
+                    return;
+                }
+                let reactor = &self.reactors[usize::from(done.request.reactor.0)];
+                reactor.core.env().complete(done.request, result);
+                reactor.ready.set(true);
+            });
+        }
         let Some(done) = self.mechanics.pop() else { return };
-        let drive = done.drive.clone();
-        let reactor = &self.reactors[usize::from(done.request.reactor.0)];
+        let reactor = &self.reactors[usize::from(done.started.request.reactor.0)];
         self.mechanics.note(&[4, self.now().0]);
-        drive.finish(reactor.core.env(), &self.mechanics, done);
+        done.drive.finish(reactor.core.env(), &self.mechanics, done.started);
         reactor.ready.set(true);
+    }
+
+    /// What the model of a drive counted.
+    ///
+    /// # Panics
+    /// The drive has none.
+    pub fn used(&self, drive: &SimDrive) -> Used {
+        let number = drive.model_number().expect("a drive with a timing model");
+        self.mechanics.models.borrow().used(number)
+    }
+
+    /// How long the processor was busy, in a world of events.
+    pub fn busy(&self) -> Duration {
+        match &self.schedule {
+            Schedule::Seeded => Duration::ZERO,
+            Schedule::Events(processor) => processor.busy(),
+        }
     }
 
     // Power.
@@ -373,5 +489,7 @@ impl Drop for SimWorld {
     }
 }
 
+#[cfg(test)]
+mod events;
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::{Cut, CutWhen, Effect, Fault, OpSet, SimWorld};
-use cairn_block::{ErrorKind, Flags, Io, IoError};
+use cairn_block::{ErrorKind, Flags, Io, IoError, SECTOR_BYTES};
+
+const SECTOR: usize = SECTOR_BYTES as usize;
 
 fn range(start: u64, count: u64) -> SectorRange {
     SectorRange::new(Sector(start), SectorCount(count))

@@ -1,6 +1,6 @@
 //! [`Slab`]: things by small numbers that are used again.
 
-pub(super) struct Slab<T> {
+pub(crate) struct Slab<T> {
     items: Vec<Option<T>>,
     unused: Vec<usize>,
 }

@@ -2,8 +2,8 @@
 //!
 //! It keeps the bytes of what was written as metadata ([`Flags::META`]). Of data it keeps nothing,
 //! or which write made it ([`Stamps`]). A read gets the bytes of what is metadata there, whoever
-//! reads it; data leaves the reader's buffer as it is, unless there are stamps. Data that is
-//! written over metadata ends it there.
+//! reads it. Elsewhere a read of metadata gets zeros, and one of data leaves its buffer as it is,
+//! unless there are stamps. Data that is written over metadata ends it there.
 //!
 //! It knows no versions: no power cut, no tears, and a write that fails has done nothing.
 
@@ -51,7 +51,7 @@ impl Light {
     /// An operation that succeeds ends.
     pub fn end(&mut self, done: &Started) {
         match done.op {
-            Op::Read => self.read(done.range, &done.segs),
+            Op::Read => self.read(done.range, done.flags, &done.segs),
             Op::Write if done.flags.contains(Flags::META) => self.keep(done.range, &done.segs),
             Op::Write => {
                 self.forget(done.range);
@@ -69,12 +69,14 @@ impl Light {
         }
     }
 
-    fn read(&mut self, range: SectorRange, segs: &Segs) {
+    fn read(&mut self, range: SectorRange, flags: Flags, segs: &Segs) {
         if segs.bytes() == 0 {
             return;
         }
         if let Some(stamps) = &self.stamps {
             stamps.read(range, segs);
+        } else if flags.contains(Flags::META) {
+            segs.zero(0, range.to_bytes() as usize);
         }
         if !self.may_keep(range) {
             return;

@@ -93,11 +93,16 @@ fn run_of_events_repeats_and_does_not_depend_on_the_memory() {
 
 /// What a read of 8 sectors finds whose buffer was full of ones.
 fn read(world: &SimWorld, disk: &Arc<dyn Disk>, start: u64) -> Vec<u8> {
+    read_with(world, disk, start, Flags::empty())
+}
+
+fn read_with(world: &SimWorld, disk: &Arc<dyn Disk>, start: u64, flags: Flags) -> Vec<u8> {
     let disk = disk.clone();
     world.block_on(0, move |env| async move {
         let segs = env.segs(SectorCount(8));
         segs.copy_in(0, &[1; 4096]);
-        env.io(&disk, Io::read(range(start, 8), segs.clone())).await.expect("no fault");
+        let read = Io::read(range(start, 8), segs.clone()).with(flags);
+        env.io(&disk, read).await.expect("no fault");
         segs.to_vec()
     })
 }
@@ -116,6 +121,8 @@ fn metadata_is_kept_until_data_is_written_over_it() {
     let (world, disk) = world(Contents::Metadata, ssd());
     write(&world, &disk, range(0, 8), 7, Flags::empty());
     assert_eq!(read(&world, &disk, 0), [1; 4096], "data is not kept");
+    let found = read_with(&world, &disk, 0, Flags::META);
+    assert_eq!(found, [0; 4096], "no metadata was written here");
     write(&world, &disk, range(4, 4), 7, Flags::META);
     let mut expected = vec![0; 2048];
     expected.extend([7; 2048]);

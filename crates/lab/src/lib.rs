@@ -1,9 +1,11 @@
 //! The lab: experiments with the simulator's drives, and the figures that its models must meet.
 //!
 //! - [`load`]: a closed loop over a timing model. [`drives`]: each model beside published rows.
+//! - [`page`]: an experiment as one HTML file with plots, and its data.
 //!
 //! Promise: the same build prints the same figures, to the byte, on every machine. Nothing here
 //! reads a clock, and what is random is seeded.
 
 pub mod drives;
 pub mod load;
+pub mod page;

@@ -8,7 +8,8 @@ use cairn_block::{Op, SectorCount};
 use cairn_sim::drives::{Hdd, HddFigures, Raid5, Raid5Figures, Ssd, SsdFigures, Timing};
 use serde_json::{Value, json};
 
-use crate::load::{Loop, Measured, Step};
+use crate::load::{Loop, Measured};
+use crate::workload::Operation;
 
 /// How far a model may be from a published figure.
 pub const TOLERANCE_PERCENT: f64 = 15.0;
@@ -71,17 +72,17 @@ fn hdd() -> Hdd {
 }
 
 /// Random blocks of 4 KiB anywhere below `sectors`.
-fn random(op: Op, sectors: u64) -> impl FnMut() -> Step {
+fn random(op: Op, sectors: u64) -> impl FnMut() -> Operation {
     let mut rng = fastrand::Rng::with_seed(1);
-    move || Step::new(op, rng.u64(..sectors / BLOCK) * BLOCK, BLOCK)
+    move || Operation::new(op, rng.u64(..sectors / BLOCK) * BLOCK, BLOCK)
 }
 
 /// Operations of `count` sectors one after another.
-fn sequential(op: Op, start: u64, count: u64) -> impl FnMut() -> Step {
+fn sequential(op: Op, start: u64, count: u64) -> impl FnMut() -> Operation {
     let mut next = start;
     move || {
         next += count;
-        Step::new(op, next - count, count)
+        Operation::new(op, next - count, count)
     }
 }
 
@@ -90,7 +91,7 @@ fn measure(
     mut model: impl Timing,
     depth: usize,
     count: u64,
-    mut step: impl FnMut() -> Step,
+    mut step: impl FnMut() -> Operation,
 ) -> Measured {
     let mut load = Loop::new(&mut model);
     load.run(depth, count / 10, &mut step);
@@ -169,7 +170,7 @@ fn synchronous(model: impl Timing, sectors: u64, count: u64) -> f64 {
     let mut is_flush = true;
     let step = move || {
         is_flush = !is_flush;
-        if is_flush { Step::flush() } else { write() }
+        if is_flush { Operation::flush() } else { write() }
     };
     2.0 * measure(model, 1, 2 * count, step).nanos_each()
 }
@@ -193,7 +194,7 @@ fn sorted_writeback(figures: HddFigures, is_fua: bool) -> f64 {
         let mut keys = keys.into_iter();
         let mut step = || {
             let key = keys.next().expect("as many keys as operations");
-            Step { is_fua, ..Step::new(Op::Write, key, BLOCK) }
+            Operation { is_fua, ..Operation::new(Op::Write, key, BLOCK) }
         };
         let figures = HddFigures { cache: SectorCount(BLOCK * 256), ..figures };
         let mut drive = Hdd::new(figures, SectorCount(NEARLINE_SECTORS));
@@ -276,7 +277,7 @@ fn optane_rows() -> Vec<Row> {
 
 fn raid5_rows() -> Vec<Row> {
     let row = |what, published, value, unit| Row { model: "raid5", what, published, value, unit };
-    let counts = |members: u64, step: &mut dyn FnMut() -> Step, count: u64| {
+    let counts = |members: u64, step: &mut dyn FnMut() -> Operation, count: u64| {
         let drives = (0..members)
             .map(|seed| -> Box<dyn Timing> { Box::new(Ssd::new(SsdFigures::NVME, seed)) });
         let mut array = Raid5::new(Raid5Figures::MD, drives.collect());

@@ -1,7 +1,7 @@
 //! The lab: experiments with the simulator's drives, and the figures that its models must meet.
 //!
 //! - [`load`]: a closed loop over a timing model. [`drives`]: each model beside published rows.
-//! - [`page`]: an experiment as one HTML file with plots, and its data.
+//! - [`workload`]: what clients ask for. [`page`]: an experiment as one HTML file with plots, and its data.
 //!
 //! Promise: the same build prints the same figures, to the byte, on every machine. Nothing here
 //! reads a clock, and what is random is seeded.
@@ -9,3 +9,4 @@
 pub mod drives;
 pub mod load;
 pub mod page;
+pub mod workload;

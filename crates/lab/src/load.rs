@@ -1,31 +1,10 @@
 //! A closed loop over a timing model: a number of operations in flight, each followed by the next
 //! when it ends.
 
-use cairn_block::{Op, Sector, SectorCount, SectorRange, Time};
+use cairn_block::Time;
 use cairn_sim::drives::{Arrival, OpId, Timing};
 
-/// One operation of a load.
-#[derive(Clone, Copy, Debug)]
-pub struct Step {
-    /// What.
-    pub op: Op,
-    /// Where.
-    pub range: SectorRange,
-    /// Durable when it ends.
-    pub is_fua: bool,
-}
-
-impl Step {
-    /// An operation on `count` sectors from `start`.
-    pub fn new(op: Op, start: u64, count: u64) -> Step {
-        Step { op, range: SectorRange::new(Sector(start), SectorCount(count)), is_fua: false }
-    }
-
-    /// A flush.
-    pub fn flush() -> Step {
-        Step::new(Op::Flush, 0, 0)
-    }
-}
+use crate::workload::Operation;
 
 /// How long a load took.
 #[derive(Clone, Copy, Debug)]
@@ -64,13 +43,22 @@ impl<'a> Loop<'a> {
 
     /// Sends `count` operations, `depth` at a time, and waits until `count` have ended. Those in
     /// flight at the end stay so: the next load goes on from a drive that is in use.
-    pub fn run(&mut self, depth: usize, count: u64, mut step: impl FnMut() -> Step) -> Measured {
+    ///
+    /// # Panics
+    /// If an operation waits before its start: a loop like this keeps the drive busy.
+    pub fn run(
+        &mut self,
+        depth: usize,
+        count: u64,
+        mut next: impl FnMut() -> Operation,
+    ) -> Measured {
         let start = self.now;
         let mut ended = Vec::new();
         let mut left = count;
         while left > 0 {
             while self.in_flight < depth {
-                let Step { op, range, is_fua } = step();
+                let Operation { op, range, is_fua, think, not_before } = next();
+                assert!(think.is_zero() && not_before == Time(0), "it would wait");
                 let arrival = Arrival { id: self.next_id, op, range, is_fua };
                 self.timing.arrive(self.now, arrival);
                 self.next_id += 1;

@@ -1,7 +1,8 @@
 //! The lab: experiments with the simulator's drives, and the figures that its models must meet.
 //!
 //! - [`load`]: a closed loop over a timing model. [`drives`]: each model beside published rows.
-//! - [`workload`]: what clients ask for. [`page`]: an experiment as one HTML file with plots, and its data.
+//! - [`workload`]: what clients ask for. [`trace`]: what they once asked for, from a file.
+//! - [`page`]: an experiment as one HTML file with plots, and its data.
 //!
 //! Promise: the same build prints the same figures, to the byte, on every machine. Nothing here
 //! reads a clock, and what is random is seeded.
@@ -9,4 +10,5 @@
 pub mod drives;
 pub mod load;
 pub mod page;
+pub mod trace;
 pub mod workload;

@@ -78,6 +78,7 @@ table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular
 caption { text-align: left; font-weight: bold; padding-bottom: 0.3rem; }
 th, td { padding: 0.2rem 0.8rem 0.2rem 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid #999; }
+td { overflow-wrap: anywhere; }
 .number { text-align: right; }
 figure { margin: 1.5rem 0; }
 figcaption { font-size: 0.9rem; }

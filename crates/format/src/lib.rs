@@ -17,7 +17,9 @@ pub mod probe;
 mod severity;
 pub mod snapshot;
 pub mod thin;
+mod write_sectors;
 pub mod writecache;
 
 pub use field::Field;
 pub use severity::Severity;
+pub use write_sectors::WriteSectors;

@@ -13,43 +13,12 @@ use super::node::{SET_HEADER_BYTES, encode_set};
 use super::priorities::{self, JUST_USED, METADATA, Record};
 use super::uuids::{self, UuidEntry};
 use super::{CacheSuperblock, Generation, Geometry, INODE_MAX, Key, OFFSET_MAX, Pointer, SetMagic};
+pub use crate::write_sectors::WriteSectors;
 
 /// How much of a node is filled, of five parts: a split begins beyond it.
 const FILL: usize = 4;
 /// Words of a key with a pointer.
 const KEY_WORDS: usize = 3;
-
-/// Where a new cache is written.
-pub trait WriteSectors {
-    /// Why something cannot be written.
-    type Error;
-
-    /// Writes whole sectors.
-    ///
-    /// # Errors
-    /// The system refused.
-    fn write(&mut self, sector: u64, bytes: &[u8]) -> Result<(), Self::Error>;
-}
-
-impl WriteSectors for Vec<u8> {
-    type Error = std::convert::Infallible;
-
-    /// A device in memory; it grows.
-    fn write(&mut self, sector: u64, bytes: &[u8]) -> Result<(), Self::Error> {
-        let begin = sector as usize * super::SECTOR_BYTES;
-        self.resize(self.len().max(begin + bytes.len()), 0);
-        self[begin..begin + bytes.len()].copy_from_slice(bytes);
-        Ok(())
-    }
-}
-
-impl<W: WriteSectors> WriteSectors for &mut W {
-    type Error = W::Error;
-
-    fn write(&mut self, sector: u64, bytes: &[u8]) -> Result<(), W::Error> {
-        (**self).write(sector, bytes)
-    }
-}
 
 /// Why a cache cannot be built.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

@@ -5,8 +5,15 @@
 //! structure is written once. Nothing is a cache before the superblock that [`Builder::finish`]
 //! returns is written; the caller does so when all else is durable.
 //!
+//! A caller may place data himself: [`Builder::keep_for_data`] takes a range of buckets out of that
+//! order, and the extents of [`Builder::add_at`] lie in them where their pointers say. So every
+//! bucket has data or metadata, never both. That no two extents share sectors is the caller's
+//! promise: a builder that noticed it would need memory for each.
+//!
 //! Memory: four bytes per bucket, the keys of one node per level of the tree, and the bytes of one
 //! structure; not the extents, whose number does not matter.
+
+use std::ops::Range;
 
 use super::journal::{self, Header};
 use super::node::{SET_HEADER_BYTES, encode_set};
@@ -37,6 +44,51 @@ pub enum BuildError<E> {
         /// The extent.
         found: Key,
     },
+    /// Buckets that cannot be kept for data.
+    #[error("buckets for data: found {found:?}, expected them within {expected:?}")]
+    Kept {
+        /// The buckets.
+        found: Range<u64>,
+        /// Those behind the journal.
+        expected: Range<u64>,
+    },
+    /// An extent whose place is not one of generation 0 in one bucket that is kept for data.
+    #[error("extent {found:?}: found it elsewhere, expected it in one of the buckets {expected:?}")]
+    Place {
+        /// The extent.
+        found: Key,
+        /// The buckets that are kept for data.
+        expected: Range<u64>,
+    },
+}
+
+/// The buckets of a new cache behind its superblock and its journal: for nodes, priorities, the
+/// array of uuids, and data.
+#[must_use]
+pub fn buckets_behind_journal(geometry: &Geometry) -> Range<u64> {
+    let first = geometry.usable().start + u64::from(geometry.journal_buckets());
+    first.min(geometry.buckets())..geometry.buckets()
+}
+
+/// How many of them get metadata if there are so many extents.
+#[must_use]
+pub fn metadata_buckets(geometry: &Geometry, extents: u64) -> u64 {
+    const UUIDS: u64 = 1;
+    let mut buckets = UUIDS + geometry.priority_sets();
+    let mut nodes = extents;
+    loop {
+        nodes = nodes.div_ceil(node_keys(geometry) as u64).max(1);
+        buckets += nodes;
+        if nodes == 1 {
+            return buckets;
+        }
+    }
+}
+
+/// How many keys with a pointer a node takes.
+fn node_keys(geometry: &Geometry) -> usize {
+    let bytes = geometry.node_sectors() as usize * super::SECTOR_BYTES - SET_HEADER_BYTES;
+    bytes * FILL / 5 / (KEY_WORDS * 8)
 }
 
 /// Builds a cache.
@@ -46,8 +98,10 @@ pub struct Builder<W> {
     geometry: Geometry,
     magic: SetMagic,
     buckets: Vec<Record>,
-    /// The next bucket that nothing is in.
+    /// The next bucket that nothing is in, unless it is kept.
     next_bucket: u64,
+    /// Buckets for extents that the caller places.
+    kept: Range<u64>,
     /// The bucket that data goes to, and its sectors in use.
     data: Option<(u64, u64)>,
     last: Option<Key>,
@@ -74,6 +128,7 @@ impl<W: WriteSectors> Builder<W> {
             magic: superblock.set_uuid().set_magic(),
             buckets: vec![Record::default(); geometry.buckets() as usize],
             next_bucket,
+            kept: 0..0,
             data: None,
             last: None,
             levels: vec![Vec::new()],
@@ -84,16 +139,60 @@ impl<W: WriteSectors> Builder<W> {
         }
     }
 
+    /// Keeps these buckets for extents that the caller places. Comes before all extents.
+    ///
+    /// # Errors
+    /// Not all of them lie behind the journal.
+    pub fn keep_for_data(self, buckets: Range<u64>) -> Result<Builder<W>, BuildError<W::Error>> {
+        debug_assert!(self.last.is_none(), "buckets are kept before anything lies in them");
+        let expected = buckets_behind_journal(&self.geometry);
+        if buckets.start < expected.start || buckets.end > expected.end {
+            return Err(BuildError::Kept { found: buckets, expected });
+        }
+        Ok(Builder { kept: buckets, ..self })
+    }
+
+    /// Adds an extent behind all others, which lies where its pointer says.
+    ///
+    /// # Errors
+    /// It does not lie in one of the buckets that are kept for data, the tree has no room, the
+    /// system refused to write, or the extent is not in order.
+    pub fn add_at(&mut self, extent: Key) -> Result<(), BuildError<W::Error>> {
+        let bucket = self.kept_bucket_of(&extent);
+        let expected = self.kept.clone();
+        let bucket = bucket.ok_or(BuildError::Place { found: extent, expected })?;
+        self.follow(extent)?;
+        self.buckets[bucket as usize].priority = JUST_USED;
+        self.add_key(0, extent)
+    }
+
+    /// The bucket of an extent, if it is kept for data.
+    fn kept_bucket_of(&self, extent: &Key) -> Option<u64> {
+        let pointer = extent.cached_at()?;
+        let bucket = self.geometry.bucket_of(pointer.sector());
+        let is_good = extent.sectors() > 0
+            && pointer.generation() == Generation::default()
+            && self.geometry.holds(pointer.sector(), extent.sectors())
+            && self.kept.contains(&bucket);
+        is_good.then_some(bucket)
+    }
+
+    /// Notes the extent that comes next.
+    fn follow(&mut self, extent: Key) -> Result<(), BuildError<W::Error>> {
+        if let Some(before) = self.last.filter(|before| before.position() > extent.begin()) {
+            return Err(BuildError::Order { before, found: extent });
+        }
+        self.last = Some(extent);
+        Ok(())
+    }
+
     /// Adds an extent behind all others. Answers where its data is to be: the extent with a
     /// pointer, in pieces where it goes over the end of a bucket.
     ///
     /// # Errors
     /// There is no room, the system refused to write, or the extent is not in order.
     pub fn add(&mut self, extent: Key) -> Result<&[Key], BuildError<W::Error>> {
-        if let Some(before) = self.last.filter(|before| before.position() > extent.begin()) {
-            return Err(BuildError::Order { before, found: extent });
-        }
-        self.last = Some(extent);
+        self.follow(extent)?;
         self.placed.clear();
         let mut rest = Some(extent).filter(|extent| extent.sectors() > 0);
         while let Some(extent) = rest {
@@ -153,6 +252,9 @@ impl<W: WriteSectors> Builder<W> {
     }
 
     fn take_bucket(&mut self, priority: u16) -> Result<u64, BuildError<W::Error>> {
+        if self.kept.contains(&self.next_bucket) {
+            self.next_bucket = self.kept.end;
+        }
         let bucket = self.next_bucket;
         if bucket == self.geometry.buckets() {
             return Err(BuildError::Full(bucket));
@@ -166,18 +268,12 @@ impl<W: WriteSectors> Builder<W> {
         self.writer.write(sector, bytes).map_err(BuildError::Write)
     }
 
-    /// How many keys with a pointer a node takes.
-    fn node_keys(&self) -> usize {
-        let bytes = self.geometry.node_sectors() as usize * super::SECTOR_BYTES - SET_HEADER_BYTES;
-        bytes * FILL / 5 / (KEY_WORDS * 8)
-    }
-
     /// Adds a key to the node of a level; a full one is written first.
     fn add_key(&mut self, level: usize, key: Key) -> Result<(), BuildError<W::Error>> {
         if level == self.levels.len() {
             self.levels.push(Vec::new());
         }
-        if self.levels[level].len() == self.node_keys() {
+        if self.levels[level].len() == node_keys(&self.geometry) {
             let (inode, end) = self.levels[level].last().expect("it is full").position();
             let child = self.write_node(level, inode, end)?;
             self.add_key(level + 1, child)?;

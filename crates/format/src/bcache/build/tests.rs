@@ -101,6 +101,103 @@ fn extents_out_of_order_and_too_many_are_refused() {
     assert_eq!(full, Some(BuildError::Full(600)));
 }
 
+/// The extents of a volume in order, at these places in the cache.
+fn build_at(
+    superblock: &CacheSuperblock,
+    kept: Range<u64>,
+    extents: &[Key],
+) -> Result<(Vec<u8>, CacheSuperblock), BuildError<std::convert::Infallible>> {
+    let mut image = Vec::new();
+    let mut builder = Builder::new(superblock, 7, &mut image).keep_for_data(kept)?;
+    for extent in extents {
+        builder.add_at(*extent)?;
+    }
+    let volume = UuidEntry { uuid: Uuid([9; 16]), ..UuidEntry::default() };
+    let superblock = builder.finish(&[volume])?;
+    Ok((image, superblock))
+}
+
+#[test]
+fn extents_lie_where_the_caller_places_them_and_metadata_in_other_buckets() {
+    let superblock = superblock(2048, 16);
+    let (kept, count) = (300..700, 3000);
+    // Backwards, two to a bucket: 16 sectors of 0, 2, and so on.
+    let place = |index: u64| kept.end * 16 - (index + 1) * 2;
+    let extents: Vec<Key> = (0..count)
+        .map(|index| {
+            let key = Key::new(0, index * 5 + 2, 2).with_dirty(index % 3 == 0);
+            key.at(Pointer::new(place(index), Generation::default()))
+        })
+        .collect();
+    let (image, superblock) = build_at(&superblock, kept.clone(), &extents).expect("there is room");
+    let (loaded, found) = read(&image, &superblock);
+    assert!(found == extents);
+    let with = |priority| {
+        let buckets = loaded.buckets.iter().enumerate();
+        buckets.filter(move |(_, it)| it.priority == priority).map(|(at, _)| at as u64)
+    };
+    let geometry = superblock.geometry();
+    assert!(with(JUST_USED).eq(700 - 375..700), "buckets with data");
+    // What a priority says of the buckets that the priorities lie in was not known before them.
+    let metadata: Vec<u64> = with(METADATA).collect();
+    assert_eq!(metadata.len() as u64, metadata_buckets(geometry, count));
+    let first = buckets_behind_journal(geometry).start;
+    assert!(
+        metadata.iter().eq(&(first..300).chain(700..2048).collect::<Vec<_>>()[..metadata.len()])
+    );
+}
+
+#[test]
+fn metadata_takes_as_many_buckets_as_the_builder_says() {
+    for (buckets, bucket_sectors, count) in
+        [(1024, 128, 0), (1024, 128, 1), (8192, 8, 132), (8192, 8, 20_000), (8192, 16, 17_689)]
+    {
+        let fresh = superblock(buckets, bucket_sectors);
+        let geometry = *fresh.geometry();
+        let extents: Vec<Key> = (0..count)
+            .map(|index| {
+                let place = buckets * bucket_sectors - 1 - index;
+                Key::new(0, index + 1, 1).at(Pointer::new(place, Generation::default()))
+            })
+            .collect();
+        let first = buckets_behind_journal(&geometry).start;
+        let needed = metadata_buckets(&geometry, count);
+        assert!(build_at(&fresh, first + needed..buckets, &extents).is_ok(), "{count}");
+        let full = build_at(&fresh, first + needed - 1..buckets, &extents);
+        assert_eq!(full.map(drop), Err(BuildError::Full(buckets)), "{count}");
+    }
+}
+
+#[test]
+fn places_outside_of_the_kept_buckets_are_refused() {
+    let superblock = superblock(1024, 16);
+    let first = buckets_behind_journal(superblock.geometry()).start;
+    for found in [0..20, first - 1..900, 900..1025] {
+        let kept = build_at(&superblock, found.clone(), &[]);
+        assert_eq!(kept.map(drop), Err(BuildError::Kept { found, expected: first..1024 }));
+    }
+    let extent = |sectors| Key::new(0, 100, sectors);
+    let at = |sector, generation| Pointer::new(sector, Generation(generation));
+    let wrong = [
+        extent(8),
+        extent(8).at(at(600 * 16 - 8, 0)),
+        extent(8).at(at(800 * 16, 0)),
+        extent(8).at(at(700 * 16 - 4, 0)),
+        extent(8).at(at(650 * 16, 1)),
+        extent(0).at(at(650 * 16, 0)),
+    ];
+    for found in wrong {
+        let built = build_at(&superblock, 600..800, &[found]);
+        assert_eq!(built.map(drop), Err(BuildError::Place { found, expected: 600..800 }));
+    }
+    let right = [extent(8).at(at(600 * 16, 0)), Key::new(0, 200, 16).at(at(799 * 16, 0))];
+    assert!(build_at(&superblock, 600..800, &right).is_ok());
+    let before = Key::new(0, 108, 16).at(at(700 * 16, 0));
+    let order = build_at(&superblock, 600..800, &[right[0], before]);
+    let expected = BuildError::Order { before: right[0], found: before };
+    assert_eq!(order.map(drop), Err(expected));
+}
+
 proptest! {
     #[test]
     fn any_extents_read_as_they_were_placed(

@@ -16,6 +16,7 @@
 //! in `docs/formats/writecache.md`; a test compares that document with [`SUPERBLOCK_FIELDS`] and
 //! [`ENTRY_FIELDS`].
 
+pub mod build;
 pub mod check;
 mod entry;
 mod error;

@@ -3,11 +3,13 @@
 //! - [`load`]: a closed loop over a timing model. [`drives`]: each model beside published rows.
 //! - [`workload`]: what clients ask for. [`trace`]: what they once asked for, from a file.
 //! - [`page`]: an experiment as one HTML file with plots, and its data.
+//! - [`fill`]: caches that are full of data when an experiment begins.
 //!
 //! Promise: the same build prints the same figures, to the byte, on every machine. Nothing here
 //! reads a clock, and what is random is seeded.
 
 pub mod drives;
+pub mod fill;
 pub mod load;
 pub mod page;
 pub mod trace;

@@ -1,14 +1,15 @@
 //! Caches that are full of data when an experiment begins, made in seconds: the metadata that years
 //! of writes would leave, from a [`Pattern`] and a seed. Data is never written.
 //!
-//! - [`bcache`]: a set of a cache device and its backing devices.
+//! - [`bcache`]: a set of a cache device and its backing devices. [`writecache`]: a cache device.
 //! - [`arrivals`]: which blocks are cached, in the order in which they came. [`layout`]: where in
 //!   the buckets of a set they lie. [`piece`], [`permutation`]: what both are made of.
 //!
 //! A plan is laid out first, which takes no device and refuses what does not fit. The result says
 //! what it has, and is written through the caller's sink. The same plan makes the same bytes.
 //!
-//! Memory: 16 bytes for each extent of a set, and 8 for each run.
+//! Memory: 16 bytes for each extent of a set, and 8 for each run; nothing for each entry of a
+//! writecache but for its runs.
 
 pub mod arrivals;
 pub mod bcache;
@@ -17,6 +18,7 @@ pub mod permutation;
 pub mod piece;
 #[cfg(test)]
 mod served;
+pub mod writecache;
 
 use std::fmt;
 use std::str::FromStr;
@@ -113,6 +115,9 @@ pub enum FillError {
     /// The format has no such sizes.
     #[error(transparent)]
     Bcache(#[from] cairn_format::bcache::Error),
+    /// The format has no such sizes.
+    #[error(transparent)]
+    Writecache(#[from] cairn_format::writecache::Error),
 }
 
 impl FillError {

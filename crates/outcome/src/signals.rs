@@ -25,6 +25,8 @@ use crate::stderr::say;
 pub enum Event {
     /// Asked to end.
     Stop,
+    /// The volumes of a start are up, or will not be.
+    VolumesUp,
     /// The command of `--run` ended.
     CommandEnded(ExitStatus),
 }
@@ -56,11 +58,7 @@ pub fn watch() -> Outcome<(Sender<Event>, Receiver<Event>)> {
                 if is_repeat(first, (signal, now)) {
                     continue;
                 }
-                say("second signal: leaving at once");
-                // Held until the process ends, so that no file becomes finished any more.
-                let unfinished = UNFINISHED.lock();
-                unfinished.iter().for_each(|path| remove(path));
-                std::process::exit(128 + signal);
+                leave("second signal: leaving at once", 128 + signal);
             }
             first = Some((signal, now));
             // The receiver is gone only when the process is ending.
@@ -69,6 +67,15 @@ pub fn watch() -> Outcome<(Sender<Event>, Receiver<Event>)> {
     };
     std::thread::Builder::new().name("signals".to_owned()).spawn(watch).map_err(failed)?;
     Ok((send, receive))
+}
+
+/// Says why, removes unfinished files and ends the process, whatever its threads wait for.
+pub fn leave(why: &str, code: impl Into<i32>) -> ! {
+    say(why);
+    // Held until the process ends, so that no file becomes finished any more.
+    let unfinished = UNFINISHED.lock();
+    unfinished.iter().for_each(|path| remove(path));
+    std::process::exit(code.into());
 }
 
 /// True if a signal, with the time when it came, was sent twice at once: `timeout` signals its

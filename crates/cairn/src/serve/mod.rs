@@ -3,7 +3,8 @@
 //! The start makes images, brings up volumes in order, exports them and opens the sockets. Then the
 //! main thread waits for a signal, or for the command of `--run`. The stop refuses verbs, ends
 //! connections, suspends every volume (which commits), and reports what is still dirty. A start
-//! that fails half way stops the same way, so no acknowledged write is lost.
+//! that fails half way stops the same way, so no acknowledged write is lost; one that waits for a
+//! device ends as `patience` says.
 //!
 //! If a volume cannot be brought up, the others are served. The server logs its name and the
 //! reason, and its record stays. The start fails with `--strict`, with `--run`, if the volume is
@@ -15,10 +16,12 @@ pub mod config;
 mod image;
 pub mod limits;
 mod listen;
+mod patience;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
 use cairn_block::{ConfigError, ConfigKind};
@@ -42,6 +45,7 @@ use cairn_control::verbs::Verbs;
 use cairn_control::world::{World, WorldOptions, is_of};
 use command::{PrivateFolder, Running};
 use config::Config;
+use patience::with_patience;
 
 /// Runs the verb.
 ///
@@ -102,7 +106,8 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
         default: args.export.or(config.default_export),
         strict: args.strict || args.run.is_some(),
     };
-    let served = server.start(plan, &wanted, &sockets, state).and_then(|()| {
+    let waits = (&events, &happened);
+    let served = server.start(plan, &wanted, &sockets, state, waits).and_then(|()| {
         let command = args
             .run
             .as_deref()
@@ -173,12 +178,13 @@ fn leave_caches_out(plan: &mut Plan, read_only: bool, stale_ok: bool) -> Outcome
 }
 
 /// Waits for the end: a signal, or the command's.
-fn wait(happened: &std::sync::mpsc::Receiver<Event>, command: Option<&Running>) -> u8 {
+fn wait(happened: &Receiver<Event>, command: Option<&Running>) -> u8 {
     loop {
         match (happened.recv(), command) {
             (Ok(Event::CommandEnded(status)), _) => return command::exit_code(status),
             (Ok(Event::Stop), Some(command)) => command.terminate(),
             (Ok(Event::Stop), None) | (Err(_), _) => return exit::OK,
+            (Ok(Event::VolumesUp), _) => {}
         }
     }
 }
@@ -269,13 +275,16 @@ impl Server {
         wanted: &Wanted,
         sockets: &Sockets,
         state: Option<StateFile>,
+        waits: (&Sender<Event>, &Receiver<Event>),
     ) -> Outcome<()> {
         // Before any table starts, so that the tables above do not count it as a new failure.
         for name in state.iter().flat_map(|state| state.untold()) {
             tracing::warn!("{name}: acknowledged writes may be lost; its clients are told");
             self.world.tell_of_loss(&name);
         }
-        let BroughtUp { changed, failed } = plan.bring_up(&self.world)?;
+        let (world, bring_up) = (&self.world, &mut plan);
+        let up = with_patience(waits, move || bring_up.bring_up(world))?;
+        let BroughtUp { changed, failed } = up;
         if let Some(state) = state.as_ref().filter(|_| !self.world.read_only()) {
             state.record(changed)?;
         }

@@ -1,11 +1,11 @@
 //! `cairn serve`: tables, TOML, sockets, the end; with a client nobody here wrote.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
 
 use rustix::process::Signal;
 
-use super::place::{Place, signalled};
+use super::place::{Place, signalled, until};
 
 #[test]
 fn a_write_beyond_the_limit_of_a_files_size_fails_alone() {
@@ -242,4 +242,29 @@ fn a_server_goes_on_and_ends_although_its_log_cannot_be_written_or_nobody_reads_
         let status = signalled(&mut child, &[Signal::TERM]);
         assert_eq!(status.code(), Some(0));
     }
+}
+
+#[test]
+fn a_signal_ends_a_start_that_waits_for_a_device() {
+    let place = Place::new();
+    place.sparse("slow", 1 << 20);
+    place.sparse("cache", 256 << 10);
+    // Reads of the cache take a day.
+    let tables = ["fast=0 512 delay cache 0 86400000", "0 2048 writecache s slow @fast 4096 0"];
+    let mut command = place.command(&["serve", "--table", tables[0], "--table", tables[1]]);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let tasks = format!("/proc/{}/task", child.id());
+    // The volumes are being brought up.
+    until(|| {
+        let tasks = std::fs::read_dir(&tasks).unwrap();
+        let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm"));
+        let mut names = tasks.flatten().flat_map(name);
+        names.any(|name| name == "start\n").then_some(())
+    });
+    let status = signalled(&mut child, &[Signal::TERM]);
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(status.code(), Some(1), "{said}");
+    let line = "cairn: stopped: the start waits for a device: leaving without its volumes";
+    assert!(said.lines().any(|own| own == line), "{said}");
 }

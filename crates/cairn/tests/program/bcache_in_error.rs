@@ -1,5 +1,7 @@
 //! A set in error: what each verb and each request answers, and that nothing is lost.
 
+use rustix::process::Signal;
+
 use super::place::{Place, Ran};
 
 /// How a cache device fails that a set is served from.
@@ -48,18 +50,30 @@ fn place() -> Place {
 
 /// Serves a set whose cache device fails in this way after a write, and runs a script then.
 fn fail_and_run(place: &Place, how: &Failure, script: &str) -> Ran {
+    fail_after(place, how, "true", script)
+}
+
+/// The same with a script that runs between the write and the failure.
+fn fail_after(place: &Place, how: &Failure, before: &str, script: &str) -> Ran {
     let Failure { line, limit, request, .. } = how;
     let sectors = place.read("c").len() / 512;
-    let fast = format!("fast=0 {sectors} linear c 0");
     let script = format!(
-        "{WRITE} && cairn cache set disk cache/io_error_limit={limit} && \
+        "{WRITE} && cairn cache set disk cache/io_error_limit={limit} && {before} && \
          cairn replace fast --table '0 {sectors} {line}' && \
          ! qemu-io -f raw -c '{request}' -c flush \"$uri\" >said 2>&1; {script}"
     );
+    let args = serve_args(place);
+    place.serve_run(&args.iter().map(String::as_str).collect::<Vec<_>>(), &script)
+}
+
+/// The volumes of a server: the set, the device that its cache is on, and one without a set.
+fn serve_args(place: &Place) -> Vec<String> {
+    let sectors = place.read("c").len() / 512;
+    let fast = format!("fast=0 {sectors} linear c 0");
     let tables = [&fast, CACHED, "alone=0 16368 bcache one - 0"];
-    let mut args = vec!["--state", "state", "--export", "disk"];
-    args.extend(tables.iter().flat_map(|table| ["--table", table]));
-    place.serve_run(&args, &script)
+    let mut args = ["--state", "state", "--export", "disk"].map(str::to_owned).to_vec();
+    args.extend(tables.iter().flat_map(|table| ["--table".to_owned(), (*table).to_owned()]));
+    args
 }
 
 /// The cache device works again: what was durable is there.
@@ -167,4 +181,50 @@ fn requests_to_a_volume_with_dirty_data_fail_until_its_set_is_opened_again() {
         assert!(refused.lines().count() == 1 && refused.contains("disk: @fast: "), "{refused}");
         assert!(place.read(BACKING)[8192 + (6 << 20)..][..64 << 10].iter().all(|it| *it == 7));
     }
+}
+
+/// A write that no entry of the journal has, and that no flush follows.
+const UNFLUSHED: &str = "cairn cache set disk journal_delay_ms=60000 && nbdcopy data \"$uri\"";
+/// It is over dirty data, in place, and goes on behind that.
+fn data() -> Vec<u8> {
+    vec![9; 128 << 10]
+}
+
+const LOST: &str = "disk: @fast: the set is in error, what was last written may not be durable";
+
+#[test]
+fn a_suspend_a_remove_and_a_stop_of_a_set_in_error_exit_1_if_acknowledged_writes_are_lost() {
+    for how in FAILURES {
+        for (script, out, code) in [
+            ("cairn suspend disk; echo $?", "1\n", 0),
+            ("cairn remove disk; echo $?", "1\n", 0),
+            ("true", "", 1),
+        ] {
+            let place = place();
+            place.write("data", data());
+            let ran = fail_after(&place, &how, UNFLUSHED, script);
+            assert_eq!((&*ran.out, ran.code), (out, code), "{}: {script}: {ran:?}", how.line);
+            assert!(ran.err.contains(LOST), "{}: {script}: {ran:?}", how.line);
+        }
+    }
+}
+
+#[test]
+fn a_server_that_is_terminated_exits_1_if_its_set_in_error_lost_acknowledged_writes() {
+    let place = place();
+    place.write("data", data());
+    let mut args = serve_args(&place);
+    args.extend(["--listen", "unix:nbd.sock", "--control", "c.sock"].map(str::to_owned));
+    let server = place.serve(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    let sectors = place.read("c").len() / 512;
+    let script = format!(
+        "export uri='{}' CAIRN_CONTROL=c.sock; {UNFLUSHED} && \
+         cairn replace fast --table '0 {sectors} error'",
+        server.uri
+    );
+    place.shell(&script).ok();
+    // Its last commit meets the failure.
+    let (status, _, err) = server.end_by(Signal::TERM);
+    assert_eq!(status.code(), Some(1), "{err}");
+    assert!(err.contains(LOST), "{err}");
 }

@@ -1,15 +1,23 @@
 //! Suspending: what clients wrote becomes durable. The last volume of a set leaves it as small as
 //! it can be (`set::users`). From the end of a suspend to the next resume no message writes the
 //! superblock of the backing device.
+//!
+//! A suspend fails if acknowledged writes may be lost: those that the set had not made durable when
+//! it broke (C2), and those around the cache that no flush covers. What else fails is logged: dirty
+//! data stays in the cache, and the next opening reads what is durable.
 
 use cairn_block::sync::atomic::Ordering;
-use cairn_block::{ConfigError, ConfigKind, Env, IoError};
+use cairn_block::{ConfigError, ConfigKind, Env, IoResult};
 
 use super::degraded::Service;
-use super::set::{Core, WriteError};
+use super::set::{Core, Set, WriteError};
 use super::volume::Bcache;
 use super::writeback::Undrained;
 use super::writes::Ready;
+
+/// Why a suspend may have lost something.
+const SET_FAILED: &str = "the set is in error, what was last written may not be durable";
+const NOT_FLUSHED: &str = "what was written around the cache may not be durable";
 
 impl Bcache {
     /// No request is left: commits, ends the tasks of the volume, and leaves the set.
@@ -27,27 +35,46 @@ impl Bcache {
         self.traffic.flushed().notify(usize::MAX);
         let drains = self.flush_on_suspend.swap(false, Ordering::Relaxed) && !self.read_only;
         let is_uncached = self.service() == Service::Uncached;
-        let rested = match self.is_ready(Ready::Change) || drains || is_uncached {
+        let rests = self.is_ready(Ready::Change) || drains || is_uncached;
+        let flushed = if rests { self.flush_traffic(env).await } else { Ok(()) };
+        let rested = match rests && !is_uncached && !core.is_broken() {
             true => self.bring_to_rest(env, core, drains).await,
             false => Ok(()),
         };
         self.tasks.idle().await;
         self.end_serving().await;
-        let lost = self.look(|set| set.changes.have_lost_data(self.inode())).unwrap_or_default();
+        let lost = self.has_lost_writes();
         let is_served = core.users().serves(self.inode()).is_some();
         let left = match is_served {
             true => core.leave(env, self.inode()).await,
             false => Ok(()),
         };
-        let rested = rested.and(left.map_err(Undrained::Set));
-        let rested = rested.inspect_err(|error| tracing::error!("{volume}: suspend: {error}"));
+        if let Err(error) = rested.and(left.map_err(Undrained::Set)) {
+            tracing::error!("{volume}: suspend: {error}");
+        }
         self.is_writing_back.store(false, Ordering::Relaxed);
         self.ready.store(Ready::Read as u8, Ordering::Relaxed);
-        rested.or(if lost { Err(Undrained::Flush(IoError::IO)) } else { Ok(()) }).map_err(|error| {
-            let argument = &core.cache.device().argument;
-            let detail = format!("{error}; acknowledged writes may be lost");
-            ConfigError::new(ConfigKind::System, argument, detail)
-        })
+        self.losses(&core.cache.device().argument, lost, flushed)
+    }
+
+    /// True if the set broke before acknowledged writes of the volume were durable there.
+    fn has_lost_writes(&self) -> bool {
+        let have_lost = |set: &Set| set.changes.have_lost_writes(self.inode());
+        self.service() != Service::Uncached && self.look(have_lost).unwrap_or_default()
+    }
+
+    /// The error of a suspend, if there is one: `lost` by the set, or not `flushed` past it.
+    fn losses(&self, cache: &str, lost: bool, flushed: IoResult) -> Result<(), ConfigError> {
+        let (argument, detail) = match (lost, flushed) {
+            (false, Ok(())) => return Ok(()),
+            (true, _) => (cache, SET_FAILED.to_owned()),
+            (false, Err(error)) => {
+                let backing = self.config.devices.backing();
+                (backing.map_or(cache, |it| &it.argument), format!("{NOT_FLUSHED}: {error}"))
+            }
+        };
+        tracing::error!("{}: suspend: {argument}: {detail}", self.config.volume);
+        Err(ConfigError::new(ConfigKind::System, argument, detail))
     }
 
     /// From now on no message writes the superblock: the next table may change it, and a swap of
@@ -58,16 +85,12 @@ impl Bcache {
     }
 
     async fn bring_to_rest(&self, env: &Env, core: &Core, drains: bool) -> Result<(), Undrained> {
-        let flushed = self.flush_traffic(env).await;
-        if self.service() == Service::Uncached {
-            return flushed.map_err(Undrained::Flush);
-        }
-        if drains {
-            self.drain_at_rest(env).await?;
-        }
-        if self.is_ready(Ready::Change) {
-            core.commit(env).await.map_err(WriteError::Cache)?;
-        }
+        let drained = if drains { self.drain_at_rest(env).await } else { Ok(()) };
+        let committed = match self.is_ready(Ready::Change) {
+            true => core.commit(env).await.map_err(|error| WriteError::Cache(error).into()),
+            false => Ok(()),
+        };
+        drained.and(committed)?;
         // A batch that still runs makes keys clean, which the state and the map are to say.
         self.tasks.idle().await;
         self.call_clean(env).await?;
@@ -77,6 +100,6 @@ impl Bcache {
             let _ = self.write_map(env, true).await;
             self.close_zones(env).await;
         }
-        flushed.map_err(Undrained::Flush)
+        Ok(())
     }
 }

@@ -86,6 +86,8 @@ pub(in super::super) struct Changes {
     pub waiting: Vec<(u32, RequestId)>,
     /// Keys to dirty data that are lost, as the set broke (C2).
     lost: Vec<Key>,
+    /// The volumes with such keys, or with writes in place that are lost with them.
+    lossy: Vec<u32>,
 }
 
 /// Writes of clients whose data is on its way into the cache.
@@ -152,6 +154,11 @@ impl Changes {
     /// True if keys to dirty data of a volume were lost.
     pub fn have_lost_data(&self, inode: u32) -> bool {
         self.lost.iter().any(|key| key.inode() == inode)
+    }
+
+    /// True if a volume counted a loss when the set broke (C2, V5).
+    pub fn have_lost_writes(&self, inode: u32) -> bool {
+        self.lossy.contains(&inode)
     }
 
     /// The requests of a volume that wait for a bucket.
@@ -374,7 +381,7 @@ impl Set {
         changes.commit_at = None;
         let overwrote = changes.overwrote.drain(..).filter(|(_, number)| *number > overwrites);
         let overwrote: Vec<u32> = overwrote.map(|(inode, _)| inode).collect();
-        let lost = changes.lost.iter().map(Key::inode).chain(overwrote).collect();
-        (changes.take_waiting(), lost)
+        changes.lossy = changes.lost.iter().map(Key::inode).chain(overwrote).collect();
+        (changes.take_waiting(), changes.lossy.clone())
     }
 }

@@ -251,3 +251,58 @@ fn writes_in_flight_when_the_cache_fails_are_answered_once() {
     test.run(Duration::from_secs(1));
     assert_eq!(test.labels(), ["write"]);
 }
+
+#[test]
+fn a_suspend_of_a_set_in_error_fails_if_acknowledged_writes_were_not_durable() {
+    for is_flushed in [false, true] {
+        let test = stopped();
+        test.load("v", LINE);
+        test.message("v", &["set", "journal_delay_ms", "60000"]).expect("in its range");
+        let client = Client::new(test.volume("v"));
+        test.write("v", 8000, 8, 1).expect("the drives are well");
+        if is_flushed {
+            test.flush("v").expect("the drives are well");
+        }
+        lose_cache(&test);
+        let suspended = test.try_suspend("v", SuspendMode::Flush).map_err(|it| it.to_string());
+        let text = "c: the set is in error, what was last written may not be durable";
+        let expected = if is_flushed { Ok(()) } else { Err(text.to_owned()) };
+        assert_eq!(suspended, expected);
+        test.drive("c").faults().clear();
+        test.resume("v").expect("the cache is well");
+        assert_eq!(test.flush_of(&client).is_err(), !is_flushed, "it is told");
+        test.suspend("v", SuspendMode::Flush);
+    }
+}
+
+#[test]
+fn a_suspend_whose_commit_breaks_the_set_fails() {
+    let test = stopped();
+    test.load("v", LINE);
+    test.message("v", &["set", "journal_delay_ms", "60000"]).expect("in its range");
+    test.write("v", 8000, 8, 1).expect("the drives are well");
+    test.drive("c").faults().add(Fault::error(OpSet::ALL));
+    assert!(test.try_suspend("v", SuspendMode::Flush).is_err());
+}
+
+#[test]
+fn a_suspend_fails_if_what_was_written_around_the_cache_cannot_be_flushed() {
+    for is_flushed in [false, true] {
+        let test = clean_in("writearound");
+        let client = Client::new(test.volume("v"));
+        test.write("v", 8000, 8, 1).expect("the drives are well");
+        if is_flushed {
+            test.flush("v").expect("the drives are well");
+        }
+        fail(&test, "b", OpSet::FLUSHES, 1);
+        let suspended = test.try_suspend("v", SuspendMode::Flush).map_err(|it| it.to_string());
+        let text = "b: what was written around the cache may not be durable";
+        match suspended {
+            Ok(()) => assert!(is_flushed),
+            Err(error) => assert!(!is_flushed && error.starts_with(text), "{error}"),
+        }
+        test.drive("b").faults().clear();
+        test.resume("v").expect("the drives are well");
+        assert_eq!(test.flush_of(&client).is_err(), !is_flushed, "it is told");
+    }
+}

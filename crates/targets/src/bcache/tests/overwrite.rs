@@ -115,5 +115,7 @@ fn a_failure_of_the_cache_device_is_told_if_it_may_have_lost_a_write_in_place() 
         // A read notices it. The volume has dirty data, so it is stopped.
         assert!(test.read("v", 0, 8).is_err());
         assert_eq!(volume.failures() > known, !is_flushed, "{is_flushed}");
+        let suspended = test.try_suspend("v", SuspendMode::Flush);
+        assert_eq!(suspended.is_err(), !is_flushed, "a suspend says so, too");
     }
 }

@@ -87,7 +87,7 @@ impl Bcache {
     /// Step 2: holes, durably; of keys that were pending, too.
     pub(super) async fn drop_extents(&self, env: &Env, span: Span, what: Dropped) -> IoResult {
         let core = self.core.as_ref().expect("it has a cache");
-        let (mut start, mut holes) = (span.start, Vec::new());
+        let (mut start, mut holes, mut dropped) = (span.start, Vec::new(), 0);
         while start < span.end {
             // Each sector may be an extent.
             let piece = Span { start, end: span.end.min(start + work::piece() as u64), ..span };
@@ -106,7 +106,7 @@ impl Bcache {
                         continue;
                     }
                     let dirty = set.lay_hole(part, core.commit_at(env));
-                    self.add_dirty(dirty);
+                    dropped += dirty;
                     if dirty < 0 {
                         coverage::take(Path::DiscardDirty);
                     }
@@ -119,6 +119,10 @@ impl Bcache {
             yield_once().await;
         }
         let committed = core.commit(env).await;
+        // The cache keeps what a hole is over that is lost.
+        if committed.is_ok() {
+            self.add_dirty(dropped);
+        }
         for some in holes.chunks(work::changes()) {
             core.with(|set| some.iter().for_each(|hole| set.changes.ghosts.end_hole(hole)));
             yield_once().await;

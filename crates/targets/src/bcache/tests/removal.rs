@@ -43,3 +43,22 @@ fn a_discard_waits_for_the_batch_that_copies_its_data() {
     let at = |op| ops.iter().position(|it| it.0 == op);
     assert!(at(Op::Flush).expect("the batch ends with one") < at(Op::Discard).expect("sent"));
 }
+
+#[test]
+fn a_discard_that_fails_leaves_what_is_dirty_counted_and_the_volume_stopped() {
+    // All of the dirty data, and a part of it.
+    for (start, count) in [(0, 16_368), (2048, 256)] {
+        let test = stopped();
+        test.load("v", LINE);
+        test.write("v", 0, 8, 1).expect("it begins a session");
+        test.flush("v").expect("the drives are well");
+        let before = test.target("v").dirty().expect("some is").sectors;
+        test.drive("c").faults().add(Fault::error(OpSet::WRITES));
+        assert_eq!(test.discard("v", start, count), Err(IoError::IO));
+        assert_eq!(test.target("v").dirty().map(|dirty| dirty.sectors), Some(before));
+        test.drive("c").faults().clear();
+        assert_eq!(test.read("v", 0, 8), Err(IoError::IO), "it is stopped");
+        let _ = test.try_suspend("v", SuspendMode::Flush);
+        test.resume("v").expect("the cache is well");
+    }
+}

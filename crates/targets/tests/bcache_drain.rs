@@ -12,6 +12,8 @@
 mod bcache_lab;
 #[path = "bcache_drain/open_entries.rs"]
 mod open_entries;
+#[path = "bcache_drain/stale_keys.rs"]
+mod stale_keys;
 #[path = "bcache_drain/uncopied.rs"]
 mod uncopied;
 

@@ -196,18 +196,30 @@ fn same_plan_makes_the_same_bytes() {
 }
 
 #[test]
-fn all_of_a_cache_but_its_metadata_and_a_reserve_can_be_dirty() {
+fn target_drains_a_set_with_no_free_bucket_but_the_spare_ones() {
+    let sectors = 64 << 11;
     let nearly = |dirty_percent| Plan {
-        cache: CacheSpec { device_sectors: 256 << 11, bucket_sectors: 1024 },
-        backings: vec![BackingSpec { device_sectors: 1 << 20, weight: 1 }],
+        cache: CacheSpec { device_sectors: 32 << 11, bucket_sectors: 128 },
+        backings: vec![BackingSpec { device_sectors: sectors, weight: 1 }],
         dirty_percent,
         clean_percent: 0.0,
         ..plan(Pattern::Uniform)
     };
-    let layout = nearly(95.0).lay_out().expect("512 buckets: 2 + 4 + 3 + 8 of them are not data");
-    assert_eq!(layout.filled().data_buckets, 487);
-    let refused = nearly(98.0).lay_out().map(|layout| layout.filled().clone());
-    assert!(matches!(refused, Err(FillError::Buckets { .. })), "{refused:?}");
+    // Of 512 buckets 1 has the superblock, 4 the journal, 7 other metadata, and 8 are spare.
+    let made = make(&nearly(96.0));
+    let filled = made.layout.filled();
+    assert_eq!((filled.data_buckets, filled.metadata_buckets), (492, 7));
+    let refused = nearly(96.3).lay_out().map(|layout| layout.filled().clone());
+    assert_eq!(refused, Err(FillError::Buckets { found: 507, expected: 508 }));
+
+    let drives = [("backing", made.backings[0].clone()), ("cache", made.cache.clone())];
+    let served = Served::new(drives.map(|(name, image)| (name.to_owned(), image)));
+    let table = format!("0 {} bcache backing cache 0", sectors - DATA_OFFSET);
+    let volume = served.load("volume", &table);
+    assert_eq!(status(&volume, "dirty_data"), filled.dirty_sectors[0]);
+    served.drain(&volume);
+    assert_eq!(status(&volume, "dirty_data"), 0);
+    served.end([volume]);
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use cairn_block::{ConfigError, ConfigKind, Disk, Io, Sector, SectorCount, SectorRange, Segs};
-use cairn_format::writecache::{BlockSize, Entry, Geometry, Seq, Superblock};
+use cairn_format::writecache::build::Builder;
+use cairn_format::writecache::{BlockSize, Entry, Geometry, Seq};
 use cairn_outcome::failure::Outcome;
 
 use super::fixture::Fixture;
@@ -25,16 +26,15 @@ pub fn geometry(area_bytes: u64, block_bytes: u32) -> Outcome<Geometry> {
 
 /// The metadata of a cache whose slots hold the blocks that `block_of` says, or nothing.
 pub fn make(geometry: &Geometry, block_of: impl Fn(u64) -> Option<u64>) -> Vec<u8> {
-    let mut bytes = vec![0; geometry.metadata_bytes() as usize];
-    let superblock = Superblock::fresh(geometry).with_seq(Seq(1));
-    geometry.fill_fresh(&superblock.encode(), 0, &mut bytes);
+    let mut bytes = Vec::new();
+    let mut builder = Builder::new(*geometry, &mut bytes);
     let sectors = u64::from(geometry.sectors_per_block());
     for slot in 0..geometry.n_blocks() {
-        if let Some(block) = block_of(slot) {
-            let entry = Entry { original_sector: block * sectors, seq: Seq::ZERO };
-            entry.write_at(&mut bytes, slot);
-        }
+        let entry = |block| Entry { original_sector: block * sectors, seq: Seq::ZERO };
+        let entry = block_of(slot).map_or(Entry::NEVER_USED, entry);
+        builder.add(entry).expect("there are as many slots");
     }
+    builder.finish(Seq(1)).expect("memory");
     bytes
 }
 

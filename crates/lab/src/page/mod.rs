@@ -268,6 +268,21 @@ mod tests {
     }
 
     #[test]
+    fn line_is_drawn_in_pieces_between_places_without_a_value() {
+        let strokes = |values: &[f64], y| {
+            let line = Line::new("line", (0..).map(f64::from).zip(values.iter().copied()));
+            let svg = Chart { y, lines: vec![line], ..Chart::default() }.svg();
+            // One more is in the legend.
+            svg.matches("stroke-width=\"1.6\"").count() - 1
+        };
+        let (linear, log) = (Axis::linear("a", ""), Axis::logarithmic("a", ""));
+        assert_eq!(strokes(&[1.0, 2.0, 3.0, 4.0], linear.clone()), 1);
+        assert_eq!(strokes(&[1.0, f64::NAN, 3.0, f64::NAN, f64::NAN, 4.0], linear.clone()), 3);
+        assert_eq!(strokes(&[1.0, 0.0, -1.0, 4.0], linear), 1);
+        assert_eq!(strokes(&[1.0, 0.0, -1.0, 4.0], log), 2);
+    }
+
+    #[test]
     fn plot_of_a_long_line_is_short_and_its_data_is_whole() {
         let values = (0..100_000).map(|x| (f64::from(x), f64::from(x % 1000)));
         let line = Line::new("line", values);

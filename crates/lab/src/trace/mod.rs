@@ -252,6 +252,7 @@ mod tests {
             ("   D 8 + 4 [fio]", vec![at(1500, Operation::new(Op::Discard, 8, 4))]),
             (" WFS 8 + 4 [fio]", vec![fua(write)]),
             ("FWFS 8 + 4 [fio]", vec![flush, fua(write)]),
+            (" FWS 8 + 4 [fio]", vec![flush, write]),
             (" FWS [jbd2/sda1-8]", vec![flush]),
             ("  FN [fio]", vec![flush]),
         ];
@@ -341,16 +342,18 @@ mod tests {
         assert_eq!(moments, [900_000_000, 900_000_000, 900_001_000]);
     }
 
-    /// Lines without end; it fails if much more is read than was asked for.
-    struct Endless(u64);
+    /// The same bytes without end. Reading fails if it goes on for long.
+    struct Endless {
+        bytes: &'static [u8],
+        reads: u64,
+    }
 
     impl Read for Endless {
         fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
-            self.0 += 1;
-            assert!(self.0 < 100, "more is read than is needed");
-            let line = b"1 /d read 0 512\n";
-            let count = into.len().min(line.len() * 64);
-            for (byte, from) in into[..count].iter_mut().zip(line.iter().cycle()) {
+            self.reads += 1;
+            assert!(self.reads < 100, "more is read than is needed");
+            let count = into.len().min(self.bytes.len() * 64);
+            for (byte, from) in into[..count].iter_mut().zip(self.bytes.iter().cycle()) {
                 *byte = *from;
             }
             Ok(count)
@@ -359,9 +362,15 @@ mod tests {
 
     #[test]
     fn trace_is_read_only_as_far_as_it_is_used() {
-        let header = Cursor::new("fio version 3 iolog\n");
-        let trace = Trace::new("t", header.chain(BufReader::new(Endless(0))), SIZE, None);
+        let endless = |bytes| {
+            let header = Cursor::new("fio version 3 iolog\n");
+            let input = header.chain(BufReader::new(Endless { bytes, reads: 0 }));
+            Trace::new("t", input, SIZE, None)
+        };
+        let trace = endless(b"1 /d read 0 512\n");
         assert_eq!(trace.take(1000).filter(Result::is_ok).count(), 1000);
+        let error = endless(&[b'x'; 64]).next().unwrap().unwrap_err().to_string();
+        assert!(error.contains("line 2: line: found more than 65536 bytes"), "{error}");
     }
 
     fn words() -> impl Strategy<Value = String> {

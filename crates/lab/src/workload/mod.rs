@@ -12,7 +12,7 @@
 //!   of IEEE 754 where a real number is needed.
 //! - W2. Each range lies in the region of its source, and starts at a multiple of the smallest size
 //!   from the region's start.
-//! - W3. [`Source::next`] allocates nothing and takes a bounded time in the mean.
+//! - W3. [`Source::next`] allocates nothing, and its time does not grow with the region.
 //! - W4. Sources end never. Who asks decides when a workload is over.
 
 mod burst;

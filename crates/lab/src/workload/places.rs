@@ -142,7 +142,7 @@ impl Run {
 
 #[cfg(test)]
 mod tests {
-    use super::{Pattern, Places};
+    use super::{Order, Pattern, Places};
     use crate::workload::testing::assert_fits;
 
     fn draw(pattern: Pattern, units: u64, size: u64, count: usize) -> Vec<u64> {
@@ -198,7 +198,8 @@ mod tests {
     fn neighbours_come_shuffled_in_whole_runs() {
         let pattern = Pattern::Neighbours { pieces: 8, runs: 1 };
         let places = draw(pattern, 100, 1, 4000);
-        let (mut at, mut sorted, mut short) = (0, 0, 0);
+        let (mut at, mut short) = (0, 0);
+        let mut orders = std::collections::BTreeSet::new();
         while at + 8 <= places.len() {
             let first = places[at] / 8 * 8;
             // The last run of the region has four pieces.
@@ -206,11 +207,39 @@ mod tests {
             let mut pieces = places[at..at + length as usize].to_vec();
             at += length as usize;
             short += u64::from(length == 4);
-            sorted += u64::from(length == 8 && pieces.is_sorted());
+            orders.insert(pieces.iter().map(|piece| piece - first).collect::<Vec<_>>());
             pieces.sort_unstable();
             assert!(pieces.into_iter().eq(first..first + length));
         }
-        assert!(short > 0 && sorted < 3, "{short} {sorted}");
+        // Nearly every run of about 500 is in an order of its own.
+        assert!(short > 0 && orders.len() > 400, "{short} {}", orders.len());
+    }
+
+    #[test]
+    fn operation_larger_than_a_unit_ends_in_the_region_in_every_pattern() {
+        for pattern in [Pattern::Random, Pattern::Sequential, Pattern::Zipf(0.0)] {
+            let places = draw(pattern, 4, 3, 100);
+            assert!(places.iter().all(|place| *place <= 1), "{pattern:?}: {places:?}");
+        }
+    }
+
+    #[test]
+    fn runs_under_way_take_no_more_memory_than_at_first() {
+        let mut rng = fastrand::Rng::with_seed(1);
+        let pattern = Pattern::Neighbours { pieces: 100, runs: 3 };
+        let mut places = Places::new(pattern, 1 << 30, &mut rng);
+        let memory = |places: &Places| match &places.order {
+            Order::Neighbours { runs, .. } => {
+                runs.iter().map(|run| (run.left.as_ptr(), run.left.capacity())).collect::<Vec<_>>()
+            }
+            _ => Vec::new(),
+        };
+        let before = memory(&places);
+        assert_eq!(before.len(), 3);
+        for _ in 0..10_000 {
+            places.next(1, &mut rng);
+        }
+        assert_eq!(memory(&places), before);
     }
 
     #[test]

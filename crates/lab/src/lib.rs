@@ -4,6 +4,7 @@
 //! - [`workload`]: what clients ask for. [`trace`]: what they once asked for, from a file.
 //! - [`page`]: an experiment as one HTML file with plots, and its data.
 //! - [`fill`]: caches that are full of data when an experiment begins.
+//! - [`permutation`]: numbers in a random order, without memory.
 //!
 //! Promise: the same build prints the same figures, to the byte, on every machine. Nothing here
 //! reads a clock, and what is random is seeded.
@@ -12,5 +13,6 @@ pub mod drives;
 pub mod fill;
 pub mod load;
 pub mod page;
+pub mod permutation;
 pub mod trace;
 pub mod workload;

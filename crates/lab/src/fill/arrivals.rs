@@ -22,8 +22,8 @@
 use fastrand::Rng;
 
 use super::Pattern;
-use super::permutation::Permutation;
 use super::piece::Piece;
+use crate::permutation::Permutation;
 
 /// Bytes of the longest run.
 const RUN_BYTES: u64 = 1 << 20;

@@ -3,7 +3,7 @@
 //!
 //! - [`bcache`]: a set of a cache device and its backing devices. [`writecache`]: a cache device.
 //! - [`arrivals`]: which blocks are cached, in the order in which they came. [`layout`]: where in
-//!   the buckets of a set they lie. [`piece`], [`permutation`]: what both are made of.
+//!   the buckets of a set they lie. [`piece`]: what both are made of.
 //!
 //! A plan is laid out first, which takes no device and refuses what does not fit. The result says
 //! what it has, and is written through the caller's sink. The same plan makes the same bytes.
@@ -14,7 +14,6 @@
 pub mod arrivals;
 pub mod bcache;
 pub mod layout;
-pub mod permutation;
 pub mod piece;
 #[cfg(test)]
 mod served;

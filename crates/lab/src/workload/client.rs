@@ -4,7 +4,7 @@ use cairn_block::{Op, Sector, SectorCount, SectorRange};
 use cairn_outcome::failure::{Outcome, wrong};
 
 use super::pause::Pause;
-use super::places::{Pattern, Places};
+use super::places::{Order, Places};
 use super::{Operation, Source, choose};
 
 /// How a client makes its writes durable.
@@ -40,8 +40,8 @@ impl Durability {
 pub struct Behaviour {
     /// Where it works.
     pub region: SectorRange,
-    /// In what order.
-    pub pattern: Pattern,
+    /// Where its operations go.
+    pub order: Order,
     /// Sizes of its operations, with their weights. Each is a multiple of the smallest.
     pub sizes: Vec<(SectorCount, u32)>,
     /// How many of a hundred operations, flushes not counted, are reads.
@@ -57,7 +57,7 @@ impl Behaviour {
     pub fn writes(region: SectorRange, size: SectorCount) -> Behaviour {
         Behaviour {
             region,
-            pattern: Pattern::Random,
+            order: Order::Random,
             sizes: vec![(size, 1)],
             read_percent: 0,
             durability: Durability::None,
@@ -92,7 +92,7 @@ impl Behaviour {
         if self.read_percent > 100 {
             return refuse("reads", format!("{} %", self.read_percent), "at most 100 %".to_owned());
         }
-        self.pattern.check(self.sizes.len() > 1)
+        self.order.check(self.sizes.len() > 1)
     }
 }
 
@@ -116,7 +116,7 @@ impl Client {
         behaviour.check()?;
         let mut rng = fastrand::Rng::with_seed(seed);
         let unit = behaviour.unit();
-        let places = Places::new(behaviour.pattern, behaviour.region.count.0 / unit.0, &mut rng);
+        let places = Places::new(behaviour.order, behaviour.region.count.0 / unit.0, &mut rng);
         let weights = behaviour.sizes.iter().map(|size| u64::from(size.1)).sum();
         Ok(Client { behaviour, weights, unit, places, flush_is_next: false, rng })
     }
@@ -193,7 +193,7 @@ mod tests {
 
     use super::{Behaviour, Client, Durability, clients};
     use crate::workload::testing::{assert_fits, take};
-    use crate::workload::{Pattern, Pause};
+    use crate::workload::{Order, Pause};
 
     const REGION: SectorRange = SectorRange::new(Sector(1000), SectorCount(8 * 4096));
 
@@ -283,7 +283,7 @@ mod tests {
             (sizes(&[(8, 1), (12, 1)]), "found 12 sectors, expected a multiple of the smallest, 8"),
             (sizes(&[(1 << 20, 1)]), "expected at most the region, 32768 sectors"),
             (Behaviour { read_percent: 101, ..behaviour() }, "reads: found 101 %"),
-            (Behaviour { pattern: Pattern::Zipf(9.0), ..behaviour() }, "exponent: found 9"),
+            (Behaviour { order: Order::Zipf(9.0), ..behaviour() }, "exponent: found 9"),
         ];
         for (behaviour, expected) in wrong {
             let error = Client::new(behaviour, 1).map(|_| ()).unwrap_err().to_string();
@@ -292,20 +292,20 @@ mod tests {
         assert!(clients(&behaviour(), 5000, true, 1).is_err());
     }
 
-    fn patterns() -> impl Strategy<Value = Pattern> {
+    fn orders() -> impl Strategy<Value = Order> {
         prop_oneof![
-            Just(Pattern::Random),
-            Just(Pattern::RandomOnce),
-            Just(Pattern::Sequential),
-            (0.0..8.0).prop_map(Pattern::Zipf),
-            (1_u32..50, 1_u32..9).prop_map(|(pieces, runs)| Pattern::Neighbours { pieces, runs }),
+            Just(Order::Random),
+            Just(Order::RandomOnce),
+            Just(Order::Sequential),
+            (0.0..8.0).prop_map(Order::Zipf),
+            (1_u32..50, 1_u32..9).prop_map(|(pieces, runs)| Order::Neighbours { pieces, runs }),
         ]
     }
 
     proptest! {
         #[test]
         fn ranges_lie_in_the_region_at_multiples_of_the_smallest_size_and_repeat(
-            pattern in patterns(),
+            order in orders(),
             start in 0_u64..1 << 62,
             (count, unit, multiples) in (1_u64..1 << 40).prop_flat_map(|count| {
                 let unit = 1..=count.min(5000);
@@ -317,14 +317,14 @@ mod tests {
             let region = SectorRange::new(Sector(start), SectorCount(count));
             let mut sizes = vec![(SectorCount(unit), 1)];
             let has_one_size =
-                matches!(pattern, Pattern::RandomOnce | Pattern::Neighbours { .. });
+                matches!(order, Order::RandomOnce | Order::Neighbours { .. });
             let more = multiples.into_iter().map(|(times, weight)| (times * unit, weight));
             for (size, weight) in more.filter(|(size, _)| *size <= count && !has_one_size) {
                 sizes.push((SectorCount(size), weight));
             }
             let pause = Pause::Exponential(Duration::from_micros(50));
             let durability = Durability::WriteAndFlush;
-            let behaviour = Behaviour { region, pattern, sizes, read_percent, durability, pause };
+            let behaviour = Behaviour { region, order, sizes, read_percent, durability, pause };
             let operations = take(&mut Client::new(behaviour.clone(), seed).unwrap(), 300);
             for operation in operations.iter().filter(|operation| operation.op != Op::Flush) {
                 prop_assert_eq!(operation.range.intersect(region), Some(operation.range));

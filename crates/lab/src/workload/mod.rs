@@ -1,11 +1,10 @@
 //! Workloads: what clients ask for, one operation at a time, from a seed.
 //!
-//! - [`Source`]: tells its next [`Operation`]. [`Client`]: a pattern of places, sizes, a share of
+//! - [`Source`]: tells its next [`Operation`]. [`Client`]: an order of places, sizes, a share of
 //!   reads, a kind of durability and a pause. [`Mixture`]: several sources by weight. [`Burst`]:
 //!   much at once, at equal distances in time.
 //! - [`clients`]: several clients of one kind, each with a seed of its own.
-//! - `places`: where operations go. `zipf`: ranks by Zipf's law. `permutation`: an order without
-//!   repetition. `pause`: think time.
+//! - `places`: where operations go. `zipf`: ranks by Zipf's law. `pause`: think time.
 //!
 //! Promises, which the tests hold:
 //! - W1. The same seed gives the same operations on every machine: integers, and + - * / and sqrt
@@ -18,7 +17,6 @@
 mod burst;
 mod client;
 mod pause;
-mod permutation;
 mod places;
 #[cfg(test)]
 mod testing;
@@ -31,7 +29,7 @@ use cairn_block::{Op, Sector, SectorCount, SectorRange, Time};
 pub use burst::Burst;
 pub use client::{Behaviour, Client, Durability, clients};
 pub use pause::Pause;
-pub use places::Pattern;
+pub use places::Order;
 
 /// One operation of a client.
 ///

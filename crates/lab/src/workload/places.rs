@@ -3,12 +3,12 @@
 
 use cairn_outcome::failure::{Outcome, wrong};
 
-use super::permutation::Permutation;
 use super::zipf::{EXPONENT_MAX, Zipf};
+use crate::permutation::Permutation;
 
 /// The order of places.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Pattern {
+pub enum Order {
     /// Anywhere, each place as likely as any other.
     Random,
     /// Anywhere, but no place again before every other place had its turn. One size only.
@@ -30,18 +30,18 @@ pub enum Pattern {
 /// The most pieces that runs under way can have together: they are held in memory.
 const PIECES_MAX: u64 = 1 << 20;
 
-impl Pattern {
+impl Order {
     /// Refuses what cannot be.
     pub(super) fn check(self, has_sizes: bool) -> Outcome<()> {
         let refuse = |field, found, expected| Err(wrong("workload", field, found, expected));
         match self {
-            Pattern::RandomOnce | Pattern::Neighbours { .. } if has_sizes => {
-                refuse("size", "several".to_owned(), "one, as this pattern needs")
+            Order::RandomOnce | Order::Neighbours { .. } if has_sizes => {
+                refuse("size", "several".to_owned(), "one, as this order needs")
             }
-            Pattern::Zipf(exponent) if !(0.0..=EXPONENT_MAX).contains(&exponent) => {
+            Order::Zipf(exponent) if !(0.0..=EXPONENT_MAX).contains(&exponent) => {
                 refuse("exponent", exponent.to_string(), "a number from 0 to 8")
             }
-            Pattern::Neighbours { pieces, runs } => {
+            Order::Neighbours { pieces, runs } => {
                 let all = u64::from(pieces) * u64::from(runs);
                 if all == 0 || all > PIECES_MAX {
                     let found = format!("{pieces} pieces, {runs} runs");
@@ -58,10 +58,10 @@ impl Pattern {
 pub struct Places {
     /// In the region.
     units: u64,
-    order: Order,
+    progress: Progress,
 }
 
-enum Order {
+enum Progress {
     Random,
     RandomOnce { permutation: Permutation, next: u64 },
     Sequential { next: u64 },
@@ -79,46 +79,46 @@ struct Run {
 
 impl Places {
     /// For a region of `units`, which is not zero.
-    pub fn new(pattern: Pattern, units: u64, rng: &mut fastrand::Rng) -> Places {
-        let order = match pattern {
-            Pattern::Random => Order::Random,
-            Pattern::RandomOnce => {
-                Order::RandomOnce { permutation: Permutation::new(units, rng.u64(..)), next: 0 }
+    pub fn new(order: Order, units: u64, rng: &mut fastrand::Rng) -> Places {
+        let progress = match order {
+            Order::Random => Progress::Random,
+            Order::RandomOnce => {
+                Progress::RandomOnce { permutation: Permutation::new(units, rng), next: 0 }
             }
-            Pattern::Sequential => Order::Sequential { next: 0 },
-            Pattern::Zipf(exponent) => Order::Zipf {
+            Order::Sequential => Progress::Sequential { next: 0 },
+            Order::Zipf(exponent) => Progress::Zipf {
                 zipf: Zipf::new(units, exponent),
-                permutation: Permutation::new(units, rng.u64(..)),
+                permutation: Permutation::new(units, rng),
             },
-            Pattern::Neighbours { pieces, runs } => {
+            Order::Neighbours { pieces, runs } => {
                 let run = || Run { start: 0, left: Vec::with_capacity(pieces as usize) };
                 let runs = (0..runs).map(|_| run()).collect();
-                Order::Neighbours { pieces: u64::from(pieces), runs }
+                Progress::Neighbours { pieces: u64::from(pieces), runs }
             }
         };
-        Places { units, order }
+        Places { units, progress }
     }
 
     /// The first unit of the next operation, of `size` units; it is at most the region.
     pub fn next(&mut self, size: u64, rng: &mut fastrand::Rng) -> u64 {
         let (units, last) = (self.units, self.units - size);
-        match &mut self.order {
-            Order::Random => rng.u64(..=last),
-            Order::RandomOnce { permutation, next } => {
+        match &mut self.progress {
+            Progress::Random => rng.u64(..=last),
+            Progress::RandomOnce { permutation, next } => {
                 if *next == units {
-                    *permutation = Permutation::new(units, rng.u64(..));
+                    *permutation = Permutation::new(units, rng);
                     *next = 0;
                 }
                 *next += 1;
-                permutation.place(*next - 1)
+                permutation.at(*next - 1)
             }
-            Order::Sequential { next } => {
+            Progress::Sequential { next } => {
                 let start = if *next > last { 0 } else { *next };
                 *next = start + size;
                 start
             }
-            Order::Zipf { zipf, permutation } => permutation.place(zipf.next(rng) - 1).min(last),
-            Order::Neighbours { pieces, runs } => {
+            Progress::Zipf { zipf, permutation } => permutation.at(zipf.next(rng) - 1).min(last),
+            Progress::Neighbours { pieces, runs } => {
                 let chosen = rng.usize(..runs.len());
                 runs[chosen].next(*pieces, units, rng)
             }
@@ -142,19 +142,19 @@ impl Run {
 
 #[cfg(test)]
 mod tests {
-    use super::{Order, Pattern, Places};
+    use super::{Order, Places, Progress};
     use crate::workload::testing::assert_fits;
 
-    fn draw(pattern: Pattern, units: u64, size: u64, count: usize) -> Vec<u64> {
+    fn draw(order: Order, units: u64, size: u64, count: usize) -> Vec<u64> {
         let mut rng = fastrand::Rng::with_seed(1);
-        let mut places = Places::new(pattern, units, &mut rng);
+        let mut places = Places::new(order, units, &mut rng);
         (0..count).map(|_| places.next(size, &mut rng)).collect()
     }
 
     #[test]
     fn random_places_are_even() {
         let mut counts = [0; 99];
-        for place in draw(Pattern::Random, 100, 2, 100_000) {
+        for place in draw(Order::Random, 100, 2, 100_000) {
             counts[place as usize] += 1;
         }
         assert_fits(&counts, &[1.0; 99]);
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn random_once_visits_each_place_once_in_every_round() {
-        let places = draw(Pattern::RandomOnce, 1000, 1, 2000);
+        let places = draw(Order::RandomOnce, 1000, 1, 2000);
         let (first, second) = places.split_at(1000);
         assert_ne!(first, second);
         for round in [first, second] {
@@ -175,14 +175,14 @@ mod tests {
 
     #[test]
     fn sequential_places_follow_on_each_other_and_start_again() {
-        assert_eq!(draw(Pattern::Sequential, 7, 2, 5), [0, 2, 4, 0, 2]);
-        assert_eq!(draw(Pattern::Sequential, 2, 2, 3), [0, 0, 0]);
+        assert_eq!(draw(Order::Sequential, 7, 2, 5), [0, 2, 4, 0, 2]);
+        assert_eq!(draw(Order::Sequential, 2, 2, 3), [0, 0, 0]);
     }
 
     #[test]
     fn zipf_places_are_few_and_far_apart() {
         let units = 100_000;
-        let places = draw(Pattern::Zipf(1.2), units, 1, 50_000);
+        let places = draw(Order::Zipf(1.2), units, 1, 50_000);
         let mut counts = std::collections::BTreeMap::new();
         places.iter().for_each(|place| *counts.entry(*place).or_insert(0) += 1);
         let mut hottest: Vec<(u64, u64)> = counts.into_iter().map(|(at, n)| (n, at)).collect();
@@ -196,8 +196,8 @@ mod tests {
 
     #[test]
     fn neighbours_come_shuffled_in_whole_runs() {
-        let pattern = Pattern::Neighbours { pieces: 8, runs: 1 };
-        let places = draw(pattern, 100, 1, 4000);
+        let order = Order::Neighbours { pieces: 8, runs: 1 };
+        let places = draw(order, 100, 1, 4000);
         let (mut at, mut short) = (0, 0);
         let mut orders = std::collections::BTreeSet::new();
         while at + 8 <= places.len() {
@@ -216,20 +216,20 @@ mod tests {
     }
 
     #[test]
-    fn operation_larger_than_a_unit_ends_in_the_region_in_every_pattern() {
-        for pattern in [Pattern::Random, Pattern::Sequential, Pattern::Zipf(0.0)] {
-            let places = draw(pattern, 4, 3, 100);
-            assert!(places.iter().all(|place| *place <= 1), "{pattern:?}: {places:?}");
+    fn operation_larger_than_a_unit_ends_in_the_region_in_every_order() {
+        for order in [Order::Random, Order::Sequential, Order::Zipf(0.0)] {
+            let places = draw(order, 4, 3, 100);
+            assert!(places.iter().all(|place| *place <= 1), "{order:?}: {places:?}");
         }
     }
 
     #[test]
     fn runs_under_way_take_no_more_memory_than_at_first() {
         let mut rng = fastrand::Rng::with_seed(1);
-        let pattern = Pattern::Neighbours { pieces: 100, runs: 3 };
-        let mut places = Places::new(pattern, 1 << 30, &mut rng);
-        let memory = |places: &Places| match &places.order {
-            Order::Neighbours { runs, .. } => {
+        let order = Order::Neighbours { pieces: 100, runs: 3 };
+        let mut places = Places::new(order, 1 << 30, &mut rng);
+        let memory = |places: &Places| match &places.progress {
+            Progress::Neighbours { runs, .. } => {
                 runs.iter().map(|run| (run.left.as_ptr(), run.left.capacity())).collect::<Vec<_>>()
             }
             _ => Vec::new(),
@@ -244,28 +244,28 @@ mod tests {
 
     #[test]
     fn runs_under_way_are_mixed() {
-        let pattern = Pattern::Neighbours { pieces: 4, runs: 8 };
-        let places = draw(pattern, 1 << 20, 1, 1000);
+        let order = Order::Neighbours { pieces: 4, runs: 8 };
+        let places = draw(order, 1 << 20, 1, 1000);
         let changes = places.windows(2).filter(|pair| pair[0] / 4 != pair[1] / 4).count();
         assert!(changes > 800, "{changes}");
     }
 
     #[test]
-    fn patterns_that_cannot_be_are_refused() {
-        let neighbours = |pieces, runs| Pattern::Neighbours { pieces, runs };
+    fn orders_that_cannot_be_are_refused() {
+        let neighbours = |pieces, runs| Order::Neighbours { pieces, runs };
         let wrong = [
             (neighbours(0, 1), false),
             (neighbours(1 << 16, 1 << 16), false),
             (neighbours(4, 1), true),
-            (Pattern::RandomOnce, true),
-            (Pattern::Zipf(-0.1), false),
-            (Pattern::Zipf(f64::NAN), false),
-            (Pattern::Zipf(8.1), false),
+            (Order::RandomOnce, true),
+            (Order::Zipf(-0.1), false),
+            (Order::Zipf(f64::NAN), false),
+            (Order::Zipf(8.1), false),
         ];
-        for (pattern, has_sizes) in wrong {
-            let error = pattern.check(has_sizes).unwrap_err().to_string();
+        for (order, has_sizes) in wrong {
+            let error = order.check(has_sizes).unwrap_err().to_string();
             assert!(error.contains("found") && error.contains("expected"), "{error}");
         }
-        assert!(Pattern::Zipf(1.2).check(true).is_ok());
+        assert!(Order::Zipf(1.2).check(true).is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! [`WriteSectors`]: where the builders of caches write. It is the caller's: this crate does no I/O.
+//! [`WriteSectors`]: where the builders of caches write. The caller does the I/O.
 
 use std::convert::Infallible;
 

@@ -10,8 +10,8 @@
 //!
 //! *Runs* are blocks in a row. Their lengths are powers of two blocks, and each length has the same
 //! share of the data: from one block up to [`RUN_BYTES`] for [`Pattern::Clustered`] and
-//! [`Pattern::Aged`], from 64 KiB for [`Pattern::OutOfOrder`]. So single blocks are half of the runs
-//! and a ninth of the data, where a block has 4 KiB. The gaps between the runs of a region are
+//! [`Pattern::Aged`], from 64 KiB for [`Pattern::OutOfOrder`]. So where a block has 4 KiB, single
+//! blocks are half of the runs and a ninth of the data. The gaps between the runs of a region are
 //! uniform, around the mean that its data leaves. The runs come in random order.
 //!
 //! *Regions*: `Clustered` and `Aged` put nine tenths of the data into regions of [`REGION_BYTES`],

@@ -346,6 +346,17 @@ impl SimDrive {
         self.shared.state.lock().memory.versions().durable.clone()
     }
 
+    /// Gives it other contents, while nothing uses it; all are metadata.
+    ///
+    /// # Panics
+    /// It keeps all contents, and versions of them.
+    pub fn load(&self, image: Image) {
+        match &mut self.shared.state.lock().memory {
+            Memory::Versions(_) => panic!("a drive that keeps versions is made with its contents"),
+            Memory::Light(light) => light.load(image),
+        }
+    }
+
     /// Changes the size, as a file that grew or shrank. Nothing may be in flight beyond a smaller
     /// size.
     pub fn resize(&self, sectors: SectorCount) {

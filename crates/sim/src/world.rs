@@ -5,10 +5,10 @@
 //! completion, message or timer. A turn takes a little time, so that a loop which never waits still
 //! advances time.
 //!
-//! A world of events ([`SimWorld::of_events`]) has one reactor and no choice: what drives have ended
-//! comes first, then a turn of the reactor if it has something to do, then the next event. A turn
-//! takes the time that its work costs a processor ([`Prices`]). It is for the lab, with drives that
-//! have timing models.
+//! A world of events ([`SimWorld::of_events`]) has one reactor and no choice: what drives have
+//! ended comes first, then a turn of the reactor if it has something to do, then the next event. A
+//! turn takes the time that its work costs a processor ([`Prices`]). It is for the lab, with drives
+//! that have timing models.
 //!
 //! W1. The same seed and the same calls make the same run: [`SimWorld::fingerprint`] is equal.
 //! W2. After the power was cut nothing happens any more.

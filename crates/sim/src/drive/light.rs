@@ -38,6 +38,11 @@ impl Light {
         light
     }
 
+    /// Holds another image.
+    pub fn load(&mut self, image: Image) {
+        *self = Light::new(image, self.stamps.is_some());
+    }
+
     pub fn sectors(&self) -> SectorCount {
         self.kept.sectors()
     }

@@ -1,5 +1,5 @@
-//! [`Versions`]: a memory that knows every write since the last flush, sector by sector, to lose and
-//! to tear them. The fault model is that of the parent module.
+//! [`Versions`]: a memory that knows every write since the last flush, sector by sector, to lose
+//! and to tear them. The fault model is that of the parent module.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

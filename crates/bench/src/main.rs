@@ -31,6 +31,7 @@ mod bcacheworkers;
 mod cachefixture;
 mod cachesizes;
 mod clock;
+mod costs;
 mod counting;
 mod fixture;
 mod growth;
@@ -126,6 +127,8 @@ enum Bench {
     Bcache,
     /// The part of bcache with writes into the cache, misses, two workers, streams and bursts
     BcacheRequests,
+    /// What turns, polls, requests and metadata cost the processor, for experiments in virtual time
+    Costs,
     /// All of these in turn
     All,
 }
@@ -147,6 +150,7 @@ impl Bench {
             Bench::Growth => growth::run(settings),
             Bench::Bcache => bcache::run(settings),
             Bench::BcacheRequests => bcache::requests(settings),
+            Bench::Costs => costs::run(settings),
             Bench::All => {
                 use Bench::{Bcache, Growth, Layers, Nbd, Recovery, Snapshot, Thin, Writecache};
                 let all = [Layers, Writecache, Snapshot, Thin, Nbd, Recovery, Growth, Bcache];

@@ -1,5 +1,6 @@
 //! The lab: experiments with the simulator's drives, and the figures that its models must meet.
 //!
+//! - [`experiment`]: targets on simulated drives, from a file. [`costs`]: of the processor.
 //! - [`load`]: a closed loop over a timing model. [`drives`]: each model beside published rows.
 //! - [`workload`]: what clients ask for. [`trace`]: what they once asked for, from a file.
 //! - [`page`]: an experiment as one HTML file with plots, and its data.
@@ -9,7 +10,9 @@
 //! Promise: the same build prints the same figures, to the byte, on every machine. Nothing here
 //! reads a clock, and what is random is seeded.
 
+pub mod costs;
 pub mod drives;
+pub mod experiment;
 pub mod fill;
 pub mod load;
 pub mod page;

@@ -1,9 +1,12 @@
 //! `cairn-lab VERB`, which `cairn lab VERB` runs: see [`cairn_lab`].
 
 use std::fmt::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use cairn_lab::costs::costs;
 use cairn_lab::drives::{self, Row};
+use cairn_lab::experiment::verb::{self, Asked};
 use cairn_outcome::failure::Outcome;
 use cairn_outcome::{exit, program, stderr, stdout};
 use clap::{Parser, Subcommand};
@@ -21,6 +24,23 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
+    /// Run an experiment in virtual time: all its variants, with one or more seeds
+    Run {
+        /// The experiment, a TOML file
+        file: PathBuf,
+        /// Run each variant with so many seeds, from 1
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
+        seeds: u64,
+        /// Write FOLDER/NAME.html with its plots and data beside it; NAME is that of the file
+        #[arg(long, value_name = "FOLDER")]
+        out: Option<PathBuf>,
+        /// Charge the processor's time by its prices, times so many percent
+        #[arg(long, value_name = "PERCENT", default_value_t = 100)]
+        cpu: u64,
+        /// Print JSON: an object per fact, row and point
+        #[arg(long)]
+        json: bool,
+    },
     /// Show each drive model beside the published rows. Exit code 2: a row is off by more than 15 %
     Drives {
         /// Print JSON: an object per row
@@ -34,6 +54,9 @@ fn main() -> ExitCode {
         let _log = stderr::start_log(stderr::Log::Verb, args.verbose);
         match args.verb {
             Verb::Drives { json } => show_drives(json),
+            Verb::Run { file, seeds, out, cpu, json } => {
+                verb::run(&Asked { file, seeds, prices: costs().prices(cpu), out, json })
+            }
         }
     })
 }

@@ -124,6 +124,17 @@ impl Page {
         out + "</body>\n</html>\n"
     }
 
+    /// Its title and tables, for a terminal.
+    pub fn summary(&self) -> String {
+        let mut out = format!("{}\n", self.title);
+        for part in self.parts() {
+            if let Part::Table(table) = part {
+                out += &format!("\n{}", table.text());
+            }
+        }
+        out
+    }
+
     /// An object per fact, row and point, one a line. Each names its part.
     pub fn json(&self) -> String {
         let facts = self.facts.iter();

@@ -53,6 +53,25 @@ impl Table {
         out + "</tbody>\n</table>\n"
     }
 
+    /// As lines of a terminal, in columns.
+    pub(super) fn text(&self) -> String {
+        let lines = || std::iter::once(&self.columns).chain(&self.rows);
+        let widths: Vec<usize> = (0..self.columns.len())
+            .map(|i| lines().map(|row| row[i].chars().count()).max().unwrap_or_default())
+            .collect();
+        let mut out = format!("{}\n", self.caption);
+        for row in lines() {
+            let fields = row.iter().zip(&widths).enumerate();
+            let fields = fields.map(|(i, (field, &width))| match i {
+                0 => format!("{field:<width$}"),
+                _ => format!("{field:>width$}"),
+            });
+            out += fields.collect::<Vec<_>>().join("  ").trim_end();
+            out.push('\n');
+        }
+        out
+    }
+
     /// Headers, then rows.
     pub fn csv(&self) -> String {
         let rows = std::iter::once(&self.columns).chain(&self.rows);

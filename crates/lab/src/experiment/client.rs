@@ -1,0 +1,152 @@
+//! [`Load`]: the operations of a source, sent to a volume, so many in flight; and what becomes of
+//! them.
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_block::{Client, Disk, Env, Flags, Io, IoResult, Op, Request, SECTOR_BYTES, Segs, Time};
+
+use super::histogram::Histogram;
+use crate::workload::{Operation, Source};
+
+/// What the clients of one kind did since the beginning, and how long their last operations took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// Operations that ended, flushes among them.
+    pub operations: u64,
+    /// Of these, those that failed.
+    pub failed: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Nanoseconds that half of the operations since the last sample did not exceed; none without
+    /// any.
+    pub p50_ns: Option<u64>,
+    /// The same of 99 %.
+    pub p99_ns: Option<u64>,
+    /// The same of 99.9 %.
+    pub p999_ns: Option<u64>,
+}
+
+/// What several loads share: the clients of one line of an experiment.
+#[derive(Default)]
+pub struct Tally {
+    done: Cell<Done>,
+    latencies: RefCell<Histogram>,
+    /// Latencies since the beginning.
+    all: RefCell<Histogram>,
+}
+
+impl Tally {
+    /// Counts until now. Percentiles begin again.
+    pub fn sample(&self) -> Done {
+        let mut latencies = self.latencies.borrow_mut();
+        let [p50_ns, p99_ns, p999_ns] = [500, 990, 999].map(|share| latencies.per_mille(share));
+        latencies.clear();
+        Done { p50_ns, p99_ns, p999_ns, ..self.done.get() }
+    }
+
+    /// Counts and percentiles of the whole run.
+    pub fn whole(&self) -> Done {
+        let all = self.all.borrow();
+        let [p50_ns, p99_ns, p999_ns] = [500, 990, 999].map(|share| all.per_mille(share));
+        Done { p50_ns, p99_ns, p999_ns, ..self.done.get() }
+    }
+
+    fn ended(&self, operation: (Op, u64), took: Duration, result: IoResult) {
+        let (op, bytes) = operation;
+        let mut done = self.done.get();
+        done.operations += 1;
+        match (op, result) {
+            (_, Err(_)) => done.failed += 1,
+            (Op::Flush, _) => done.flushes += 1,
+            (Op::Read, _) => done.read_bytes += bytes,
+            _ => done.written_bytes += bytes,
+        }
+        self.done.set(done);
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.latencies.borrow_mut().add(nanos);
+        self.all.borrow_mut().add(nanos);
+    }
+}
+
+/// A client with so many operations in flight. It ends when the world does, or at a time.
+pub struct Load {
+    me: Weak<Load>,
+    disk: Arc<dyn Disk>,
+    source: RefCell<Box<dyn Source>>,
+    /// Data of all operations: nobody looks at it.
+    data: Segs,
+    began: Time,
+    /// It starts no operation from then on.
+    until: Time,
+    tally: Rc<Tally>,
+}
+
+impl Load {
+    /// Starts `depth` operations on a volume. `longest` is the most sectors of one.
+    pub fn start(
+        env: &Env,
+        disk: Arc<dyn Disk>,
+        source: Box<dyn Source>,
+        (depth, longest): (u32, u64),
+        until: Time,
+        tally: Rc<Tally>,
+    ) {
+        let data = env.buf((longest * SECTOR_BYTES) as usize);
+        let bytes = data.capacity();
+        // A target may look for zeros.
+        data.write(0, bytes, |bytes| bytes.fill(0xa5));
+        let load = Rc::new_cyclic(|me| Load {
+            me: me.clone(),
+            disk,
+            source: RefCell::new(source),
+            data: Segs::of(&data, 0, bytes),
+            began: env.now(),
+            until,
+            tally,
+        });
+        (0..depth).for_each(|_| load.go_on(env));
+    }
+
+    fn go_on(&self, env: &Env) {
+        if env.now() >= self.until {
+            return;
+        }
+        let operation = self.source.borrow_mut().next();
+        let at = (env.now() + operation.think).max(Time(self.began.0 + operation.not_before.0));
+        if at <= env.now() {
+            return self.send(env, operation);
+        }
+        let (own, me) = (env.clone(), self.me.upgrade().expect("it is running"));
+        env.spawn(async move {
+            own.sleep_until(at).await;
+            me.send(&own, operation);
+        });
+    }
+
+    fn send(&self, env: &Env, operation: Operation) {
+        let Operation { op, range, is_fua, .. } = operation;
+        let bytes = if op.has_data() { range.to_bytes() as usize } else { 0 };
+        let flags = if is_fua { Flags::FUA } else { Flags::empty() };
+        let io = match op {
+            Op::Flush => Io::flush(),
+            _ => Io { segs: self.data.slice(0, bytes), ..Io::on(op, range).with(flags) },
+        };
+        let me: Rc<dyn Client> = self.me.upgrade().expect("it is running");
+        env.start(&self.disk, io, me, env.now().0);
+    }
+}
+
+impl Client for Load {
+    fn complete(&self, env: &Env, began: u64, request: &mut Request, result: IoResult) {
+        let operation = (request.op, request.range.to_bytes());
+        self.tally.ended(operation, env.now().since(Time(began)), result);
+        self.go_on(env);
+    }
+}

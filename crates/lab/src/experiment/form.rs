@@ -1,0 +1,447 @@
+//! What a file may say about an experiment.
+//!
+//! ```toml
+//! title = "Dirty data goes to one disk"
+//! variants = ["strict", "sweep"]
+//!
+//! [drive.cache]
+//! model = "nvme"
+//! size = "10G"
+//!
+//! [drive.home]
+//! model = "hdd"
+//! size = "100G"
+//!
+//! [[volume]]
+//! name = "disk"
+//! table = "0 N bcache home cache 0"
+//! messages = ["set writeback_policy {variant}"]
+//!
+//! [end]
+//! clean = "disk"
+//! at_most = "8h"
+//! ```
+//!
+//! Tables and messages are those of `cairn serve`; devices are the names of drives, or of volumes
+//! before. A cache is filled before the first volume that uses it is opened. In both,
+//! `{variant}` is the variant's word, and in tables `{home}` is the length of the drive `home` in
+//! sectors.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use cairn_backends::parse_size;
+use cairn_block::{ConfigError, ConfigKind};
+use cairn_outcome::failure::{Outcome, system, wrong};
+use serde::Deserialize;
+
+use super::clients::{Clients, RawClients};
+use super::devices::Model;
+use crate::fill;
+
+/// An experiment that has a meaning.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Experiment {
+    /// The file, for errors.
+    pub file: String,
+    /// One line.
+    pub title: String,
+    /// What it is for.
+    pub about: String,
+    /// Sizes are divided by this, and times are reported times this.
+    pub scale: u64,
+    /// Words that tell its runs apart; at least one.
+    pub variants: Vec<String>,
+    /// By name, in the order of the names.
+    pub drives: Vec<(String, Drive)>,
+    /// What is there first.
+    pub fill: Option<Fill>,
+    /// In the order in which they are created.
+    pub volumes: Vec<Volume>,
+    /// Who uses them.
+    pub clients: Vec<Clients>,
+    /// When a run ends.
+    pub end: End,
+}
+
+/// A drive, or an array of drives.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Drive {
+    /// What kind.
+    pub model: Model,
+    /// How much it holds, scaled.
+    pub bytes: u64,
+}
+
+/// A cache that has data when a run begins.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fill {
+    /// The index of its drive.
+    pub cache: usize,
+    /// Whose data it has, to equal parts: devices, as in tables.
+    pub backings: Vec<String>,
+    /// How much of the cache is dirty, in percent.
+    pub dirty_percent: f64,
+    /// How much of it is clean data.
+    pub clean_percent: f64,
+    /// How it came there.
+    pub pattern: fill::Pattern,
+    /// Sectors that were written at once.
+    pub block_sectors: u64,
+    /// Sectors of a bucket.
+    pub bucket_sectors: u64,
+}
+
+/// A volume with its table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    /// Its name.
+    pub name: String,
+    /// As text.
+    pub table: String,
+    /// Sent once it is up.
+    pub messages: Vec<String>,
+}
+
+/// When a run ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct End {
+    /// When this volume has no dirty data.
+    pub clean: Option<String>,
+    /// At this time, as reported.
+    pub at_most: Duration,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawExperiment {
+    title: String,
+    #[serde(default)]
+    about: String,
+    scale: Option<u64>,
+    #[serde(default)]
+    variants: Vec<String>,
+    #[serde(default)]
+    drive: BTreeMap<String, RawDrive>,
+    fill: Option<RawFill>,
+    #[serde(default)]
+    volume: Vec<RawVolume>,
+    #[serde(default)]
+    client: Vec<RawClients>,
+    end: RawEnd,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawDrive {
+    model: String,
+    size: String,
+    members: Option<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawFill {
+    cache: String,
+    backing: OneOrMany,
+    #[serde(default)]
+    dirty: f64,
+    #[serde(default)]
+    clean: f64,
+    pattern: String,
+    block: String,
+    #[serde(default = "bucket")]
+    bucket: String,
+}
+
+fn bucket() -> String {
+    "512K".to_owned()
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawVolume {
+    name: String,
+    table: OneOrMany,
+    #[serde(default)]
+    messages: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub(super) enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl OneOrMany {
+    pub fn into_vec(self) -> Vec<String> {
+        match self {
+            OneOrMany::One(one) => vec![one],
+            OneOrMany::Many(many) => many,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawEnd {
+    clean: Option<String>,
+    at_most: String,
+}
+
+/// Sizes are rounded down to this, so that a scaled drive has whole buckets and chunks.
+const SIZE_STEP: u64 = 4 << 20;
+
+impl Experiment {
+    /// Reads a TOML file.
+    ///
+    /// # Errors
+    /// It cannot be read, is no TOML, or says something that has no meaning.
+    pub fn read(path: &Path) -> Outcome<Experiment> {
+        let file = path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(|error| system(&file, "read", error))?;
+        Experiment::parse(&text, &file)
+    }
+
+    /// Parses and checks the text of a file.
+    ///
+    /// # Errors
+    /// It is no TOML, or says something that has no meaning.
+    pub fn parse(text: &str, file: &str) -> Outcome<Experiment> {
+        let raw: RawExperiment = toml::from_str(text).map_err(|error| {
+            let before = error.span().and_then(|span| text.get(..span.start));
+            let line = before.map_or(1, |before| before.matches('\n').count() + 1);
+            let detail = format!("line {line}: {}", error.message().replace('\n', " "));
+            ConfigError::new(ConfigKind::Argument, file, detail)
+        })?;
+        let scale = raw.scale.unwrap_or(1);
+        if !(1..=1 << 20).contains(&scale) {
+            return Err(wrong(file, "scale", scale, "1 to 1048576"));
+        }
+        let drives = raw.drive.into_iter();
+        let drives =
+            drives.map(|(name, drive)| Ok((name.clone(), drive.judge(file, &name, scale)?)));
+        let volumes = raw.volume.into_iter().map(|volume| Volume {
+            name: volume.name,
+            table: volume.table.into_vec().join("\n"),
+            messages: volume.messages,
+        });
+        let is_plain = raw.variants.is_empty();
+        let drives = drives.collect::<Outcome<Vec<_>>>()?;
+        let experiment = Experiment {
+            title: raw.title,
+            about: raw.about,
+            scale,
+            variants: if is_plain { vec!["plain".to_owned()] } else { raw.variants },
+            fill: raw.fill.map(|fill| fill.judge(file, &drives)).transpose()?,
+            drives,
+            volumes: volumes.collect(),
+            clients: raw
+                .client
+                .into_iter()
+                .enumerate()
+                .map(|(number, clients)| clients.judge(file, number))
+                .collect::<Outcome<_>>()?,
+            end: End {
+                clean: raw.end.clean,
+                at_most: duration(file, "end at_most", &raw.end.at_most)?,
+            },
+            file: file.to_owned(),
+        };
+        experiment.refuse_contradictions()?;
+        Ok(experiment)
+    }
+
+    fn refuse_contradictions(&self) -> Outcome<()> {
+        let file = &self.file;
+        if self.drives.is_empty() {
+            return Err(wrong(file, "drive", "none", "one at least"));
+        }
+        for (index, volume) in self.volumes.iter().enumerate() {
+            let is_other = |other: &Volume| other.name == volume.name;
+            if self.volumes[..index].iter().any(is_other) {
+                return Err(wrong(file, "volume name", format!("'{}' twice", volume.name), "once"));
+            }
+        }
+        for clients in &self.clients {
+            self.expect_volume(&format!("client '{}' volume", clients.name), &clients.volume)?;
+        }
+        if let Some(clean) = &self.end.clean {
+            self.expect_volume("end clean", clean)?;
+        }
+        Ok(())
+    }
+
+    /// Refuses a name that no volume has.
+    ///
+    /// # Errors
+    /// It names no volume.
+    pub fn expect_volume(&self, field: &str, name: &str) -> Outcome<()> {
+        if self.volumes.iter().any(|volume| volume.name == name) {
+            return Ok(());
+        }
+        let names: Vec<&str> = self.volumes.iter().map(|volume| &*volume.name).collect();
+        let expected = format!("the name of a volume ({})", names.join(", "));
+        Err(wrong(&self.file, field, format!("'{name}'"), expected))
+    }
+
+    /// True if a volume uses the cache that is filled.
+    pub fn uses(&self, volume: &Volume, fill: &Fill) -> bool {
+        let (cache, _) = &self.drives[fill.cache];
+        volume.table.split_whitespace().any(|word| word == cache)
+    }
+
+    /// Puts the words of a run into a text.
+    pub fn fill_in(&self, text: &str, variant: &str) -> String {
+        let text = text.replace("{variant}", variant);
+        self.drives.iter().fold(text, |text, (name, drive)| {
+            text.replace(&format!("{{{name}}}"), &(drive.bytes / 512).to_string())
+        })
+    }
+}
+
+impl RawDrive {
+    fn judge(self, file: &str, name: &str, scale: u64) -> Outcome<Drive> {
+        let model = Model::of_word(&self.model, self.members).map_err(|expected| {
+            let found = match self.members {
+                Some(members) => format!("'{}' of {members}", self.model),
+                None => format!("'{}'", self.model),
+            };
+            wrong(file, &format!("drive '{name}' model"), found, expected)
+        })?;
+        let field = format!("drive '{name}' size");
+        let bytes = size(file, &field, &self.size)? / scale / SIZE_STEP * SIZE_STEP;
+        if bytes == 0 {
+            let expected = format!("{} at least", SIZE_STEP * scale);
+            return Err(wrong(file, &field, format!("'{}'", self.size), expected));
+        }
+        Ok(Drive { model, bytes })
+    }
+}
+
+impl RawFill {
+    fn judge(self, file: &str, drives: &[(String, Drive)]) -> Outcome<Fill> {
+        let cache = drives.iter().position(|(own, _)| *own == self.cache);
+        let unknown =
+            || wrong(file, "fill cache", format!("'{}'", self.cache), "the name of a drive");
+        let sectors = |field, text| Ok(size(file, field, text)? / 512);
+        let pattern = self.pattern.parse::<fill::Pattern>();
+        Ok(Fill {
+            cache: cache.ok_or_else(unknown)?,
+            backings: self.backing.into_vec(),
+            dirty_percent: self.dirty,
+            clean_percent: self.clean,
+            pattern: pattern.map_err(|error| {
+                ConfigError::new(ConfigKind::Argument, file, format!("fill: {error}"))
+            })?,
+            block_sectors: sectors("fill block", &self.block)?,
+            bucket_sectors: sectors("fill bucket", &self.bucket)?,
+        })
+    }
+}
+
+/// Bytes.
+pub(super) fn size(file: &str, field: &str, text: &str) -> Outcome<u64> {
+    let expected = "a size like \"512M\" or \"1676G\"";
+    parse_size(text).map_err(|_| wrong(file, field, format!("'{text}'"), expected))
+}
+
+/// A time like "20us", "5ms", "90s", "10m", "8h" or "2d".
+pub(super) fn duration(file: &str, field: &str, text: &str) -> Outcome<Duration> {
+    const UNITS: [(&str, u64); 6] = [
+        ("us", 1),
+        ("ms", 1000),
+        ("s", 1_000_000),
+        ("m", 60_000_000),
+        ("h", 3_600_000_000),
+        ("d", 86_400_000_000),
+    ];
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = UNITS.iter().find(|(suffix, _)| *suffix == &text[digits.len()..]);
+    let micros = unit.and_then(|(_, micros)| digits.parse::<u64>().ok()?.checked_mul(*micros));
+    let expected = "a time above 0, like \"5ms\", \"90s\", \"10m\", \"8h\" or \"2d\"";
+    let micros = micros.filter(|&micros| micros > 0);
+    let micros = micros.ok_or_else(|| wrong(file, field, format!("'{text}'"), expected))?;
+    Ok(Duration::from_micros(micros))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::{Durability, Order, Pause};
+
+    const PLAIN: &str = r#"
+title = "t"
+scale = 4
+variants = ["strict", "sweep"]
+[drive.cache]
+model = "nvme"
+size = "10G"
+[drive.home]
+model = "raid5"
+members = 4
+size = "100G"
+[[volume]]
+name = "disk"
+table = "0 {home} bcache home cache 0"
+messages = ["set writeback_policy {variant}"]
+[[client]]
+volume = "disk"
+order = "zipf-1.1"
+block = "4K"
+think = "about 5ms"
+durable = "fua+flush"
+[end]
+clean = "disk"
+at_most = "8h"
+"#;
+
+    #[test]
+    fn experiment_has_what_its_file_says() {
+        let found = Experiment::parse(PLAIN, "x.toml").unwrap();
+        assert_eq!(found.scale, 4);
+        assert_eq!(found.variants, ["strict", "sweep"]);
+        let bytes: Vec<u64> = found.drives.iter().map(|(_, drive)| drive.bytes >> 20).collect();
+        assert_eq!(bytes, [2560, 25_600], "MiB, scaled");
+        assert_eq!(found.end.at_most, Duration::from_secs(8 * 3600));
+        let table = found.fill_in(&found.volumes[0].table, "sweep");
+        assert_eq!(table, "0 52428800 bcache home cache 0");
+        let message = found.fill_in(&found.volumes[0].messages[0], "sweep");
+        assert_eq!(message, "set writeback_policy sweep");
+        let [clients] = &found.clients[..] else { panic!("one kind of clients") };
+        assert_eq!((clients.name.as_str(), clients.depth, clients.count), ("clients 1", 1, 1));
+        assert_eq!(clients.order, Order::Zipf(1.1));
+        assert_eq!(clients.pause, Pause::Exponential(Duration::from_millis(5)));
+        assert_eq!(clients.durability, Durability::FuaAndFlush);
+    }
+
+    #[test]
+    fn what_has_no_meaning_is_refused_in_one_line() {
+        let cases = [
+            ("scale = 4", "scale = 0", "scale: found 0, expected 1 to 1048576"),
+            ("title = \"t\"", "titel = \"t\"", "line 2: unknown field `titel`"),
+            ("\"nvme\"", "\"mvme\"", "drive 'cache' model: found 'mvme', expected hdd,"),
+            ("members = 4", "members = 2", "model: found 'raid5' of 2, expected 3 to 64 members"),
+            ("\"raid5\"", "\"hdd\"", "model: found 'hdd' of 4, expected no members"),
+            ("\"10G\"", "\"10X\"", "drive 'cache' size: found '10X', expected a size"),
+            ("\"10G\"", "\"10M\"", "drive 'cache' size: found '10M', expected 16777216 at least"),
+            ("clean = \"disk\"", "clean = \"dsk\"", "found 'dsk', expected the name of a volume"),
+            ("\"8h\"", "\"8\"", "end at_most: found '8', expected a time above 0"),
+            ("\"8h\"", "\"0h\"", "end at_most: found '0h', expected a time above 0"),
+            ("zipf-1.1", "zipf", "client 'clients 1' order: found 'zipf', expected random,"),
+            ("fua+flush", "sync", "durable: found 'sync', expected none, fua, write+flush or"),
+            ("\"4K\"\nthink", "\"4K\"\ndepth = 2\nthink", "depth: found 2, expected 1, as a"),
+            ("about 5ms", "5 ms", "think: found '5 ms', expected a time above 0"),
+            ("= \"disk\"\norder", "= \"dsk\"\norder", "client 'clients 1' volume: found 'dsk'"),
+        ];
+        for (good, bad, expected) in cases {
+            assert!(PLAIN.contains(good), "{good}");
+            let refused = Experiment::parse(&PLAIN.replacen(good, bad, 1), "x.toml").unwrap_err();
+            let line = refused.to_string();
+            assert!(line.starts_with("x.toml: ") && line.contains(expected), "{line}");
+            assert_eq!(line.lines().count(), 1);
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! Experiments: the targets that `cairn serve` runs, on simulated drives, in virtual time.
+//!
+//! ```text
+//!  FILE --form--> Experiment --run--> one world per variant and seed --record--> samples
+//! ```
+//!
+//! - [`form`]: what a file may say, of [`clients`] in a file of their own. [`devices`]: drives by
+//!   their words. [`run`]: one world, from its beginning to its end. [`client`]: operations that
+//!   are sent. `shelf`: devices by name. [`record`], [`histogram`]: what is kept. [`report`]: its page. [`verb`]: what a user
+//!   asks for.
+//!
+//! Promises:
+//! - X1. A run is decided by its experiment, variant, seed and prices: nothing else is random, and
+//!   nothing reads a clock.
+//! - X2. No policy is here: volumes are tables of `cairn_targets`, and what a variant changes are
+//!   messages to them.
+
+pub mod client;
+pub mod clients;
+pub mod devices;
+pub mod form;
+pub mod histogram;
+pub mod record;
+pub mod report;
+pub mod run;
+mod shelf;
+pub mod verb;

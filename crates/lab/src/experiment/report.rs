@@ -1,0 +1,299 @@
+//! The page of an experiment: its variants side by side, over all seeds.
+//!
+//! Times and amounts of data are reported times the scale; rates and latencies are as they are.
+
+use cairn_sim::drives::Used;
+
+use super::form::Experiment;
+use super::record::{Record, Sample};
+use crate::page::{Axis, Chart, Line, Page, Part, Section, Table};
+
+/// Points of a line at most.
+const POINTS: usize = 400;
+
+/// The runs of one variant, one for each seed.
+pub struct Variant {
+    /// Its word.
+    pub name: String,
+    /// In the order of the seeds.
+    pub records: Vec<Record>,
+}
+
+/// A value at the end of an interval of a run.
+type Look<'a> = &'a dyn Fn(&Sample, &Sample) -> f64;
+
+/// See the module's description.
+pub struct Report<'a> {
+    experiment: &'a Experiment,
+    seeds: &'a [u64],
+    variants: &'a [Variant],
+}
+
+impl<'a> Report<'a> {
+    /// Of all runs of an experiment.
+    pub fn new(experiment: &'a Experiment, seeds: &'a [u64], variants: &'a [Variant]) -> Self {
+        Report { experiment, seeds, variants }
+    }
+
+    /// The page.
+    pub fn page(&self) -> Page {
+        let mut sections = vec![self.section("Result", vec![Part::Table(self.results())])];
+        if !self.experiment.clients.is_empty() {
+            sections[0].parts.push(Part::Table(self.clients()));
+        }
+        sections.push(self.section("Dirty data", self.dirty_charts()));
+        sections.push(self.section("Drives", self.drive_charts()));
+        if !self.experiment.clients.is_empty() {
+            sections.push(self.section("Clients", self.client_charts()));
+        }
+        Page {
+            title: self.experiment.title.clone(),
+            introduction: self.experiment.about.clone(),
+            facts: self.facts(),
+            sections,
+        }
+    }
+
+    fn section(&self, title: &str, parts: Vec<Part>) -> Section {
+        Section { title: title.to_owned(), parts }
+    }
+
+    fn facts(&self) -> Vec<(String, String)> {
+        let experiment = self.experiment;
+        let scale = match experiment.scale {
+            1 => "1: sizes and times are as they are".to_owned(),
+            scale => format!("sizes are divided by {scale}, times are reported times {scale}"),
+        };
+        let seeds: Vec<String> = self.seeds.iter().map(u64::to_string).collect();
+        let mut facts = vec![("scale".to_owned(), scale), ("seeds".to_owned(), seeds.join(", "))];
+        for (name, drive) in &experiment.drives {
+            let size = gib(drive.bytes * experiment.scale);
+            facts.push((format!("drive {name}"), format!("{}, {size}", drive.model.name())));
+        }
+        if let Some(fill) = &experiment.fill {
+            let cache = &experiment.drives[fill.cache].0;
+            let text = format!(
+                "{} % dirty, {} % clean, {}, blocks of {} KiB",
+                fill.dirty_percent,
+                fill.clean_percent,
+                fill.pattern,
+                fill.block_sectors / 2
+            );
+            facts.push((format!("{cache} at the beginning"), text));
+        }
+        for volume in &experiment.volumes {
+            let messages = volume.messages.join("; ");
+            facts.push((format!("volume {}", volume.name), volume.table.clone()));
+            facts.push((format!("messages to {}", volume.name), messages));
+        }
+        facts
+    }
+
+    /// The median of a value of each run with the least and the greatest, printed.
+    fn median(&self, variant: &Variant, value: impl Fn(&Record) -> f64, digits: usize) -> String {
+        let mut values: Vec<f64> = variant.records.iter().map(value).collect();
+        values.sort_unstable_by(f64::total_cmp);
+        let middle = values[(values.len() - 1) / 2];
+        let (low, high) = (values[0], values[values.len() - 1]);
+        match values.len() {
+            1 => format!("{middle:.digits$}"),
+            _ => format!("{middle:.digits$} ({low:.digits$} to {high:.digits$})"),
+        }
+    }
+
+    fn results(&self) -> Table {
+        let mut columns = vec!["variant", "ended", "hours", "dirty at the end, GiB"];
+        let names: Vec<String> = self
+            .experiment
+            .drives
+            .iter()
+            .flat_map(|(name, _)| {
+                [
+                    format!("{name}: operations"),
+                    format!("{name}: MiB/s"),
+                    format!("{name}: busy, %"),
+                ]
+            })
+            .collect();
+        columns.extend(names.iter().map(String::as_str));
+        let mut table = Table::new("What each variant did", &columns);
+        let scale = self.experiment.scale as f64;
+        for variant in self.variants {
+            let ended = variant.records.iter().filter(|record| record.is_done).count();
+            let dirty = |record: &Record| {
+                last(record).dirty.iter().sum::<u64>() as f64 * scale / f64::from(1 << 21)
+            };
+            let mut row = vec![
+                variant.name.clone(),
+                format!("{ended} of {}", variant.records.len()),
+                self.median(variant, |record| seconds(record) * scale / 3600.0, 3),
+                self.median(variant, dirty, 1),
+            ];
+            for index in 0..self.experiment.drives.len() {
+                let used = |record: &Record| last(record).drives[index];
+                row.push(self.median(variant, |it| used(it).operations as f64 * scale, 0));
+                let moved = |record: &Record| moved_mib(&used(record)) / seconds(record);
+                row.push(self.median(variant, moved, 2));
+                let busy = |record: &Record| {
+                    100.0 * (1.0 - used(record).idle_ns as f64 / 1e9 / seconds(record)).max(0.0)
+                };
+                row.push(self.median(variant, busy, 1));
+            }
+            table.row(&row.iter().map(String::as_str).collect::<Vec<_>>());
+        }
+        table
+    }
+
+    fn clients(&self) -> Table {
+        let columns = [
+            "variant and clients",
+            "operations/s",
+            "MiB/s",
+            "p50, us",
+            "p99, us",
+            "p99.9, us",
+            "failed",
+        ];
+        let mut table = Table::new("What clients got", &columns);
+        for variant in self.variants {
+            for (index, clients) in self.experiment.clients.iter().enumerate() {
+                let done = |record: &Record| record.clients[index];
+                let micros = |ns: Option<u64>| ns.map_or(f64::NAN, |ns| ns as f64 / 1000.0);
+                let bytes = |record: &Record| {
+                    let done = done(record);
+                    (done.read_bytes + done.written_bytes) as f64 / f64::from(1 << 20)
+                };
+                let each = |record: &Record| done(record).operations as f64 / seconds(record);
+                let row = [
+                    format!("{}: {}", variant.name, clients.name),
+                    self.median(variant, each, 0),
+                    self.median(variant, |record| bytes(record) / seconds(record), 2),
+                    self.median(variant, |record| micros(done(record).p50_ns), 0),
+                    self.median(variant, |record| micros(done(record).p99_ns), 0),
+                    self.median(variant, |record| micros(done(record).p999_ns), 0),
+                    self.median(variant, |record| done(record).failed as f64, 0),
+                ];
+                table.row(&row.iter().map(String::as_str).collect::<Vec<_>>());
+            }
+        }
+        table
+    }
+
+    /// A chart of a value of each variant over time.
+    fn chart(&self, title: &str, description: &str, y: Axis, look: Look<'_>) -> Part {
+        let longest = self.variants.iter().flat_map(|variant| &variant.records);
+        let longest = longest.map(|record| record.samples.len()).max().unwrap_or_default();
+        let step = longest.div_ceil(POINTS).max(1);
+        let scale = self.experiment.scale as f64;
+        let lines = self.variants.iter().map(|variant| {
+            let run = |record: &Record| {
+                let picked: Vec<&Sample> = record.samples.iter().step_by(step).collect();
+                let pairs = picked.windows(2);
+                pairs
+                    .map(|pair| (pair[1].at.0 as f64 / 1e9 * scale, look(pair[0], pair[1])))
+                    .collect::<Vec<_>>()
+            };
+            let runs: Vec<Vec<(f64, f64)>> = variant.records.iter().map(run).collect();
+            Line::of_runs(&variant.name, &runs)
+        });
+        let spread = match self.seeds.len() {
+            1 => String::new(),
+            count => format!("least to greatest of {count} seeds"),
+        };
+        Part::Chart(Chart {
+            title: title.to_owned(),
+            description: description.to_owned(),
+            x: Axis::time(),
+            y,
+            spread,
+            lines: lines.collect(),
+        })
+    }
+
+    fn dirty_charts(&self) -> Vec<Part> {
+        let scale = self.experiment.scale as f64;
+        let dirty =
+            |_: &Sample, after: &Sample| after.dirty.iter().sum::<u64>() as f64 * 512.0 * scale;
+        let rate = |_: &Sample, after: &Sample| {
+            let rates = after.rate.iter().flatten();
+            rates.sum::<u64>() as f64 * 512.0
+        };
+        vec![
+            self.chart(
+                "Dirty data",
+                "What only the caches have.",
+                Axis::linear("dirty", "B"),
+                &dirty,
+            ),
+            self.chart(
+                "What the controller allows",
+                "The rate of writeback that the controllers of all volumes set.",
+                Axis::logarithmic("rate", "B/s"),
+                &rate,
+            ),
+        ]
+    }
+
+    fn drive_charts(&self) -> Vec<Part> {
+        let per_second = |of: fn(&Used) -> u64, index: usize| {
+            move |before: &Sample, after: &Sample| {
+                let done = of(&after.drives[index]) - of(&before.drives[index]);
+                done as f64 / (after.at.0 - before.at.0) as f64 * 1e9
+            }
+        };
+        let mut parts = Vec::new();
+        for (index, (name, _)) in self.experiment.drives.iter().enumerate() {
+            let bytes = per_second(|used| (used.read_sectors + used.written_sectors) * 512, index);
+            let operations = per_second(|used| used.operations, index);
+            parts.push(self.chart(
+                &format!("Data to and from {name}"),
+                "",
+                Axis::linear("data", "B/s"),
+                &bytes,
+            ));
+            parts.push(self.chart(
+                &format!("Operations of {name}"),
+                "",
+                Axis::linear("operations", "1/s"),
+                &operations,
+            ));
+        }
+        parts
+    }
+
+    fn client_charts(&self) -> Vec<Part> {
+        let mut parts = Vec::new();
+        for (index, clients) in self.experiment.clients.iter().enumerate() {
+            let rate = |before: &Sample, after: &Sample| {
+                let done = after.clients[index].operations - before.clients[index].operations;
+                done as f64 / (after.at.0 - before.at.0) as f64 * 1e9
+            };
+            let p99 = |_: &Sample, after: &Sample| {
+                after.clients[index].p99_ns.map_or(f64::NAN, |ns| ns as f64 / 1e9)
+            };
+            let name = &clients.name;
+            let title = format!("Operations of {name}");
+            parts.push(self.chart(&title, "", Axis::linear("operations", "1/s"), &rate));
+            let title = format!("Latency of {name}, 99 %");
+            parts.push(self.chart(&title, "", Axis::logarithmic("latency", "s"), &p99));
+        }
+        parts
+    }
+}
+
+fn last(record: &Record) -> &Sample {
+    record.samples.last().expect("a run has an end")
+}
+
+/// In virtual time.
+fn seconds(record: &Record) -> f64 {
+    record.took().as_nanos() as f64 / 1e9
+}
+
+fn moved_mib(used: &Used) -> f64 {
+    (used.read_sectors + used.written_sectors) as f64 / 2048.0
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
+}

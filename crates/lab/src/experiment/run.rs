@@ -1,0 +1,280 @@
+//! [`Run`]: one world, from its beginning to its end.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_block::{
+    ConfigError, ConfigKind, Disk, Env, Flags, Io, MappedDevice, Registry, Sector, SectorCount,
+    SectorRange, Table, TableContext, TableLine, TargetTypes, Time,
+};
+use cairn_outcome::failure::Outcome;
+use cairn_sim::{Contents, Image, Prices, SimDrive, SimWorld, TimedOptions};
+
+use super::client::{Load, Tally};
+use super::form::{Experiment, Fill, Volume};
+use super::record::{Record, Sample, number};
+use super::shelf::Shelf;
+use crate::fill::ImageSink;
+use crate::fill::bcache::{BackingSpec, CacheSpec, Plan};
+use crate::workload::clients;
+
+/// The smallest write.
+const BLOCK: SectorCount = SectorCount(8);
+
+/// How long a future of a run may take in virtual time.
+const PATIENCE: Duration = Duration::from_secs(100 * 86_400);
+
+/// One run of an experiment.
+pub struct Run<'a> {
+    experiment: &'a Experiment,
+    world: SimWorld,
+    drives: Vec<Arc<SimDrive>>,
+    registry: Arc<Registry>,
+    volumes: Vec<Arc<MappedDevice>>,
+    /// Of each kind of clients.
+    tallies: Vec<Rc<Tally>>,
+    began: Time,
+}
+
+impl<'a> Run<'a> {
+    /// Makes the drives of a run and opens its volumes.
+    ///
+    /// # Errors
+    /// A table or a message is refused.
+    pub fn start(
+        experiment: &'a Experiment,
+        variant: &str,
+        seed: u64,
+        prices: Prices,
+    ) -> Outcome<Run<'a>> {
+        let world = SimWorld::of_events(seed, prices);
+        world.set_patience(PATIENCE);
+        let drives = experiment.drives.iter().enumerate().map(|(index, (name, drive))| {
+            let image = Image::new(SectorCount::of_bytes(drive.bytes));
+            let options = TimedOptions {
+                name: name.clone(),
+                logical_block: 4096,
+                contents: Contents::Metadata,
+            };
+            let model = drive.model.drive(drive.bytes, seed.wrapping_add(index as u64));
+            world.add_timed_drive(options, image, model)
+        });
+        let drives: Vec<Arc<SimDrive>> = drives.collect();
+        let shelf = Shelf::default();
+        for drive in &drives {
+            shelf.put(&drive.name(), drive.clone());
+        }
+        let registry = Arc::new(Registry::new(Box::new(shelf.clone())));
+        let mut run = Run {
+            experiment,
+            world,
+            drives,
+            registry,
+            volumes: Vec::new(),
+            tallies: Vec::new(),
+            began: Time(0),
+        };
+        let mut fill = experiment.fill.as_ref();
+        for volume in &experiment.volumes {
+            if let Some(fill) = fill.take_if(|fill| experiment.uses(volume, fill)) {
+                run.fill(fill, seed)?;
+            }
+            let opened = run.open(volume, variant)?;
+            shelf.put(&volume.name, opened.clone());
+            run.volumes.push(opened);
+        }
+        run.began = run.world.now();
+        run.start_clients(seed)?;
+        Ok(run)
+    }
+
+    fn start_clients(&mut self, seed: u64) -> Outcome<()> {
+        let mut seeds = fastrand::Rng::with_seed(seed);
+        let env = self.world.env(0);
+        env.set_now(self.began);
+        for kind in &self.experiment.clients {
+            let tally = Rc::new(Tally::default());
+            let disk: Arc<dyn Disk> = self.registry.volume(&kind.volume)?;
+            let behaviour = kind.behaviour(disk.sectors());
+            let longest = kind.blocks.iter().copied().max().unwrap_or_default();
+            let until =
+                kind.until.map_or(Time(u64::MAX), |until| self.began + self.unscaled(until));
+            let sources = clients(&behaviour, u64::from(kind.count), false, seeds.u64(..));
+            let sources = sources.map_err(|error| {
+                let (file, name) = (&self.experiment.file, &kind.name);
+                ConfigError::new(error.kind, file, format!("client '{name}': {error}"))
+            })?;
+            for source in sources {
+                let size = (kind.depth, longest);
+                Load::start(env, disk.clone(), Box::new(source), size, until, tally.clone());
+            }
+            self.tallies.push(tally);
+        }
+        Ok(())
+    }
+
+    /// A reported time in the world's own.
+    fn unscaled(&self, time: Duration) -> Duration {
+        time / u32::try_from(self.experiment.scale).unwrap_or(u32::MAX)
+    }
+
+    /// Makes the set of a cache that has data.
+    fn fill(&self, fill: &Fill, seed: u64) -> Outcome<()> {
+        let refused = |what: String| {
+            let file = &self.experiment.file;
+            ConfigError::new(ConfigKind::Argument, file, format!("fill: {what}"))
+        };
+        let backings = fill.backings.iter().map(|name| self.registry.open(name, false));
+        let backings: Vec<Arc<dyn Disk>> = backings.collect::<Result<_, _>>()?;
+        let cache = &self.drives[fill.cache];
+        let spec =
+            |disk: &Arc<dyn Disk>| BackingSpec { device_sectors: disk.sectors().0, weight: 1 };
+        let plan = Plan {
+            cache: CacheSpec {
+                device_sectors: cache.sectors().0,
+                bucket_sectors: fill.bucket_sectors,
+            },
+            backings: backings.iter().map(spec).collect(),
+            dirty_percent: fill.dirty_percent,
+            clean_percent: fill.clean_percent,
+            block_sectors: fill.block_sectors,
+            pattern: fill.pattern,
+            seed,
+        };
+        let layout = plan.lay_out().map_err(|error| refused(error.to_string()))?;
+        let mut image = Image::new(cache.sectors());
+        let mut superblocks: Vec<Image> =
+            backings.iter().map(|disk| Image::new(disk.sectors())).collect();
+        let mut sinks: Vec<ImageSink<'_>> = superblocks.iter_mut().map(ImageSink).collect();
+        let written = layout.write(ImageSink(&mut image), &mut sinks);
+        written.map_err(|error| refused(error.to_string()))?;
+        cache.load(image);
+        for (disk, superblock) in backings.into_iter().zip(superblocks) {
+            let range = SectorRange::new(Sector(0), BLOCK + BLOCK);
+            let mut bytes = vec![0; range.to_bytes() as usize];
+            superblock.read(range.start, &mut bytes);
+            let written = self.world.block_on(0, move |env| async move {
+                let segs = env.segs(range.count);
+                segs.copy_in(0, &bytes);
+                env.io(&disk, Io::write(range, segs).with(Flags::META)).await
+            });
+            written.map_err(|error| refused(error.to_string()))?;
+        }
+        Ok(())
+    }
+
+    fn open(&self, volume: &Volume, variant: &str) -> Outcome<Arc<MappedDevice>> {
+        let table = self.experiment.fill_in(&volume.table, variant);
+        let messages = volume.messages.iter();
+        let messages: Vec<String> =
+            messages.map(|text| self.experiment.fill_in(text, variant)).collect();
+        let (registry, name) = (self.registry.clone(), volume.name.clone());
+        let file = self.experiment.file.clone();
+        self.world.block_on(0, move |env| async move {
+            open(&env, &registry, &name, &table, &messages).await.map_err(|error| {
+                ConfigError::new(error.kind, file, format!("volume '{name}': {error}"))
+            })
+        })
+    }
+
+    /// Goes on until the end of the experiment. `look` sees each sample.
+    pub fn finish(self, every: Duration, mut look: impl FnMut(&Sample)) -> Record {
+        let mut samples = vec![self.sample()];
+        look(&samples[0]);
+        let end = &self.experiment.end;
+        let last = self.began + self.unscaled(end.at_most);
+        let clean = end.clean.as_ref().and_then(|name| {
+            self.experiment.volumes.iter().position(|volume| volume.name == *name)
+        });
+        let is_done = loop {
+            self.world.run_for(every.min(last.since(self.world.now())));
+            let sample = self.sample();
+            look(&sample);
+            let is_done = clean.is_some_and(|index| sample.dirty[index] == 0);
+            samples.push(sample);
+            if is_done || self.world.now() >= last {
+                break is_done || clean.is_none();
+            }
+        };
+        let clients = self.tallies.iter().map(|tally| tally.whole()).collect();
+        Record { samples, clients, is_done, fingerprint: self.world.fingerprint() }
+    }
+
+    fn sample(&self) -> Sample {
+        let targets = || {
+            let tables = self.volumes.iter().map(|volume| volume.live_table());
+            tables.map(|table| table.map(|table| table.lines()[0].target.clone()))
+        };
+        let dirty =
+            targets().map(|target| target.and_then(|it| it.dirty()).map_or(0, |it| it.sectors.0));
+        let rate = targets().map(|target| {
+            let attributes = target?.attributes();
+            let rate = attributes.iter().find(|it| it.name == "writeback_rate")?;
+            number(&rate.value)
+        });
+        Sample {
+            at: Time(self.world.now().0 - self.began.0),
+            dirty: dirty.collect(),
+            rate: rate.collect(),
+            drives: self.drives.iter().map(|drive| self.world.used(drive)).collect(),
+            clients: self.tallies.iter().map(|tally| tally.sample()).collect(),
+            busy: self.world.busy(),
+        }
+    }
+}
+
+/// Writes the last block: a target begins its work in the background with the first write.
+async fn write_first(env: &Env, device: &Arc<MappedDevice>) -> Outcome<()> {
+    let disk: Arc<dyn Disk> = device.clone();
+    let end = Sector(disk.sectors().0 / BLOCK.0 * BLOCK.0);
+    let range = SectorRange::between(Sector(end.0 - BLOCK.0), end);
+    let written = env.io(&disk, Io::write(range, env.segs(BLOCK))).await;
+    written.map_err(|error| {
+        ConfigError::new(ConfigKind::System, "write", format!("the first one: {error}"))
+    })
+}
+
+/// Gives the last line the length that `N` stands for.
+async fn give_length(env: &Env, registry: &Registry, lines: &mut [TableLine]) -> Outcome<()> {
+    let Some(last) = lines.last_mut().filter(|last| last.len == TableLine::WHOLE) else {
+        return Ok(());
+    };
+    // An unknown target is refused when the table is built.
+    if let Some(spec) = cairn_targets::spec(&last.target) {
+        last.len = match spec.measure {
+            Some(measure) => measure(env, registry, &last.args, false).await?,
+            None => {
+                let words = last.args.iter().map(String::as_str);
+                spec.length(words, |device| Ok(registry.open(device, false)?.sectors()))?
+            }
+        };
+    }
+    Ok(())
+}
+
+async fn open(
+    env: &Env,
+    registry: &Arc<Registry>,
+    name: &str,
+    table: &str,
+    messages: &[String],
+) -> Outcome<Arc<MappedDevice>> {
+    let types = TargetTypes::new(cairn_targets::types());
+    let device = registry.create_volume(name)?;
+    let mut lines = TableLine::parse_all(table)?;
+    give_length(env, registry, &mut lines).await?;
+    let context = TableContext { types: &types, registry, read_only: false };
+    let table = Table::build(env, &device, &lines, context).await?;
+    device.load(table).await;
+    device.resume(env).await?.whole()?;
+    for message in messages {
+        let words: Vec<&str> = message.split_whitespace().collect();
+        let sent = device.message(env, Sector(0), &words).await;
+        sent.map_err(|error| {
+            ConfigError::new(ConfigKind::Argument, "message", format!("'{message}': {error}"))
+        })?;
+    }
+    write_first(env, &device).await?;
+    Ok(device)
+}

@@ -1,0 +1,100 @@
+//! `cairn lab run`: all variants and seeds of a file, and what is left of them.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cairn_block::ConfigKind;
+use cairn_outcome::failure::{Outcome, refused, system};
+use cairn_outcome::{exit, stderr, stdout};
+use cairn_sim::Prices;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::form::Experiment;
+use super::record::Record;
+use super::report::{Report, Variant};
+use super::run::Run;
+
+/// How often a run is looked at, in virtual time.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// What a user asks for.
+pub struct Asked {
+    /// The experiment.
+    pub file: PathBuf,
+    /// How many seeds, from 1.
+    pub seeds: u64,
+    /// Prices of the processor.
+    pub prices: Prices,
+    /// Where the page and its data go; else only a summary is printed.
+    pub out: Option<PathBuf>,
+    /// Objects in place of the summary.
+    pub json: bool,
+}
+
+/// Runs an experiment.
+///
+/// # Errors
+/// The file says something that has no meaning, a target refuses it, or a file cannot be written.
+pub fn run(asked: &Asked) -> Outcome<u8> {
+    let experiment = Experiment::read(&asked.file)?;
+    if let Some(out) = &asked.out {
+        std::fs::create_dir_all(out).map_err(|error| system(shown(out), "create", error))?;
+    }
+    let seeds: Vec<u64> = (1..=asked.seeds).collect();
+    let mut variants = Vec::new();
+    for name in &experiment.variants {
+        let records = seeds.iter().map(|&seed| run_one(&experiment, name, seed, asked.prices));
+        variants.push(Variant { name: name.clone(), records: records.collect::<Outcome<_>>()? });
+    }
+    let page = Report::new(&experiment, &seeds, &variants).page();
+    if let Some(out) = &asked.out {
+        let stem = asked.file.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        for (name, text) in page.files(&stem.unwrap_or_default()) {
+            let path = out.join(name);
+            std::fs::write(&path, text).map_err(|error| system(shown(&path), "write", error))?;
+        }
+    }
+    let printed = stdout::print(&if asked.json { page.json() } else { page.summary() })?;
+    Ok(if printed == exit::OK { exit::OK } else { printed })
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// One run, with its progress on stderr.
+fn run_one(experiment: &Experiment, variant: &str, seed: u64, prices: Prices) -> Outcome<Record> {
+    let whole = experiment.end.at_most.as_secs();
+    let bar = std::io::stderr().is_terminal().then(|| {
+        let style = "{prefix} {bar:30} {msg}  {elapsed}, at most {eta} left";
+        let style = ProgressStyle::with_template(style).expect("the template is well formed");
+        let bar = ProgressBar::new(whole).with_style(style);
+        bar.with_prefix(format!("{variant}, seed {seed}:"))
+    });
+    let run = Run::start(experiment, variant, seed, prices)?;
+    let record = run.finish(EVERY, |sample| {
+        let Some(bar) = &bar else { return };
+        let at = sample.at.0 / 1_000_000_000 * experiment.scale;
+        let dirty = (sample.dirty.iter().sum::<u64>() * experiment.scale) >> 21;
+        bar.set_position(at);
+        bar.set_message(format!("{:.1} h, {dirty} GiB dirty", at as f64 / 3600.0));
+    });
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    let hours = record.took().as_secs_f64() * experiment.scale as f64 / 3600.0;
+    stderr::say(format_args!("{variant}, seed {seed}: {hours:.2} h of virtual time"));
+    let failed: u64 = record.clients.iter().map(|done| done.failed).sum();
+    if failed > 0 {
+        let expected = "none, as no drive fails";
+        return Err(refused(
+            ConfigKind::System,
+            &experiment.file,
+            "failed operations",
+            failed,
+            expected,
+        ));
+    }
+    Ok(record)
+}

@@ -1,0 +1,141 @@
+//! `cairn-lab run`: an experiment repeats to the byte, its pages are written, and what has no meaning
+//! is refused.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+/// Dirty data of a small cache goes home beside a client, by two policies.
+const SMALL: &str = r#"
+title = "A small cache"
+variants = ["strict", "sweep"]
+[drive.cache]
+model = "nvme"
+size = "128M"
+[drive.one]
+model = "hdd"
+size = "1G"
+[drive.two]
+model = "hdd"
+size = "1G"
+[fill]
+cache = "cache"
+backing = "array"
+dirty = 30
+pattern = "clustered"
+block = "4K"
+[[volume]]
+name = "array"
+table = "0 N striped 2 128 one 0 two 0"
+[[volume]]
+name = "disk"
+table = "0 N bcache array cache 0"
+messages = ["set writeback_policy {variant}", "set writeback_percent 0"]
+[[client]]
+name = "reader"
+volume = "disk"
+order = "zipf-1.1"
+block = "4K"
+reads = 100
+think = "about 20ms"
+[end]
+clean = "disk"
+at_most = "1h"
+"#;
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn lab(&self, experiment: &str, words: &[&str]) -> (i32, String, String) {
+        let file = self.0.join("small.toml");
+        std::fs::write(&file, experiment).unwrap();
+        let mut program = Command::new(env!("CARGO_BIN_EXE_cairn-lab"));
+        let program = program.arg("run").arg("small.toml").args(words).current_dir(&self.0);
+        let output = program.stdin(Stdio::null()).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    }
+}
+
+#[test]
+fn experiment_repeats_to_the_byte_and_writes_its_page() {
+    let folder = Folder::new("repeats");
+    let (code, first, said) = folder.lab(SMALL, &["--seeds", "2", "--json", "--out", "pages"]);
+    assert_eq!(code, 0, "{said}");
+    let (_, second, _) = folder.lab(SMALL, &["--seeds", "2", "--json"]);
+    assert!(first == second, "two runs differ");
+    let page = std::fs::read_to_string(folder.0.join("pages/small.html")).unwrap();
+    assert!(page.contains("<svg") && page.contains("A small cache"));
+    let data = std::fs::read_to_string(folder.0.join("pages/small.json")).unwrap();
+    assert!(data == first, "the file has what is printed");
+
+    let lines: Vec<Value> = first.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let rows = |caption: &str| -> Vec<&Value> {
+        let own = lines.iter().filter(|line| line["table"] == caption);
+        own.map(|line| &line["row"]).collect()
+    };
+    let results = rows("What each variant did");
+    assert_eq!(results.len(), 2, "{first}");
+    for row in results {
+        assert_eq!(row["ended"], "2 of 2", "{row}");
+        assert_eq!(row["dirty at the end, GiB"].as_str().unwrap(), "0.0 (0.0 to 0.0)", "{row}");
+    }
+    for row in rows("What clients got") {
+        assert!(row["failed"].as_str().unwrap().starts_with("0 "), "{row}");
+    }
+    let (_, unpriced, _) = folder.lab(SMALL, &["--seeds", "2", "--json", "--cpu", "0"]);
+    assert!(first != unpriced, "the processor's time counts");
+}
+
+#[test]
+fn what_has_no_meaning_is_refused_in_one_line() {
+    let folder = Folder::new("refused");
+    let cases = [
+        ("0 N striped", "0 N stripped", "volume 'array'"),
+        ("backing = \"array\"", "backing = \"arry\"", "arry: device: found none"),
+        ("writeback_policy", "writeback_polices", "message: 'set writeback_polices strict'"),
+        ("dirty = 30", "dirty = 101", "fill: dirty_percent: found 101"),
+        ("\"nvme\"", "\"tape\"", "drive 'cache' model: found 'tape'"),
+        ("size = \"128M\"", "size = \"4M\"", "fill: "),
+    ];
+    for (good, bad, expected) in cases {
+        assert!(SMALL.contains(good), "{good}");
+        let (code, out, said) = folder.lab(&SMALL.replacen(good, bad, 1), &[]);
+        assert!(code != 0 && out.is_empty(), "{bad}: {out}");
+        assert!(said.contains(expected) && said.lines().count() == 1, "{bad}: {said}");
+    }
+}
+
+/// X2: what is judged here is what `serve` runs.
+#[test]
+fn lab_and_drives_have_no_target_of_their_own() {
+    fn look(folder: &Path, found: &mut usize) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                look(&path, found);
+            } else if path.extension().is_some_and(|end| end == "rs") {
+                let text = std::fs::read_to_string(&path).unwrap();
+                for word in ["Target for", "TargetType for", "fn map_request", "Planner"] {
+                    assert!(!text.contains(word), "{}: {word}", path.display());
+                }
+                *found += 1;
+            }
+        }
+    }
+    let mut found = 0;
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    look(&crates.join("lab/src"), &mut found);
+    look(&crates.join("sim/src/drives"), &mut found);
+    assert!(found > 30, "{found} files");
+}

@@ -1,5 +1,5 @@
-//! `cairn-lab run`: an experiment repeats to the byte, its pages are written, and what has no meaning
-//! is refused.
+//! `cairn-lab run`: an experiment repeats to the byte, its pages are written, and what has no
+//! meaning is refused.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

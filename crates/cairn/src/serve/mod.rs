@@ -68,12 +68,8 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
         plan.restore(state);
     }
     if plan.records().is_empty() && args.state.is_none() {
-        return Err(wrong(
-            "",
-            "tables",
-            "none",
-            "--table, a TOML file with a volume, or --state for volumes to come",
-        ));
+        let expected = "--table, a TOML file with a volume, or --state for volumes to come";
+        return Err(wrong("", "tables", "none", expected));
     }
     if args.without_cache {
         leave_caches_out(&mut plan, read_only, args.stale_ok)?;

@@ -6,8 +6,8 @@
 //!
 //! - [`form`]: what a file may say, of [`clients`] in a file of their own. [`devices`]: drives by
 //!   their words. [`run`]: one world, from its beginning to its end. [`client`]: operations that
-//!   are sent. `shelf`: devices by name. [`record`], [`histogram`]: what is kept. [`report`]: its page. [`verb`]: what a user
-//!   asks for.
+//!   are sent. `shelf`: devices by name. [`record`], [`histogram`]: what is kept. [`report`]: its
+//!   page. [`verb`]: what a user asks for.
 //!
 //! Promises:
 //! - X1. A run is decided by its experiment, variant, seed and prices: nothing else is random, and

@@ -158,8 +158,8 @@ impl Source for Client {
 }
 
 /// `count` clients of one behaviour, each with a seed of its own that follows from `seed`. If
-/// `has_own_region`, the region is divided among them in equal parts, in units of the smallest size;
-/// what is left over belongs to none.
+/// `has_own_region`, the region is divided among them in equal parts, in units of the smallest
+/// size; what is left over belongs to none.
 ///
 /// # Errors
 /// As [`Client::new`]; a part of the region may be too small.

@@ -75,8 +75,8 @@ pub trait Source {
 
 /// Several sources, of which each operation comes from one by weight.
 ///
-/// A source that waits (by think time, or as a [`Burst`]) makes the whole mixture wait: sources that
-/// do not wait for each other are separate clients.
+/// A source that waits (by think time, or as a [`Burst`]) makes the whole mixture wait: sources
+/// that do not wait for each other are separate clients.
 pub struct Mixture {
     sources: Vec<(u32, Box<dyn Source>)>,
     sum: u64,

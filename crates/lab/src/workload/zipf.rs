@@ -3,10 +3,10 @@
 //! The method is rejection from an envelope of constant pieces (Devroye, "Non-Uniform Random
 //! Variate Generation", 1986, II.3, with the pieces mixed as in II.4). The ranks are divided into
 //! segments, each an eighth longer than what lies before it at most; the envelope of a segment is
-//! the weight of its first rank. Draw a segment by the area of its envelope and a rank of it evenly,
-//! and keep the rank with the ratio of its weight to the envelope, else begin again. About
-//! (8/9)^s of all draws are kept. A number of segments that grows with the logarithm of the ranks is
-//! all that is remembered.
+//! the weight of its first rank. Draw a segment by the area of its envelope and a rank of it
+//! evenly, and keep the rank with the ratio of its weight to the envelope, else begin again. About
+//! (8/9)^s of all draws are kept. A number of segments that grows with the logarithm of the ranks
+//! is all that is remembered.
 //!
 //! Weights use + * / and sqrt only ([`Exponent::power`]), so that ranks are the same everywhere.
 

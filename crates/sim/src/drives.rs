@@ -35,6 +35,8 @@ pub(crate) mod slab;
 mod ssd;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 mod used;
 
 use cairn_block::{Limits, Nature, Op, SectorRange, Time};

@@ -29,7 +29,7 @@ use super::places::{Candidate, Places};
 use super::queue::{HostQueue, Operation};
 use super::runs::DirtyRuns;
 use super::slab::Slab;
-use super::used::{Meter, Used};
+use super::used::{Meter, NEVER, Used};
 use super::{Arrival, OpId, Timing};
 
 /// The figures of a drive with one arm.
@@ -159,8 +159,6 @@ pub struct Hdd {
     geometry: Geometry,
     meter: Meter,
     queue: HostQueue,
-    /// Something arrived since the last step.
-    has_arrivals: bool,
     /// Commands in the drive.
     held: usize,
     /// Commands that the drive decodes, with the end of that.
@@ -194,7 +192,6 @@ impl Hdd {
             geometry: Geometry::new(&figures, sectors.0),
             meter: Meter::default(),
             queue: HostQueue::new(figures.longest),
-            has_arrivals: false,
             held: 0,
             decoding: VecDeque::new(),
             link: VecDeque::new(),
@@ -223,7 +220,6 @@ impl Hdd {
 
     fn step(&mut self, now: Time, ended: &mut Vec<OpId>) {
         self.meter.advance(now);
-        self.has_arrivals = false;
         self.finish_work(now, ended);
         self.finish_transfers(now, ended);
         while let Some((_, command)) = self.decoding.pop_front_if(|(at, _)| *at <= now) {
@@ -234,6 +230,14 @@ impl Hdd {
         if self.busy.is_none() {
             self.start_work(now);
         }
+        self.plan();
+    }
+
+    fn plan(&mut self) {
+        let front =
+            |queue: &VecDeque<(Time, Command)>| queue.front().map_or(NEVER, |(at, _)| *at);
+        let busy = self.busy.as_ref().map_or(NEVER, |(at, _)| *at);
+        self.meter.plan(busy.min(front(&self.decoding)).min(front(&self.link)));
     }
 
     fn finish_work(&mut self, now: Time, ended: &mut Vec<OpId>) {
@@ -453,19 +457,14 @@ impl Timing for Hdd {
     fn arrive(&mut self, now: Time, arrival: Arrival) {
         self.meter.arrived(now, &arrival);
         self.queue.push(&arrival);
-        self.has_arrivals = true;
     }
 
     fn next(&self) -> Option<Time> {
-        let arrivals = self.has_arrivals.then(|| self.meter.now());
-        let front = |queue: &VecDeque<(Time, Command)>| queue.front().map(|(at, _)| *at);
-        let busy = self.busy.as_ref().map(|(at, _)| *at);
-        let all = [arrivals, busy, front(&self.decoding), front(&self.link)];
-        all.into_iter().flatten().min()
+        self.meter.next()
     }
 
     fn go_on(&mut self, now: Time, ended: &mut Vec<OpId>) {
-        while let Some(at) = self.next().filter(|at| *at <= now) {
+        while let Some(at) = self.meter.due(now) {
             self.step(at, ended);
         }
         self.meter.advance(now);

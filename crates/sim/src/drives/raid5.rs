@@ -25,7 +25,7 @@ use std::collections::{BTreeMap, VecDeque};
 use cairn_block::{Limits, Nature, Op, Sector, SectorCount, SectorRange, Shape, Time};
 
 use super::slab::Slab;
-use super::used::{Meter, Used};
+use super::used::{Meter, NEVER, Used};
 use super::{Arrival, OpId, Timing};
 
 /// The figures of an array.
@@ -121,7 +121,6 @@ pub struct Raid5 {
     figures: Raid5Figures,
     members: Vec<Box<dyn Timing>>,
     meter: Meter,
-    has_arrivals: bool,
     requests: Slab<Request>,
     parts: Slab<Part>,
     jobs: Slab<Job>,
@@ -146,7 +145,6 @@ impl Raid5 {
             figures,
             members,
             meter: Meter::default(),
-            has_arrivals: false,
             requests: Slab::default(),
             parts: Slab::default(),
             jobs: Slab::default(),
@@ -229,7 +227,6 @@ impl Raid5 {
 
     fn step(&mut self, now: Time, ended: &mut Vec<OpId>) {
         self.meter.advance(now);
-        self.has_arrivals = false;
         self.meter.ended(self.discards.len());
         ended.append(&mut self.discards);
         let mut done = Vec::new();
@@ -245,7 +242,7 @@ impl Raid5 {
                 }
             }
             if is_idle {
-                return;
+                break;
             }
             for part in done.drain(..) {
                 match self.parts.remove(part as usize) {
@@ -254,6 +251,8 @@ impl Raid5 {
                 }
             }
         }
+        let next = self.members.iter().filter_map(|member| member.next()).min();
+        self.meter.plan(next.unwrap_or(NEVER));
     }
 
     fn end_part(&mut self, index: RequestIndex, ended: &mut Vec<OpId>) {
@@ -404,7 +403,6 @@ fn jobs_of(stripe: u64, pieces: &[Piece]) -> Vec<Job> {
 impl Timing for Raid5 {
     fn arrive(&mut self, now: Time, arrival: Arrival) {
         self.meter.arrived(now, &arrival);
-        self.has_arrivals = true;
         if arrival.op == Op::Discard {
             self.discards.push(arrival.id);
             return;
@@ -418,12 +416,11 @@ impl Timing for Raid5 {
     }
 
     fn next(&self) -> Option<Time> {
-        let arrivals = self.has_arrivals.then(|| self.meter.now());
-        self.members.iter().filter_map(|member| member.next()).chain(arrivals).min()
+        self.meter.next()
     }
 
     fn go_on(&mut self, now: Time, ended: &mut Vec<OpId>) {
-        while let Some(at) = self.next().filter(|at| *at <= now) {
+        while let Some(at) = self.meter.due(now) {
             self.step(at, ended);
         }
         self.meter.advance(now);

@@ -19,7 +19,7 @@ use cairn_block::{Nature, Op, SectorCount, Shape, Time};
 
 use super::geometry::nanos;
 use super::queue::{HostQueue, Operation};
-use super::used::{Meter, Used};
+use super::used::{Meter, NEVER, Used};
 use super::{Arrival, OpId, Timing};
 
 /// The figures of one direction.
@@ -193,7 +193,6 @@ pub struct Ssd {
     rng: fastrand::Rng,
     meter: Meter,
     queue: HostQueue,
-    has_arrivals: bool,
     path_free: Time,
     /// When each unit is free.
     units: BinaryHeap<Reverse<Time>>,
@@ -213,7 +212,6 @@ impl Ssd {
             rng: fastrand::Rng::with_seed(seed),
             meter: Meter::default(),
             queue: HostQueue::new(figures.longest),
-            has_arrivals: false,
             path_free: Time(0),
             units: (0..figures.units).map(|_| Reverse(Time(0))).collect(),
             running: BinaryHeap::new(),
@@ -226,7 +224,6 @@ impl Ssd {
 
     fn step(&mut self, now: Time, ended: &mut Vec<OpId>) {
         self.meter.advance(now);
-        self.has_arrivals = false;
         while self.running.peek().is_some_and(|Reverse(first)| first.at <= now) {
             let Reverse(Ending { operation, .. }) = self.running.pop().expect("it was seen");
             self.is_written |= operation.op == Op::Write || operation.op == Op::WriteZeroes;
@@ -238,6 +235,13 @@ impl Ssd {
             ended.append(&mut self.flushing);
         }
         self.admit(now);
+        self.plan();
+    }
+
+    fn plan(&mut self) {
+        let running = self.running.peek().map_or(NEVER, |Reverse(first)| first.at);
+        let flush = if self.flushing.is_empty() { NEVER } else { self.flush_end };
+        self.meter.plan(running.min(flush));
     }
 
     fn admit(&mut self, now: Time) {
@@ -283,18 +287,14 @@ impl Timing for Ssd {
     fn arrive(&mut self, now: Time, arrival: Arrival) {
         self.meter.arrived(now, &arrival);
         self.queue.push(&arrival);
-        self.has_arrivals = true;
     }
 
     fn next(&self) -> Option<Time> {
-        let arrivals = self.has_arrivals.then(|| self.meter.now());
-        let running = self.running.peek().map(|Reverse(first)| first.at);
-        let flush = (!self.flushing.is_empty()).then_some(self.flush_end);
-        [arrivals, running, flush].into_iter().flatten().min()
+        self.meter.next()
     }
 
     fn go_on(&mut self, now: Time, ended: &mut Vec<OpId>) {
-        while let Some(at) = self.next().filter(|at| *at <= now) {
+        while let Some(at) = self.meter.due(now) {
             self.step(at, ended);
         }
         self.meter.advance(now);

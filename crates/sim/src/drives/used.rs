@@ -1,4 +1,4 @@
-//! What a model counts.
+//! What a model counts, and when it has something to do.
 
 use std::ops::Add;
 
@@ -58,12 +58,21 @@ impl Add for Used {
     }
 }
 
-/// Counts what arrives and ends, and keeps the time of a model.
-#[derive(Default)]
+/// No event is planned.
+pub(super) const NEVER: Time = Time(u64::MAX);
+
+/// Counts what arrives and ends, and keeps the time of a model and of its next event.
 pub(super) struct Meter {
     pub used: Used,
     now: Time,
     depth: u64,
+    next: Time,
+}
+
+impl Default for Meter {
+    fn default() -> Meter {
+        Meter { used: Used::default(), now: Time(0), depth: 0, next: NEVER }
+    }
 }
 
 impl Meter {
@@ -77,8 +86,26 @@ impl Meter {
         self.now = now;
     }
 
+    /// When the model has something to do next. It is kept, since it is asked for more often than
+    /// it changes.
+    pub fn next(&self) -> Option<Time> {
+        (self.next != NEVER).then_some(self.next)
+    }
+
+    /// The next event, if it is due.
+    pub fn due(&self, now: Time) -> Option<Time> {
+        self.next().filter(|next| *next <= now)
+    }
+
+    /// The model did all that was due; its next event is at this time, or [`NEVER`].
+    pub fn plan(&mut self, next: Time) {
+        self.next = next;
+    }
+
+    /// An arrival is an event.
     pub fn arrived(&mut self, now: Time, arrival: &Arrival) {
         self.advance(now);
+        self.next = self.next.min(now);
         self.depth += 1;
         self.used.requests += 1;
         let SectorCount(count) = arrival.range.count;

@@ -7,9 +7,10 @@
 //! - Q3. Flushes wait apart: all that wait when the drive takes one share it. What they must cover
 //!   ended before they arrived, so no order between them and the rest is needed.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use cairn_block::{Op, Sector, SectorCount, SectorRange};
+use rustc_hash::FxHashMap;
 
 use super::{Arrival, OpId};
 
@@ -53,12 +54,16 @@ impl Operation {
     }
 
     fn key(&self, at: Sector) -> Key {
-        (self.op == Op::Write, self.is_fua, at)
+        at.0 << 2 | u64::from(self.op == Op::Write) << 1 | u64::from(self.is_fua)
+    }
+
+    fn may_merge(&self) -> bool {
+        matches!(self.op, Op::Read | Op::Write)
     }
 }
 
 /// What merges with what, and an end of its range.
-type Key = (bool, bool, Sector);
+type Key = u64;
 
 /// Number of an operation in order of arrival.
 type Place = u64;
@@ -71,9 +76,12 @@ pub(super) struct HostQueue {
     /// The place of the front.
     front: Place,
     /// Where the ranges of mergeable operations start and end. Of two with the same end the later
-    /// one is known.
-    starts: BTreeMap<Key, Place>,
-    ends: BTreeMap<Key, Place>,
+    /// one is known. They are never iterated.
+    starts: FxHashMap<Key, Place>,
+    ends: FxHashMap<Key, Place>,
+    /// What waits before this place is indexed. The last operation is not until another one
+    /// arrives: most leave before.
+    indexed: Place,
     flushes: Vec<OpId>,
     merges: u64,
 }
@@ -84,24 +92,46 @@ impl HostQueue {
             longest,
             waiting: VecDeque::new(),
             front: 0,
-            starts: BTreeMap::new(),
-            ends: BTreeMap::new(),
+            starts: FxHashMap::default(),
+            ends: FxHashMap::default(),
+            indexed: 0,
             flushes: Vec::new(),
             merges: 0,
         }
     }
 
     pub fn push(&mut self, arrival: &Arrival) {
-        let operation = Operation::new(arrival);
-        let place = self.front + self.waiting.len() as u64;
-        match arrival.op {
-            Op::Flush => self.flushes.push(arrival.id),
-            Op::Read | Op::Write => {
-                self.waiting.push_back(None);
-                self.join(operation, place);
-            }
-            Op::Discard | Op::WriteZeroes => self.waiting.push_back(Some(operation)),
+        if arrival.op == Op::Flush {
+            return self.flushes.push(arrival.id);
         }
+        self.index_last();
+        let (operation, place) = (Operation::new(arrival), self.end());
+        if operation.may_merge() && place > self.front {
+            self.waiting.push_back(None);
+            self.join(operation, place);
+        } else {
+            self.waiting.push_back(Some(operation));
+        }
+    }
+
+    /// The place after all that waits.
+    fn end(&self) -> Place {
+        self.front + self.waiting.len() as u64
+    }
+
+    fn index_last(&mut self) {
+        let end = self.end();
+        if self.indexed < end {
+            self.index(end - 1);
+            self.indexed = end;
+        }
+    }
+
+    fn index(&mut self, place: Place) {
+        let operation = self.waiting[(place - self.front) as usize].as_ref();
+        let Some(operation) = operation.filter(|operation| operation.may_merge()) else { return };
+        self.starts.insert(operation.key(operation.range.start), place);
+        self.ends.insert(operation.key(operation.range.end()), place);
     }
 
     /// Merges an operation with the neighbours on both sides, and puts it in its place.
@@ -123,12 +153,14 @@ impl HostQueue {
             place = place.min(right);
             self.merges += 1;
         }
-        let index = (place - self.front) as usize;
-        self.starts.insert(operation.key(operation.range.start), place);
-        self.ends.insert(operation.key(operation.range.end()), place);
-        self.waiting[index] = Some(operation);
+        self.waiting[(place - self.front) as usize] = Some(operation);
         while self.waiting.back().is_some_and(Option::is_none) {
             self.waiting.pop_back();
+        }
+        self.indexed = self.end() - 1;
+        if place < self.indexed {
+            self.index(place);
+            self.indexed = self.end();
         }
     }
 
@@ -161,8 +193,12 @@ impl HostQueue {
         while let Some(front) = self.waiting.pop_front() {
             let place = self.front;
             self.front += 1;
+            let is_indexed = place < self.indexed;
+            self.indexed = self.indexed.max(self.front);
             if let Some(operation) = front {
-                self.forget(&operation, place);
+                if is_indexed {
+                    self.forget(&operation, place);
+                }
                 return Some(operation);
             }
         }
@@ -185,6 +221,8 @@ impl HostQueue {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     fn arrival(id: OpId, op: Op, start: u64, count: u64) -> Arrival {

@@ -10,8 +10,8 @@
 //! - [`Figures`](HddFigures) of a model stand in one constant, each with its source: *published*
 //!   (a row that `cairn lab drives` repeats), or *assumed*.
 //! - `queue`: what waits before a drive, where neighbours merge. `geometry`: where sectors are, how
-//!   long the arm takes. `places`: what the arm can do next. `runs`: dirty data in a drive's cache.
-//!   `used`: what a model counts. `slab`: things by number.
+//!   long the arm takes. `places`: what the arm can do next. `runs`: dirty data in a drive's cache;
+//!   `cells`: its index. `used`: what a model counts. `slab`: things by number.
 //!
 //! Promises, which the tests hold:
 //! - D1. Each arrival ends exactly once.
@@ -25,6 +25,7 @@
 //! It panics where a caller breaks the rules: time never goes back, and an empty range is for a
 //! flush only.
 
+mod cells;
 mod geometry;
 mod hdd;
 mod places;

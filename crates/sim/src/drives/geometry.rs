@@ -19,13 +19,18 @@ pub(super) struct Position {
     pub head: u32,
     /// When in a turn it is under the arm, in nanoseconds.
     pub angle: u32,
+    /// Sectors before it on its track.
+    pub offset: u32,
+    /// Sectors of its track.
+    pub track: u32,
 }
 
 /// Where the arm is, and since when.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Arm {
-    /// Of the last sector that it read or wrote.
-    pub position: Position,
+    /// Where the last sector that it read or wrote is.
+    pub cylinder: u32,
+    pub head: u32,
     /// The sector after that one.
     pub at: Sector,
     pub since: Time,
@@ -35,8 +40,8 @@ pub(super) struct Arm {
 #[derive(Clone, Copy)]
 pub(super) struct Moment<'a> {
     pub arm: &'a Arm,
-    /// Of the platter.
-    angle: u32,
+    /// Three turns without the angle of the platter.
+    turns: u32,
     /// The arm came to its place at this time.
     just: bool,
 }
@@ -102,6 +107,11 @@ impl Geometry {
         &self.zones[after - 1]
     }
 
+    /// No cylinder has more sectors.
+    pub fn longest_cylinder(&self) -> u64 {
+        self.heads * self.zones[0].track
+    }
+
     pub fn locate(&self, sector: Sector) -> Position {
         let zone = self.zone(sector);
         let offset = sector.0 - zone.start;
@@ -109,15 +119,28 @@ impl Geometry {
         let (cylinder, head) = (zone.cylinder + track / self.heads, track % self.heads);
         // Skews count from the zone's first track: a turn is lost where zones meet, as on a drive.
         let angle = (track * self.skew + offset * self.turn / zone.track) % self.turn;
-        Position { cylinder: cylinder as u32, head: head as u32, angle: angle as u32 }
+        Position {
+            cylinder: cylinder as u32,
+            head: head as u32,
+            angle: angle as u32,
+            offset: offset as u32,
+            track: zone.track as u32,
+        }
     }
 
-    /// How long the data of a range is under the arm, changes of tracks included.
-    pub fn transfer(&self, range: SectorRange) -> u64 {
-        let zone = self.zone(range.start);
-        let offset = (range.start.0 - zone.start) % zone.track;
-        let changes = (offset + range.count.0 - 1) / zone.track;
-        range.count.0 * self.turn / zone.track + changes * self.skew
+    /// How long the data of a range that starts at a place is under the arm, changes of tracks
+    /// included.
+    pub fn transfer(&self, from: Position, range: SectorRange) -> u64 {
+        let time = range.count.0 * self.turn / u64::from(from.track);
+        time + track_changes(from, range) * self.skew
+    }
+
+    /// The arm at the end of a range that starts at a place.
+    pub fn arm_after(&self, from: Position, range: SectorRange, since: Time) -> Arm {
+        let at = range.end();
+        let changes = track_changes(from, range);
+        let last = if changes == 0 { from } else { self.locate(Sector(at.0 - 1)) };
+        Arm { cylinder: last.cylinder, head: last.head, at, since }
     }
 
     /// How many sectors at `at` pass under the arm in a time.
@@ -132,15 +155,16 @@ impl Geometry {
 
     /// What [`Geometry::approach_at`] needs of the arm at a time.
     pub fn moment<'a>(&self, arm: &'a Arm, now: Time) -> Moment<'a> {
-        Moment { arm, angle: (now.0 % self.turn) as u32, just: arm.since == now }
+        let angle = now.0 % self.turn;
+        Moment { arm, turns: (3 * self.turn - angle) as u32, just: arm.since == now }
     }
 
     /// If the arm came to its place just now, what follows on the track goes on without a turn.
     #[inline]
     pub fn approach_at(&self, moment: &Moment, start: Sector, to: Position) -> Approach {
-        let Moment { arm, angle, just } = *moment;
-        let distance = arm.position.cylinder.abs_diff(to.cylinder);
-        let is_on_track = distance == 0 && arm.position.head == to.head;
+        let Moment { arm, just, .. } = *moment;
+        let distance = arm.cylinder.abs_diff(to.cylinder);
+        let is_on_track = distance == 0 && arm.head == to.head;
         if just && is_on_track && arm.at == start {
             return Approach::default();
         }
@@ -149,22 +173,30 @@ impl Geometry {
             0 => self.head_switch,
             _ => self.seeks.time(distance),
         };
-        // A seek takes less than two turns: the sum is below four.
-        let turn = self.turn as u32;
-        let mut rotation = to.angle + 3 * turn - angle - seek;
-        for turns in [2 * turn, turn] {
-            if rotation >= turns {
-                rotation -= turns;
-            }
-        }
-        Approach { seek, rotation }
+        Approach { seek, rotation: self.rotation(moment, seek, to.angle) }
+    }
+
+    /// How long an angle takes to come under the arm after a seek.
+    #[inline]
+    pub fn rotation(&self, moment: &Moment, seek: u32, angle: u32) -> u32 {
+        // A seek takes less than two turns: the sum is below four. What would be below zero wraps
+        // and is larger.
+        let (turn, sum) = (self.turn as u32, angle + moment.turns - seek);
+        let sum = sum.min(sum.wrapping_sub(2 * turn));
+        sum.min(sum.wrapping_sub(turn))
     }
 
     /// The least time to another cylinder.
     #[inline]
     pub fn seek(&self, distance: u32) -> u32 {
-        if distance == 0 { 0 } else { self.seeks.time(distance) }
+        self.seeks.time(distance)
     }
+}
+
+/// How often the track ends within a range that starts at a place.
+fn track_changes(from: Position, range: SectorRange) -> u64 {
+    let last = u64::from(from.offset) + range.count.0 - 1;
+    if last < u64::from(from.track) { 0 } else { last / u64::from(from.track) }
 }
 
 /// Seek times by distance: exact for the nearest cylinders, by classes of equal width beyond.

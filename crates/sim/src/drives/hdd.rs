@@ -22,7 +22,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use cairn_block::{Nature, Op, Sector, SectorCount, SectorRange, Shape, Time};
+use cairn_block::{Nature, Op, SectorCount, SectorRange, Shape, Time};
 
 use super::geometry::{Approach, Arm, Geometry, nanos};
 use super::places::{Candidate, Places};
@@ -134,20 +134,26 @@ impl HddFigures {
 struct Command {
     operation: Operation,
     since: Time,
+    /// Older ones have smaller numbers.
+    order: u64,
 }
+
+/// Number of a command in [`Hdd::commands`].
+type Key = usize;
 
 /// What the arm does, and until when.
 enum Work {
-    Command(Command),
+    Command(Key),
     Run(SectorRange),
     Flush,
 }
 
 /// What the arm does next.
 enum Choice {
-    Command(Candidate),
-    /// A dirty run of the window.
-    Run(Candidate),
+    /// Index of a place.
+    Command(usize),
+    /// Index of a dirty run in the window.
+    Run(usize),
     /// The end of a flush.
     Flush,
     Nothing,
@@ -159,18 +165,20 @@ pub struct Hdd {
     geometry: Geometry,
     meter: Meter,
     queue: HostQueue,
-    /// Commands in the drive.
+    /// Commands in the drive. The lists below have their numbers.
+    commands: Slab<Command>,
     held: usize,
     /// Commands that the drive decodes, with the end of that.
-    decoding: VecDeque<(Time, Command)>,
+    decoding: VecDeque<(Time, Key)>,
     /// Writes on the link, with the ends of their transfers, and reads from the cache.
-    link: VecDeque<(Time, Command)>,
+    link: VecDeque<(Time, Key)>,
     link_free: Time,
     /// Writes that wait for room.
-    blocked: VecDeque<Command>,
-    /// Commands that need the arm, and where they are.
-    commands: Slab<Command>,
+    blocked: VecDeque<Key>,
+    /// Where the commands are that need the arm.
     places: Places,
+    /// The same by age, with the order of each. One whose command has another order is stale.
+    ages: VecDeque<(u64, Key)>,
     next_order: u64,
     runs: DirtyRuns,
     /// Room in the cache that is promised, dirty, or under the arm.
@@ -192,13 +200,14 @@ impl Hdd {
             geometry: Geometry::new(&figures, sectors.0),
             meter: Meter::default(),
             queue: HostQueue::new(figures.longest),
+            commands: Slab::default(),
             held: 0,
             decoding: VecDeque::new(),
             link: VecDeque::new(),
             link_free: Time(0),
             blocked: VecDeque::new(),
-            commands: Slab::default(),
             places: Places::default(),
+            ages: VecDeque::new(),
             next_order: 0,
             runs: DirtyRuns::new(figures.longest, figures.window),
             occupied: 0,
@@ -222,8 +231,8 @@ impl Hdd {
         self.meter.advance(now);
         self.finish_work(now, ended);
         self.finish_transfers(now, ended);
-        while let Some((_, command)) = self.decoding.pop_front_if(|(at, _)| *at <= now) {
-            self.decoded(command, now, ended);
+        while let Some((_, key)) = self.decoding.pop_front_if(|(at, _)| *at <= now) {
+            self.decoded(key, now, ended);
         }
         self.unblock(now);
         self.admit(now);
@@ -234,8 +243,7 @@ impl Hdd {
     }
 
     fn plan(&mut self) {
-        let front =
-            |queue: &VecDeque<(Time, Command)>| queue.front().map_or(NEVER, |(at, _)| *at);
+        let front = |queue: &VecDeque<(Time, Key)>| queue.front().map_or(NEVER, |(at, _)| *at);
         let busy = self.busy.as_ref().map_or(NEVER, |(at, _)| *at);
         self.meter.plan(busy.min(front(&self.decoding)).min(front(&self.link)));
     }
@@ -243,7 +251,7 @@ impl Hdd {
     fn finish_work(&mut self, now: Time, ended: &mut Vec<OpId>) {
         let Some((_, work)) = self.busy.take_if(|(at, _)| *at <= now) else { return };
         match work {
-            Work::Command(command) => self.end(&command.operation, ended),
+            Work::Command(key) => self.end(key, ended),
             Work::Run(range) => self.occupied -= range.count.0,
             Work::Flush => {
                 self.meter.ended(self.flushing.len());
@@ -252,71 +260,66 @@ impl Hdd {
         }
     }
 
-    fn end(&mut self, operation: &Operation, ended: &mut Vec<OpId>) {
+    fn end(&mut self, key: Key, ended: &mut Vec<OpId>) {
+        let Command { operation, .. } = self.commands.remove(key);
         self.held -= 1;
         self.meter.ended(operation.count());
         operation.end(ended);
     }
 
     fn finish_transfers(&mut self, now: Time, ended: &mut Vec<OpId>) {
-        while let Some((_, command)) = self.link.pop_front_if(|(at, _)| *at <= now) {
-            let operation = &command.operation;
-            if operation.op != Op::Read {
+        while let Some((_, key)) = self.link.pop_front_if(|(at, _)| *at <= now) {
+            let Operation { op, range, .. } = self.commands.get(key).operation;
+            if op != Op::Read {
                 let before = self.runs.sectors();
-                self.runs.insert(operation.range, &self.geometry);
+                self.runs.insert(range, &self.geometry);
                 // What was dirty already needs no more room.
                 let added = self.runs.sectors() - before;
-                self.occupied -= operation.range.count.0 - added;
+                self.occupied -= range.count.0 - added;
             }
-            self.end(operation, ended);
+            self.end(key, ended);
         }
     }
 
     /// The drive knows what a command wants.
-    fn decoded(&mut self, command: Command, now: Time, ended: &mut Vec<OpId>) {
-        let operation = &command.operation;
-        match operation.op {
-            Op::Discard | Op::Flush => self.end(operation, ended),
-            Op::Read if self.runs.covers(operation.range) => self.transfer(command, now),
-            Op::Read => self.want_arm(command),
-            Op::Write | Op::WriteZeroes => {
-                let is_cached =
-                    !operation.is_fua && operation.range.count.0 <= self.figures.cache.0;
-                if is_cached {
-                    self.blocked.push_back(command);
-                } else {
-                    self.want_arm(command);
-                }
+    fn decoded(&mut self, key: Key, now: Time, ended: &mut Vec<OpId>) {
+        let Operation { op, range, is_fua, .. } = self.commands.get(key).operation;
+        match op {
+            Op::Discard | Op::Flush => self.end(key, ended),
+            Op::Read if self.runs.covers(range) => self.transfer(key, now),
+            Op::Read => self.want_arm(key),
+            Op::Write | Op::WriteZeroes if !is_fua && range.count.0 <= self.figures.cache.0 => {
+                self.blocked.push_back(key);
             }
+            Op::Write | Op::WriteZeroes => self.want_arm(key),
         }
     }
 
-    fn want_arm(&mut self, command: Command) {
-        let start = command.operation.range.start;
-        let order = self.next_order;
-        self.next_order += 1;
-        let key = self.commands.insert(command);
+    fn want_arm(&mut self, key: Key) {
+        let &Command { ref operation, order, .. } = self.commands.get(key);
+        let start = operation.range.start;
+        self.ages.push_back((order, key));
         self.places.insert(Candidate { position: self.geometry.locate(start), start, order, key });
     }
 
     /// Starts the transfers of the writes that have room now.
     fn unblock(&mut self, now: Time) {
-        while let Some(command) = self.blocked.front() {
-            let count = command.operation.range.count.0;
+        while let Some(&key) = self.blocked.front() {
+            let count = self.commands.get(key).operation.range.count.0;
             if self.occupied + count > self.figures.cache.0 {
                 return;
             }
             self.occupied += count;
-            let command = self.blocked.pop_front().expect("the front was seen");
-            self.transfer(command, now);
+            self.blocked.pop_front();
+            self.transfer(key, now);
         }
     }
 
-    fn transfer(&mut self, command: Command, now: Time) {
-        let bytes = command.operation.range.to_bytes();
+    fn transfer(&mut self, key: Key, now: Time) {
+        let bytes = self.commands.get(key).operation.range.to_bytes();
         let took = bytes * self.figures.link_ns_per_kib / 1024;
         self.link_free = Time(self.link_free.0.max(now.0) + took);
-        self.link.push_back((self.link_free, command));
+        self.link.push_back((self.link_free, key));
     }
 
     /// Takes commands from the host's queue. A flush waits until the drive has no other command,
@@ -330,40 +333,59 @@ impl Hdd {
         while is_open && self.held < self.figures.queue {
             let Some(operation) = self.queue.pop() else { break };
             self.held += 1;
-            let command = Command { operation, since: now };
-            self.decoding.push_back((now + self.figures.command, command));
+            let order = self.next_order;
+            self.next_order += 1;
+            let key = self.commands.insert(Command { operation, since: now, order });
+            self.decoding.push_back((now + self.figures.command, key));
         }
     }
 
-    fn choose(&self, now: Time) -> Choice {
+    fn choose(&mut self, now: Time) -> Choice {
         let run = || self.runs.window().nearest(&self.geometry, &self.arm, now);
         if !self.flushing.is_empty() {
             return run().map_or(Choice::Flush, Choice::Run);
         }
-        let is_late = |command: &Command| now.since(command.since) > self.figures.patience;
-        let room_first = self.blocked.front().is_some_and(is_late) && !self.runs.is_empty();
+        let room_first = self.blocked.front().is_some_and(|key| self.is_late(*key, now))
+            && !self.runs.is_empty();
         if self.places.is_empty() || room_first {
             return run().map_or(Choice::Nothing, Choice::Run);
         }
         self.choose_command(now).map_or(Choice::Nothing, Choice::Command)
     }
 
-    fn choose_command(&self, now: Time) -> Option<Candidate> {
-        let oldest = self.places.iter().min_by_key(|to| to.order)?;
-        if now.since(self.commands.get(oldest.key).since) > self.figures.patience {
-            return Some(*oldest);
+    fn is_late(&self, key: Key, now: Time) -> bool {
+        now.since(self.commands.get(key).since) > self.figures.patience
+    }
+
+    fn choose_command(&mut self, now: Time) -> Option<usize> {
+        let commands = &self.commands;
+        let is_stale = |&mut (order, key): &mut (u64, Key)| {
+            commands.find(key).is_none_or(|command| command.order != order)
+        };
+        while self.ages.pop_front_if(is_stale).is_some() {}
+        let &(_, oldest) = self.ages.front()?;
+        if self.is_late(oldest, now) {
+            return self.places.from(0).find(|(_, to)| to.key == oldest).map(|(index, _)| index);
         }
-        let is_at_hand = |to: &&Candidate| self.passed(self.commands.get(to.key), now).is_some();
-        let at_hand = if self.reads_on { self.places.iter().find(is_at_hand) } else { None };
-        at_hand.copied().or_else(|| self.places.nearest(&self.geometry, &self.arm, now))
+        let at_hand = if self.reads_on { self.at_hand(now) } else { None };
+        at_hand.or_else(|| self.places.nearest(&self.geometry, &self.arm, now))
+    }
+
+    /// A read that begins in what the drive has read on.
+    fn at_hand(&self, now: Time) -> Option<usize> {
+        // What starts later lies on another cylinder than what is read on, as does all behind it.
+        let end = (self.arm.at + self.figures.read_ahead).0 + self.geometry.longest_cylinder();
+        let places = self.places.from(self.arm.cylinder);
+        let mut places = places.take_while(|(_, to)| to.start.0 <= end);
+        places.find(|(_, to)| self.passed(to.key, now).is_some()).map(|(index, _)| index)
     }
 
     /// How much of a read has passed under the arm since its last read; none if the read starts
     /// elsewhere, or goes beyond what the drive reads on.
-    fn passed(&self, command: &Command, now: Time) -> Option<SectorCount> {
-        let range = command.operation.range;
+    fn passed(&self, key: Key, now: Time) -> Option<SectorCount> {
+        let Operation { op, range, .. } = self.commands.get(key).operation;
         let ahead = self.figures.read_ahead;
-        if !self.reads_on || command.operation.op != Op::Read || range.start < self.arm.at {
+        if !self.reads_on || op != Op::Read || range.start < self.arm.at {
             return None;
         }
         let before = range.start - self.arm.at;
@@ -381,11 +403,10 @@ impl Hdd {
 
     fn start_work(&mut self, now: Time) {
         match self.choose(now) {
-            Choice::Command(place) => {
-                let command = self.commands.remove(place.key);
-                self.places.remove(place.position.cylinder, place.order);
-                let passed = self.passed(&command, now);
-                let (range, op) = (command.operation.range, command.operation.op);
+            Choice::Command(index) => {
+                let place = self.places.take(index);
+                let passed = self.passed(place.key, now);
+                let Operation { op, range, .. } = self.commands.get(place.key).operation;
                 let took = match passed {
                     Some(passed) => self.read_on(range, passed, now),
                     None => self.move_arm(&place, range, now),
@@ -396,10 +417,10 @@ impl Hdd {
                     _ => nanos(self.figures.fua_report),
                 };
                 self.meter.used.other_ns += report;
-                self.busy = Some((Time(now.0 + took + report), Work::Command(command)));
+                self.busy = Some((Time(now.0 + took + report), Work::Command(place.key)));
             }
-            Choice::Run(place) => {
-                let range = self.runs.take(place.key, &self.geometry);
+            Choice::Run(index) => {
+                let (place, range) = self.runs.take(index, &self.geometry);
                 let took = self.move_arm(&place, range, now);
                 self.reads_on = false;
                 self.busy = Some((Time(now.0 + took), Work::Run(range)));
@@ -417,16 +438,16 @@ impl Hdd {
     fn move_arm(&mut self, place: &Candidate, range: SectorRange, now: Time) -> u64 {
         let Approach { seek, rotation } =
             self.geometry.approach(&self.arm, now, place.start, place.position);
-        let transfer = self.geometry.transfer(range);
+        let transfer = self.geometry.transfer(place.position, range);
         let used = &mut self.meter.used;
         used.operations += 1;
         used.seek_ns += u64::from(seek);
         used.rotation_ns += u64::from(rotation);
         used.transfer_ns += transfer;
-        let distance = self.arm.position.cylinder.abs_diff(place.position.cylinder);
+        let distance = self.arm.cylinder.abs_diff(place.position.cylinder);
         used.seek_cylinders += u64::from(distance);
         let took = u64::from(seek) + u64::from(rotation) + transfer;
-        self.settle(range.end(), Time(now.0 + took));
+        self.arm = self.geometry.arm_after(place.position, range, Time(now.0 + took));
         took
     }
 
@@ -434,22 +455,19 @@ impl Hdd {
     fn read_on(&mut self, range: SectorRange, passed: SectorCount, now: Time) -> u64 {
         self.meter.used.operations += 1;
         let rest = SectorRange::between(range.start + passed, range.end());
-        if rest.is_empty() {
-            // The arm went on over what follows.
-            let skipped = self.geometry.transfer(SectorRange::between(self.arm.at, range.end()));
-            let since = Time(now.0.min(self.arm.since.0 + skipped));
-            self.settle(range.end(), since);
+        let is_passed = rest.is_empty();
+        // If all has passed, the arm went on over it from its last place.
+        let over = if is_passed { SectorRange::between(self.arm.at, range.end()) } else { rest };
+        let from = self.geometry.locate(over.start);
+        let took = self.geometry.transfer(from, over);
+        if is_passed {
+            let since = Time(now.0.min(self.arm.since.0 + took));
+            self.arm = self.geometry.arm_after(from, over, since);
             return 0;
         }
-        let took = self.geometry.transfer(rest);
         self.meter.used.transfer_ns += took;
-        self.settle(rest.end(), Time(now.0 + took));
+        self.arm = self.geometry.arm_after(from, over, Time(now.0 + took));
         took
-    }
-
-    fn settle(&mut self, end: Sector, since: Time) {
-        let position = self.geometry.locate(Sector(end.0 - 1));
-        self.arm = Arm { position, at: end, since };
     }
 }
 

@@ -4,14 +4,15 @@
 //! - R2. The window is the oldest runs, as many as the drive chooses among. A run that two became
 //!   has the age of the older one.
 //! - R3. A step costs a few lookups of runs by their places, and looks at no other run outside the
-//!   window. Runs are found by a hash of the place, never in the order of the table.
+//!   window. Runs are found by a hash of the place ([`Cells`]), never in the order of the table.
+//! - R4. Orders rise along the FIFO, so the runs of the window are those older than its front.
 
 use std::collections::VecDeque;
 
 use cairn_block::{SectorCount, SectorRange};
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use super::cells::Cells;
 use super::geometry::Geometry;
 use super::places::{Candidate, Places};
 use super::slab::Slab;
@@ -21,73 +22,34 @@ struct Run {
     range: SectorRange,
     /// Its place in the order of arrival; none other has the same.
     order: u64,
-    /// Its cylinder, if it is in the window.
-    window: Option<u32>,
 }
 
-/// A run, as a cell knows it.
+/// Sectors of a cell: few, so that a cell has few runs. The usual run is in one or two.
+const CELL: u64 = 256;
+
+/// The cells that a run is in: where one of its sectors is, or the one after its last.
+fn cells_of(range: SectorRange) -> std::ops::RangeInclusive<u64> {
+    range.start.0 / CELL..=range.end().0 / CELL
+}
+
+/// A run, found by its place.
 #[derive(Clone, Copy)]
-struct Entry {
+struct Found {
     range: SectorRange,
     slot: usize,
-}
-
-/// Runs by place: each is in every cell where one of its sectors is, or the one after its last.
-struct Cells {
-    length: u64,
-    /// The entries of a cell rise by place.
-    entries: FxHashMap<u64, SmallVec<[Entry; 1]>>,
-}
-
-impl Cells {
-    fn of(&self, range: SectorRange) -> std::ops::RangeInclusive<u64> {
-        range.start.0 / self.length..=range.end().0 / self.length
-    }
-
-    fn insert(&mut self, range: SectorRange, slot: usize) {
-        for cell in self.of(range) {
-            let entries = self.entries.entry(cell).or_default();
-            let index = entries.partition_point(|entry| entry.range.start < range.start);
-            entries.insert(index, Entry { range, slot });
-        }
-    }
-
-    fn remove(&mut self, range: SectorRange) {
-        for cell in self.of(range) {
-            let entries = self.entries.get_mut(&cell).expect("a run is in its cells");
-            let index = entries.partition_point(|entry| entry.range.start < range.start);
-            entries.remove(index);
-            if entries.is_empty() {
-                self.entries.remove(&cell);
-            }
-        }
-    }
-
-    /// The runs that overlap or touch a range, by place.
-    fn near(&self, range: SectorRange) -> SmallVec<[Entry; 4]> {
-        let mut found: SmallVec<[Entry; 4]> = SmallVec::new();
-        for cell in self.of(range) {
-            let Some(entries) = self.entries.get(&cell) else { continue };
-            let first = entries.partition_point(|entry| entry.range.end() < range.start);
-            let rest = entries[first..].iter().take_while(|entry| entry.range.start <= range.end());
-            for entry in rest {
-                if found.last().is_none_or(|last| last.range.start < entry.range.start) {
-                    found.push(*entry);
-                }
-            }
-        }
-        found
-    }
 }
 
 pub(super) struct DirtyRuns {
     longest: SectorCount,
     width: usize,
     runs: Slab<Run>,
+    /// The slots of runs, by [`cells_of`] their ranges.
     cells: Cells,
     /// The runs after those of the window, oldest first. One whose run has another order is stale.
     fifo: VecDeque<(u64, usize)>,
     window: Places,
+    /// All runs with smaller orders are in the window.
+    window_end: u64,
     next_order: u64,
     sectors: u64,
 }
@@ -99,9 +61,10 @@ impl DirtyRuns {
             longest,
             width,
             runs: Slab::default(),
-            cells: Cells { length: longest.0, entries: FxHashMap::default() },
+            cells: Cells::default(),
             fifo: VecDeque::new(),
             window: Places::default(),
+            window_end: 0,
             next_order: 0,
             sectors: 0,
         }
@@ -121,21 +84,43 @@ impl DirtyRuns {
         &self.window
     }
 
+    /// The runs that overlap or touch a range, by place.
+    fn near(&self, range: SectorRange) -> SmallVec<[Found; 4]> {
+        let mut found: SmallVec<[Found; 4]> = SmallVec::new();
+        for cell in cells_of(range) {
+            for slot in self.cells.of(cell) {
+                let run = self.runs.get(slot).range;
+                if run.end() >= range.start && run.start <= range.end() {
+                    found.push(Found { range: run, slot });
+                }
+            }
+        }
+        if found.len() > 1 {
+            found.sort_unstable_by_key(|found| found.range.start);
+            found.dedup_by_key(|found| found.slot);
+        }
+        found
+    }
+
     /// True if one run has the whole range.
     pub fn covers(&self, range: SectorRange) -> bool {
-        let has =
-            |entry: &Entry| entry.range.start <= range.start && entry.range.end() >= range.end();
-        self.sectors > 0 && self.cells.near(range).iter().any(has)
+        let has = |run: &Found| run.range.start <= range.start && run.range.end() >= range.end();
+        self.sectors > 0 && self.near(range).iter().any(has)
     }
 
     /// Adds what a write leaves; sectors that are dirty already stay where they are.
     pub fn insert(&mut self, range: SectorRange, geometry: &Geometry) {
+        let near = self.near(range);
+        if near.is_empty() && range.count <= self.longest {
+            self.sectors += range.count.0;
+            return self.push(range, geometry);
+        }
         let mut at = range.start;
-        for entry in self.cells.near(range) {
-            if at < entry.range.start {
-                self.add_all(SectorRange::between(at, entry.range.start), geometry);
+        for run in near {
+            if at < run.range.start {
+                self.add_all(SectorRange::between(at, run.range.start), geometry);
             }
-            at = at.max(entry.range.end());
+            at = at.max(run.range.end());
         }
         if at < range.end() {
             self.add_all(SectorRange::between(at, range.end()), geometry);
@@ -156,84 +141,90 @@ impl DirtyRuns {
     fn add(&mut self, piece: SectorRange, geometry: &Geometry) {
         self.sectors += piece.count.0;
         let (mut range, mut oldest) = (piece, None);
-        for entry in self.cells.near(piece) {
-            if entry.range.count.0 + range.count.0 > self.longest.0 {
+        for run in self.near(piece) {
+            if run.range.count.0 + range.count.0 > self.longest.0 {
                 continue;
             }
-            let order = self.runs.get(entry.slot).order;
+            let order = self.runs.get(run.slot).order;
             // Of two runs the older one keeps its place.
             match oldest {
-                None => oldest = Some((order, entry.slot)),
-                Some((other, _)) if other < order => self.remove(entry.slot),
+                None => oldest = Some((order, run.slot)),
+                Some((other, _)) if other < order => self.remove(run.slot, geometry),
                 Some((_, slot)) => {
-                    self.remove(slot);
-                    oldest = Some((order, entry.slot));
+                    self.remove(slot, geometry);
+                    oldest = Some((order, run.slot));
                 }
             }
-            let end = range.end().max(entry.range.end());
-            range = SectorRange::between(range.start.min(entry.range.start), end);
+            let end = range.end().max(run.range.end());
+            range = SectorRange::between(range.start.min(run.range.start), end);
         }
         match oldest {
-            Some((_, slot)) => self.grow(slot, range, geometry),
+            Some((_, slot)) => {
+                self.grow(slot, range, geometry);
+                self.fill_window(geometry);
+            }
             None => self.push(range, geometry),
         }
-        self.fill_window(geometry);
     }
 
     /// A new run.
     fn push(&mut self, range: SectorRange, geometry: &Geometry) {
         let order = self.next_order;
         self.next_order += 1;
-        let slot = self.runs.insert(Run { range, order, window: None });
-        self.cells.insert(range, slot);
+        let slot = self.runs.insert(Run { range, order });
+        for cell in cells_of(range) {
+            self.cells.insert(cell, slot);
+        }
         self.fifo.push_back((order, slot));
         self.fill_window(geometry);
     }
 
+    /// A run becomes longer, to either side.
     fn grow(&mut self, slot: usize, range: SectorRange, geometry: &Geometry) {
         let run = self.runs.get_mut(slot);
-        self.cells.remove(run.range);
+        let (before, order) = (run.range, run.order);
         run.range = range;
-        self.cells.insert(range, slot);
-        if let Some(cylinder) = run.window.take() {
-            self.window.remove(cylinder, run.order);
-            let to = candidate(run, slot, geometry);
-            run.window = Some(to.position.cylinder);
-            self.window.insert(to);
+        let (old, new) = (cells_of(before), cells_of(range));
+        for cell in (*new.start()..*old.start()).chain(*old.end() + 1..*new.end() + 1) {
+            self.cells.insert(cell, slot);
+        }
+        if order < self.window_end && range.start != before.start {
+            self.window.remove(geometry.locate(before.start).cylinder, order);
+            self.window.insert(candidate(Run { range, order }, slot, geometry));
         }
     }
 
-    /// Takes out the run of a candidate of the window: the arm writes it.
-    pub fn take(&mut self, key: usize, geometry: &Geometry) -> SectorRange {
-        let range = self.runs.get(key).range;
+    /// Takes out the run that has this index in the window: the arm writes it.
+    pub fn take(&mut self, index: usize, geometry: &Geometry) -> (Candidate, SectorRange) {
+        let place = self.window.take(index);
+        let Run { range, .. } = self.runs.remove(place.key);
         self.sectors -= range.count.0;
-        self.remove(key);
+        cells_of(range).for_each(|cell| self.cells.remove(cell, place.key));
         self.fill_window(geometry);
-        range
+        (place, range)
     }
 
     /// Removes a run. Its entry in the FIFO becomes stale, since no other run has its order.
-    fn remove(&mut self, slot: usize) {
-        let run = self.runs.remove(slot);
-        self.cells.remove(run.range);
-        if let Some(cylinder) = run.window {
-            self.window.remove(cylinder, run.order);
+    fn remove(&mut self, slot: usize, geometry: &Geometry) {
+        let Run { range, order } = self.runs.remove(slot);
+        cells_of(range).for_each(|cell| self.cells.remove(cell, slot));
+        if order < self.window_end {
+            self.window.remove(geometry.locate(range.start).cylinder, order);
         }
     }
 
     fn fill_window(&mut self, geometry: &Geometry) {
         while self.window.len() < self.width {
             let Some((order, slot)) = self.fifo.pop_front() else { return };
-            if let Some(run) = self.runs.find(slot).filter(|run| run.order == order) {
-                let to = candidate(run, slot, geometry);
-                run.window = Some(to.position.cylinder);
-                self.window.insert(to);
+            self.window_end = order + 1;
+            if let Some(&run) = self.runs.find(slot).filter(|run| run.order == order) {
+                self.window.insert(candidate(run, slot, geometry));
             }
         }
     }
 }
 
-fn candidate(run: &Run, slot: usize, geometry: &Geometry) -> Candidate {
+fn candidate(run: Run, slot: usize, geometry: &Geometry) -> Candidate {
     let start = run.range.start;
     Candidate { position: geometry.locate(start), start, order: run.order, key: slot }
 }
@@ -313,10 +304,9 @@ mod tests {
                 if rng.u8(..4) == 0 && !naive.runs.is_empty() {
                     let index = rng.usize(..naive.runs.len().min(8));
                     let (_, expected) = naive.runs.remove(index);
-                    let mut window = runs.window().iter();
-                    let to = window.find(|to| to.start == expected.start);
-                    let key = to.expect("it is in the window").key;
-                    assert_eq!(runs.take(key, &geometry), expected);
+                    let to = runs.window().from(0).find(|(_, to)| to.start == expected.start);
+                    let (index, _) = to.expect("it is in the window");
+                    assert_eq!(runs.take(index, &geometry).1, expected);
                 } else {
                     let new = range(rng.u64(..300), rng.u64(1..30));
                     runs.insert(new, &geometry);
@@ -326,9 +316,9 @@ mod tests {
                 assert_eq!((runs.sectors(), runs.is_empty()), (sum, naive.runs.is_empty()));
                 let oldest: BTreeSet<_> =
                     naive.runs.iter().take(8).map(|(_, run)| run.start).collect();
-                let window: BTreeSet<_> = runs.window().iter().map(|to| to.start).collect();
+                let window: BTreeSet<_> = runs.window().from(0).map(|(_, to)| to.start).collect();
                 assert_eq!(window, oldest);
-                for to in runs.window().iter() {
+                for (_, to) in runs.window().from(0) {
                     assert_eq!(to.position, geometry.locate(to.start));
                 }
             }

@@ -30,8 +30,8 @@ impl<T> Slab<T> {
     }
 
     /// What has the number, if something has.
-    pub fn find(&mut self, index: usize) -> Option<&mut T> {
-        self.items[index].as_mut()
+    pub fn find(&self, index: usize) -> Option<&T> {
+        self.items[index].as_ref()
     }
 
     pub fn remove(&mut self, index: usize) -> T {

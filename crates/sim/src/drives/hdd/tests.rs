@@ -1,6 +1,8 @@
 //! What the arm does first, streams that lose no turn, room in the cache, and times that add up.
 
 use super::super::testing::{arrival, conserve, finish};
+use cairn_block::Sector;
+
 use super::*;
 
 const SECTORS: SectorCount = SectorCount(1 << 31);
@@ -45,13 +47,14 @@ fn arm_takes_what_it_can_begin_first() {
         let base = rng.u64(..SECTORS.0 - width + 1);
         let mut sector = || Sector(base + rng.u64(..width));
         let at = sector();
-        let arm = Arm { position: geometry.locate(Sector(at.0.max(1) - 1)), at, since: Time(0) };
+        let from = geometry.locate(Sector(at.0.max(1) - 1));
+        let arm = Arm { cylinder: from.cylinder, head: from.head, at, since: Time(0) };
         let mut places = Places::default();
         let mut starts: Vec<Sector> = (0..32).map(|_| sector()).collect();
         starts.push(at);
         let now = Time(rng.u64(..1 << 40));
         let time = |start: Sector| {
-            let (from, to) = (arm.position, geometry.locate(start));
+            let to = geometry.locate(start);
             let seek = match from.cylinder.abs_diff(to.cylinder) {
                 0 if from.head == to.head => nanos(HddFigures::NEARLINE.setup),
                 0 => nanos(HddFigures::NEARLINE.head_switch),
@@ -65,7 +68,8 @@ fn arm_takes_what_it_can_begin_first() {
             places.insert(Candidate { position, start, order: key as u64, key });
         }
         let best = (0..starts.len()).min_by_key(|&key| (time(starts[key]), key));
-        assert_eq!(places.nearest(&geometry, &arm, now).map(|to| to.key), best);
+        let nearest = places.nearest(&geometry, &arm, now).map(|index| places.take(index).key);
+        assert_eq!(nearest, best);
     }
 }
 

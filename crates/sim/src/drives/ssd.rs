@@ -13,12 +13,14 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::collections::binary_heap::PeekMut;
 use std::time::Duration;
 
 use cairn_block::{Nature, Op, SectorCount, Shape, Time};
 
 use super::geometry::nanos;
 use super::queue::{HostQueue, Operation};
+use super::slab::Slab;
 use super::used::{Meter, NEVER, Used};
 use super::{Arrival, OpId, Timing};
 
@@ -154,38 +156,9 @@ impl SsdFigures {
     };
 }
 
-/// An operation that ends at a time; of equal times the earlier started one is first.
-struct Ending {
-    at: Time,
-    order: u64,
-    operation: Operation,
-}
-
-impl Ending {
-    fn key(&self) -> (Time, u64) {
-        (self.at, self.order)
-    }
-}
-
-impl PartialEq for Ending {
-    fn eq(&self, other: &Ending) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for Ending {}
-
-impl PartialOrd for Ending {
-    fn partial_cmp(&self, other: &Ending) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Ending {
-    fn cmp(&self, other: &Ending) -> std::cmp::Ordering {
-        self.key().cmp(&other.key())
-    }
-}
+/// When an operation ends, its place in the order of starts, and its number. Of equal times the
+/// earlier started one is first.
+type Ending = Reverse<(Time, u64, usize)>;
 
 /// A drive without an arm.
 pub struct Ssd {
@@ -196,7 +169,8 @@ pub struct Ssd {
     path_free: Time,
     /// When each unit is free.
     units: BinaryHeap<Reverse<Time>>,
-    running: BinaryHeap<Reverse<Ending>>,
+    operations: Slab<Operation>,
+    running: BinaryHeap<Ending>,
     next_order: u64,
     flushing: Vec<OpId>,
     flush_end: Time,
@@ -214,6 +188,7 @@ impl Ssd {
             queue: HostQueue::new(figures.longest),
             path_free: Time(0),
             units: (0..figures.units).map(|_| Reverse(Time(0))).collect(),
+            operations: Slab::default(),
             running: BinaryHeap::new(),
             next_order: 0,
             flushing: Vec::new(),
@@ -224,8 +199,9 @@ impl Ssd {
 
     fn step(&mut self, now: Time, ended: &mut Vec<OpId>) {
         self.meter.advance(now);
-        while self.running.peek().is_some_and(|Reverse(first)| first.at <= now) {
-            let Reverse(Ending { operation, .. }) = self.running.pop().expect("it was seen");
+        while let Some(first) = self.running.peek_mut().filter(|first| first.0.0 <= now) {
+            let Reverse((_, _, number)) = PeekMut::pop(first);
+            let operation = self.operations.remove(number);
             self.is_written |= operation.op == Op::Write || operation.op == Op::WriteZeroes;
             self.meter.ended(operation.count());
             operation.end(ended);
@@ -239,7 +215,7 @@ impl Ssd {
     }
 
     fn plan(&mut self) {
-        let running = self.running.peek().map_or(NEVER, |Reverse(first)| first.at);
+        let running = self.running.peek().map_or(NEVER, |Reverse((at, ..))| *at);
         let flush = if self.flushing.is_empty() { NEVER } else { self.flush_end };
         self.meter.plan(running.min(flush));
     }
@@ -268,18 +244,18 @@ impl Ssd {
         self.meter.used.operations += 1;
         self.meter.used.transfer_ns += passing;
         self.path_free = Time(self.path_free.0.max(now.0) + passing);
-        let Reverse(unit_free) = self.units.pop().expect("a drive has units");
+        let mut unit = self.units.peek_mut().expect("a drive has units");
         let mut latency = nanos(path.latency);
         if self.figures.volatile && operation.is_fua {
             latency += nanos(self.figures.flush);
         }
         let spread = latency * self.figures.spread_percent / 100;
         let drawn = latency - spread + self.rng.u64(..=2 * spread);
-        let at = Time(unit_free.max(self.path_free).0 + drawn);
-        self.units.push(Reverse(at));
+        let at = Time(unit.0.max(self.path_free).0 + drawn);
+        *unit = Reverse(at);
         let order = self.next_order;
         self.next_order += 1;
-        self.running.push(Reverse(Ending { at, order, operation }));
+        self.running.push(Reverse((at, order, self.operations.insert(operation))));
     }
 }
 

@@ -116,10 +116,16 @@ enum Part {
     Job(usize),
 }
 
+struct Member {
+    timing: Box<dyn Timing>,
+    /// What [`Timing::next`] says, or [`NEVER`]; kept, since all members are asked at each step.
+    next: Time,
+}
+
 /// An array of level 5.
 pub struct Raid5 {
     figures: Raid5Figures,
-    members: Vec<Box<dyn Timing>>,
+    members: Vec<Member>,
     meter: Meter,
     requests: Slab<Request>,
     parts: Slab<Part>,
@@ -141,6 +147,9 @@ impl Raid5 {
     pub fn new(figures: Raid5Figures, members: Vec<Box<dyn Timing>>) -> Raid5 {
         assert!((3..=64).contains(&members.len()), "a RAID 5 has 3 to 64 members");
         assert!(figures.chunk.0.is_multiple_of(ROW.0), "a chunk is whole rows");
+        let member =
+            |timing: Box<dyn Timing>| Member { next: timing.next().unwrap_or(NEVER), timing };
+        let members = members.into_iter().map(member).collect();
         Raid5 {
             figures,
             members,
@@ -194,7 +203,9 @@ impl Raid5 {
     fn send(&mut self, member: usize, op: Op, range: SectorRange, is_fua: bool, part: Part) {
         let id = self.parts.insert(part) as OpId;
         let arrival = Arrival { id, op, range, is_fua };
-        self.members[member].arrive(self.meter.now(), arrival);
+        let (member, now) = (&mut self.members[member], self.meter.now());
+        member.timing.arrive(now, arrival);
+        member.next = member.next.min(now);
     }
 
     fn read(&mut self, request: RequestIndex, range: SectorRange) {
@@ -235,11 +246,10 @@ impl Raid5 {
                 self.start_jobs();
             }
             let mut is_idle = true;
-            for member in &mut self.members {
-                if member.next().is_some_and(|at| at <= now) {
-                    member.go_on(now, &mut done);
-                    is_idle = false;
-                }
+            for member in self.members.iter_mut().filter(|member| member.next <= now) {
+                member.timing.go_on(now, &mut done);
+                member.next = member.timing.next().unwrap_or(NEVER);
+                is_idle = false;
             }
             if is_idle {
                 break;
@@ -251,8 +261,8 @@ impl Raid5 {
                 }
             }
         }
-        let next = self.members.iter().filter_map(|member| member.next()).min();
-        self.meter.plan(next.unwrap_or(NEVER));
+        let next = self.members.iter().map(|member| member.next).min();
+        self.meter.plan(next.expect("an array has members"));
     }
 
     fn end_part(&mut self, index: RequestIndex, ended: &mut Vec<OpId>) {
@@ -428,7 +438,8 @@ impl Timing for Raid5 {
 
     /// What the members did, summed; requests, their sectors and the depth are the array's own.
     fn used(&self) -> Used {
-        let all = self.members.iter().fold(Used::default(), |sum, member| sum + member.used());
+        let all =
+            self.members.iter().fold(Used::default(), |sum, member| sum + member.timing.used());
         let own = self.meter.used;
         Used {
             requests: own.requests,
@@ -442,7 +453,7 @@ impl Timing for Raid5 {
     fn nature(&self) -> Nature {
         let data_members = self.data_members() as u32;
         let shape = Shape::Parity { chunk: self.figures.chunk, data_members };
-        Nature::of_parts(self.members.iter().map(|member| member.nature()), shape)
+        Nature::of_parts(self.members.iter().map(|member| member.timing.nature()), shape)
     }
 
     fn limits(&self) -> Limits {

@@ -19,7 +19,7 @@ fn counted(members: u64, writes: &[(u64, u64)]) -> (u64, u64) {
         array.arrive(Time(0), arrival(id, Op::Write, start, count));
     }
     assert_eq!(finish(&mut array).len(), writes.len());
-    let sums = array.members.iter().map(|member| member.used());
+    let sums = array.members.iter().map(|member| member.timing.used());
     sums.fold((0, 0), |sum, used| (sum.0 + used.read_sectors, sum.1 + used.written_sectors))
 }
 

@@ -71,7 +71,8 @@ pub(super) struct Geometry {
     turn: u64,
     skew: u64,
     heads: u64,
-    head_switch: u32,
+    /// From one track of a cylinder to another.
+    pub head_switch: u32,
     setup: u32,
     zones: Vec<Zone>,
     seeks: Seeks,

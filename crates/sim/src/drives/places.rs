@@ -25,6 +25,7 @@ pub(super) struct Candidate {
 #[derive(Clone, Copy)]
 struct Spot {
     cylinder: u32,
+    head: u32,
     angle: u32,
     /// Number of the candidate.
     candidate: u32,
@@ -73,10 +74,10 @@ impl Places {
     }
 
     pub fn insert(&mut self, to: Candidate) {
-        let Position { cylinder, angle, .. } = to.position;
+        let Position { cylinder, head, angle, .. } = to.position;
         let index = self.rank(cylinder, to.order);
         let candidate = self.candidates.insert(to) as u32;
-        self.spots.insert(index, Spot { cylinder, angle, candidate });
+        self.spots.insert(index, Spot { cylinder, head, angle, candidate });
     }
 
     /// Takes out the candidate of this cylinder and age.
@@ -98,8 +99,12 @@ impl Places {
         let mut best = Best { time: u32::MAX, index: usize::MAX };
         let mut index = first;
         while let Some(spot) = self.spots.get(index).filter(|spot| spot.cylinder == arm.cylinder) {
-            let to = self.candidate(*spot);
-            let time = geometry.approach_at(&moment, to.start, to.position).total();
+            let time = if spot.head == arm.head {
+                let to = self.candidate(*spot);
+                geometry.approach_at(&moment, to.start, to.position).total()
+            } else {
+                geometry.head_switch + geometry.rotation(&moment, geometry.head_switch, spot.angle)
+            };
             self.consider(&mut best, index, time);
             index += 1;
         }

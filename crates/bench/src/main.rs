@@ -6,6 +6,7 @@
 //! - [`row`]: rows, medians, spread, and whether the machine was quiet enough to compare.
 //! - [`sample`]: rounds that interleave the subjects. [`clock`]: processor and wall time.
 //! - [`fixture`]: reactors, disks by name, volumes. [`load`]: requests, `depth` at a time.
+//!   [`simload`]: the same in virtual time.
 //! - [`counting`]: a disk that counts. [`image`]: a cache's metadata, made up.
 //! - [`settings`]: how to measure.
 //! - one file per benchmark, listed in [`Bench::run`], and files of its parts, which import no
@@ -47,6 +48,8 @@ mod recovery;
 mod row;
 mod sample;
 mod settings;
+mod sim;
+mod simload;
 mod slow;
 mod snapshot;
 mod snapshotfixture;
@@ -129,6 +132,8 @@ enum Bench {
     BcacheRequests,
     /// What turns, polls, requests and metadata cost the processor, for experiments in virtual time
     Costs,
+    /// What an operation of a simulated drive costs
+    Sim,
     /// All of these in turn
     All,
 }
@@ -151,9 +156,12 @@ impl Bench {
             Bench::Bcache => bcache::run(settings),
             Bench::BcacheRequests => bcache::requests(settings),
             Bench::Costs => costs::run(settings),
+            Bench::Sim => sim::run(settings),
             Bench::All => {
-                use Bench::{Bcache, Growth, Layers, Nbd, Recovery, Snapshot, Thin, Writecache};
-                let all = [Layers, Writecache, Snapshot, Thin, Nbd, Recovery, Growth, Bcache];
+                use Bench::{
+                    Bcache, Growth, Layers, Nbd, Recovery, Sim, Snapshot, Thin, Writecache,
+                };
+                let all = [Layers, Writecache, Snapshot, Thin, Nbd, Recovery, Growth, Bcache, Sim];
                 all.into_iter().try_fold(Report::default(), |mut report, bench| {
                     report.extend(bench.run(settings)?);
                     Ok(report)

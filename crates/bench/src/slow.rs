@@ -5,14 +5,9 @@
 //! random working set is scattered over the whole origin, as the blocks of a large volume are;
 //! the sequential one lies together. A round is a seed.
 
-use std::cell::Cell;
-use std::rc::Rc;
 use std::sync::Arc;
 
-use cairn_block::{
-    Disk, Env, Io, IoError, Registry, Sector, SectorCount, SectorRange, Table, TableContext,
-    TableLine, TargetTypes,
-};
+use cairn_block::{Disk, Op, Registry, SectorCount, Table, TableContext, TableLine, TargetTypes};
 use cairn_outcome::failure::{Outcome, wrong};
 use cairn_sim::{DriveModel, DriveOptions, Image, SimWorld, Spindle};
 
@@ -20,6 +15,7 @@ use super::largercase::{Case, MIB, PATTERNS, SIZES, WRITEBACKS};
 use super::load::shuffled;
 use super::row::{Report, Samples};
 use super::settings::Settings;
+use super::simload;
 
 const ORIGIN_BYTES: u64 = 64 << 30;
 /// Writes in flight.
@@ -102,33 +98,11 @@ impl Lab {
                 _ => (0..order.len() as u64).map(|piece| piece * sectors).collect(),
             };
             let began = self.world.now();
-            self.write(&disk, places.clone(), sectors)
+            simload::run(&self.world, &disk, (Op::Write, sectors), places.clone(), DEPTH)
                 .map_err(|error| wrong("slow", "write", error, "success"))?;
             let micros = self.world.now().since(began).as_secs_f64() * 1e6;
             took = micros / places.len() as f64;
         }
         Ok(took)
-    }
-
-    fn write(&self, disk: &Arc<dyn Disk>, places: Arc<[u64]>, sectors: u64) -> Result<(), IoError> {
-        let (next, lanes) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(DEPTH)));
-        let failed = Rc::new(Cell::new(None));
-        for _ in 0..DEPTH {
-            let (env, disk, places): (Env, _, _) =
-                (self.world.env(0).clone(), disk.clone(), places.clone());
-            let (next, lanes, failed) = (next.clone(), lanes.clone(), failed.clone());
-            self.world.env(0).spawn(async move {
-                let segs = env.segs(SectorCount(sectors));
-                while let Some(&place) = places.get(next.replace(next.get() + 1)) {
-                    let range = SectorRange::new(Sector(place), SectorCount(sectors));
-                    if let Err(error) = env.io(&disk, Io::write(range, segs.clone())).await {
-                        failed.set(Some(error));
-                    }
-                }
-                lanes.set(lanes.get() - 1);
-            });
-        }
-        self.world.run_until(|| lanes.get() == 0);
-        failed.get().map_or(Ok(()), Err)
     }
 }

@@ -212,6 +212,23 @@ fn bcache_requests_tells_writes_misses_workers_streams_and_bursts() {
 }
 
 #[test]
+fn sim_tells_each_drive_and_how_full_its_cache_is() {
+    let rows = rows(&["sim"]);
+    assert!(rows.iter().all(|row| row["name"] == "sim" && row["unit"] == "ns"));
+    for (model, op, count) in [
+        ("seeded", "write", 1),
+        ("seeded", "read", 1),
+        ("hdd", "write", 2),
+        ("hdd", "read", 1),
+        ("nvme", "write", 1),
+        ("raid5 of 4 hdd", "write", 1),
+    ] {
+        assert_eq!(shaped(&rows, &[("model", model), ("op", op), ("depth", "32")]), count);
+    }
+    assert_eq!(shaped(&rows, &[("model", "hdd"), ("full", "512")]), 1);
+}
+
+#[test]
 fn nbd_tells_ours_whatever_peers_are_there() {
     if !has_cairn() {
         return;

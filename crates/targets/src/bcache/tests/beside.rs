@@ -141,3 +141,17 @@ fn a_held_write_is_answered_once_a_flush_has_covered_it() {
     test.write("v", STREAM + 2048, 128, 4).expect("the drives are well");
     assert!(test.seen("b").iter().all(|seen| seen.op != Op::Flush));
 }
+
+#[test]
+fn a_held_write_fails_if_the_device_fails_a_flush_while_it_is_in_flight() {
+    let test = slow();
+    let end = test.sim.now() + Duration::from_millis(500);
+    start_database(&test, end);
+    test.run(Duration::from_millis(200));
+    test.start("v", "held", |env| write_io(env, STREAM, 2048, 3));
+    test.run(Duration::from_micros(200));
+    assert!(test.labels().is_empty(), "it is in flight");
+    test.lose_by_another("b");
+    test.run(Duration::from_secs(1));
+    assert_eq!(test.ends.of("held"), Some(Err(IoError::IO)));
+}

@@ -255,3 +255,16 @@ fn a_hole_before_a_write_over_clean_data_costs_less_than_a_bit_in_the_superblock
         assert!(superblock > 2 * hole, "{flush:?}: {superblock:?}, {hole:?}");
     }
 }
+
+#[test]
+fn the_map_of_a_session_is_durable_before_its_first_clean_data_counts() {
+    let test = of(filled(false));
+    let is_closed = |test: &Fixture| {
+        let map = map_of(&test.drive("b").durable().to_vec());
+        map.expect("a session has written it").is_closed
+    };
+    test.load("v", LINE);
+    assert!(is_closed(&test));
+    assert!(!hits(&test, 6000), "it begins a session");
+    assert!(!is_closed(&test), "the map is that of this session");
+}

@@ -10,6 +10,7 @@ mod fill;
 mod gc;
 mod life;
 mod nodes;
+mod order;
 mod overwrite;
 mod policy;
 mod rate;

@@ -306,3 +306,31 @@ fn a_suspend_fails_if_what_was_written_around_the_cache_cannot_be_flushed() {
         assert_eq!(test.flush_of(&client).is_err(), !is_flushed, "it is told");
     }
 }
+
+#[test]
+fn a_batch_stays_dirty_whose_copies_the_failed_flush_of_another_user_may_have_dropped() {
+    let test = stopped();
+    test.load("v", LINE);
+    test.write("v", 6000, 8, 1).expect("it begins a session");
+    let dirty = || test.target("v").dirty().map(|dirty| dirty.sectors);
+    let before = dirty();
+    // The other copies have ended long before this one.
+    let effect = Effect::Delay(Duration::from_millis(50));
+    let slow = Fault { effect, ..Fault::error(OpSet::WRITES).on(range(16 + 6000, 8)) };
+    test.drive("b").faults().add(slow);
+    let ended = Rc::new(RefCell::new(None));
+    let (volume, env, own) = (test.volume("v"), test.sim.env(2).clone(), ended.clone());
+    test.sim.env(2).spawn(async move {
+        *own.borrow_mut() = Some(volume.drain_caches(&env).await.is_ok());
+    });
+    test.run(Duration::from_millis(20));
+    test.lose_by_another("b");
+    test.run(Duration::from_secs(1));
+    assert_eq!((*ended.borrow(), dirty()), (Some(false), before));
+    assert_eq!(durable_superblock(&test).state(), BackingState::Dirty);
+    drain(&test).expect("the copies are made again");
+    let durable = test.drive("b").durable();
+    let sector = |at: u64| durable.sector(cairn_block::Sector(16 + at)).to_vec();
+    let first = test.read("v", 0, 1).expect("the drives are well");
+    assert_eq!([sector(0), sector(6000)], [first, vec![1; 512]]);
+}

@@ -274,11 +274,14 @@ impl Remade {
 }
 
 /// An attribute of a volume that is a number.
+///
+/// # Panics
+/// It has none of this name, or that is no number.
 pub fn number(volume: &MappedDevice, name: &str) -> u64 {
     let table = volume.live_table().expect("it is live");
     let found = table.lines()[0].target.attributes().into_iter().find(|it| it.name == name);
     match found.map(|attribute| attribute.value) {
         Some(Value::Gauge(number) | Value::Counter(number)) => number,
-        _ => 0,
+        other => panic!("{name}: found {other:?}, expected a number"),
     }
 }

@@ -9,6 +9,7 @@
 
 #![deny(unsafe_code)]
 
+mod biased_lock;
 pub mod buf;
 mod call_off;
 mod calls;
@@ -52,6 +53,7 @@ mod units;
 mod wait;
 mod zone_maps;
 
+pub use biased_lock::{BiasedLock, Exclusive};
 pub use buf::{BUF_ALIGN, Buf, BufPool, HugeWords, Segs};
 pub use call_off::CallOff;
 pub use calls::Call;

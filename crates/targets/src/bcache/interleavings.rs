@@ -19,9 +19,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::sync::Mutex;
+use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{
-    Disk, Env, Flags, Io, MappedDevice, Registry, SECTOR_BYTES, Sector, SectorCount, SectorRange,
-    SuspendMode, Table, TableContext, TableLine, TargetTypes,
+    BiasedLock, Disk, Env, Flags, Io, MappedDevice, ReactorId, Registry, SECTOR_BYTES, Sector,
+    SectorCount, SectorRange, SuspendMode, Table, TableContext, TableLine, TargetTypes,
 };
 use cairn_format::bcache::build::Builder;
 use cairn_format::bcache::uuids::UuidEntry;
@@ -32,6 +33,7 @@ use cairn_format::bcache::{
 use cairn_sim::SimOpener;
 use shuttle::rand::Rng;
 
+use crate::epochs::Epochs;
 use crate::interleaved::{Job, Plate, rounds, run_reactors};
 
 /// Sectors of the cache device: as few buckets as are legal, of 4 KiB.
@@ -347,4 +349,35 @@ fn each_planted_bug_of_what_reactors_share_is_caught() {
         plant(None);
         assert!(caught.is_err(), "{bug:?} was not caught");
     }
+}
+
+/// H2: what a hit found is given up only after the hit has ended.
+#[test]
+fn change_waits_for_the_hits_that_have_not_seen_it() {
+    const CHANGES: usize = 3;
+    let look = || {
+        let (lock, epochs) = (Arc::new(BiasedLock::new(2, 0)), Epochs::<1>::new(2));
+        let gone: Arc<[AtomicBool; CHANGES + 1]> = Arc::default();
+        let reader = |reactor| {
+            let (lock, epochs, gone) = (lock.clone(), epochs.clone(), gone.clone());
+            shuttle::thread::spawn(move || {
+                for _ in 0..16 {
+                    let enter = |place: &usize| (*place, epochs.enter(reactor, 0));
+                    let (place, epoch) = lock.read(reactor, enter);
+                    assert!(!gone[place].load(Ordering::Relaxed), "a hit reads what is gone");
+                    epochs.leave(reactor, epoch);
+                }
+            })
+        };
+        let readers = [ReactorId(0), ReactorId(1)].map(reader);
+        for was in &gone[..CHANGES] {
+            *lock.lock() += 1;
+            while !epochs.have_left(std::iter::once(0)) {
+                shuttle::thread::yield_now();
+            }
+            was.store(true, Ordering::Relaxed);
+        }
+        readers.into_iter().for_each(|reader| reader.join().expect("no reader panics"));
+    };
+    shuttle::check_random(look, rounds());
 }

@@ -5,13 +5,14 @@ use cairn_block::sync::atomic::Ordering;
 use cairn_block::{
     EndIo, Env, Flags, IoError, IoResult, Op, Request, Sector, SectorCount, Verdict,
 };
+use cairn_format::bcache::Key;
 
 use super::btree::{Found, Span};
 use super::bypass::Direction;
 use super::config::Devices;
 use super::coverage::{self, Path};
 use super::route::bypasses;
-use super::set::WriteError;
+use super::set::{Core, Set, WriteError};
 use super::status::Count;
 use super::volume::Bcache;
 use super::word::{Class, Waited, Word};
@@ -32,6 +33,17 @@ enum Plan {
     Degraded,
     /// The cache may have newer data, or the volume is not open.
     Fail,
+}
+
+/// The plan of a read whose head lies in this extent of the cache (H1, H2).
+#[inline]
+fn hit(env: &Env, core: &Core, set: &Set, key: &Key, want: u64) -> Plan {
+    let pointer = key.cached_at().expect("an extent leads somewhere");
+    let (sector, count) = (pointer.sector(), want.min(key.sectors()));
+    set.buckets.touch(sector);
+    core.requested(env, set, count);
+    let epoch = core.readers.enter(env.reactor(), 0);
+    Plan::Cache { sector, count, epoch }
 }
 
 impl Bcache {
@@ -74,22 +86,26 @@ impl Bcache {
         if self.is_ready(Ready::Change) && core.cache.has_failed() {
             core.break_down(env, &WriteError::Cache(IoError::IO));
         }
+        let skips = skips || self.is_leaving.load(Ordering::Relaxed);
+        let is_bypass = |set: &Set| bypasses(self.mode(), set.buckets.in_use_percent(), skips);
+        let found = core.look(env, |set| {
+            let set = set.filter(|_| !core.is_broken())?;
+            match set.tree.find(self.inode(), from) {
+                Found::Extent(key) => Some((hit(env, core, set, &key, want), is_bypass(set))),
+                Found::Absent(_) | Found::Hole { .. } => None,
+            }
+        });
+        if let Some(found) = found {
+            return found;
+        }
         let mut guard = core.lock();
         let Some(set) = guard.as_mut() else { return (Plan::Fail, false) };
         if core.is_broken() {
             return (Plan::Degraded, false);
         }
-        let skips = skips || self.is_leaving.load(Ordering::Relaxed);
-        let is_bypass = bypasses(self.mode(), set.buckets.in_use_percent(), skips);
+        let is_bypass = is_bypass(set);
         let plan = match set.tree.find(self.inode(), from) {
-            Found::Extent(key) => {
-                let pointer = key.cached_at().expect("an extent leads somewhere");
-                let (sector, count) = (pointer.sector(), want.min(key.sectors()));
-                set.buckets.touch(sector);
-                set.buckets.requested(count);
-                let epoch = core.readers.enter(env.reactor(), 0);
-                Plan::Cache { sector, count, epoch }
-            }
+            Found::Extent(key) => hit(env, core, set, &key, want),
             Found::Absent(leaf) => Plan::Read { starts: set.wanted.add(vec![leaf], request.id()) },
             Found::Hole { end } => {
                 let count = want.min(end - from);

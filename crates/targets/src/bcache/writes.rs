@@ -241,13 +241,13 @@ impl Bcache {
         let over_dirty = overlap == Overlap::Dirty;
         let in_place = over_dirty.then(|| core.begin_overwrite(env, set, &span)).flatten();
         if let Some((pointer, count, epoch)) = in_place {
-            set.buckets.requested(count);
+            core.requested(env, set, count);
             coverage::take(Path::InPlace);
             return Plan::InPlace { sector: pointer.sector(), count, epoch };
         }
         match set.place(span, request.stream()) {
             Some((pointer, count)) => {
-                set.buckets.requested(count);
+                core.requested(env, set, count);
                 set.changes.arrivals.begin();
                 let epoch = core.writers.enter(env.reactor(), 0);
                 Plan::Cache { sector: pointer.sector(), count, epoch }

@@ -1,12 +1,10 @@
 //! A node: where it is, where its log of bsets ends, and the extents of a leaf.
 
-use std::cell::Cell;
-
 use cairn_format::bcache::node::{SET_HEADER_BYTES, encode_set};
 use cairn_format::bcache::{Key, Pointer, SECTOR_BYTES, SetMagic};
 
 use super::extents::Extents;
-use super::presence::Presence;
+use super::presence::{Presence, PresenceWord};
 use super::unwritten::Span;
 
 /// A node of the tree.
@@ -18,7 +16,7 @@ pub(in super::super) struct Node {
     end: usize,
     /// Of a leaf, unless it is absent.
     extents: Extents,
-    presence: Cell<Presence>,
+    presence: PresenceWord,
     /// The number of the checkpoint that writes its last change.
     pub(super) changed_in: u32,
 }
@@ -34,7 +32,7 @@ pub(super) struct BsetWrite {
 impl Node {
     /// A node whose bsets have `seq` and end at byte `end`.
     pub fn new(key: Key, seq: u64, end: usize) -> Node {
-        let (extents, presence) = (Extents::default(), Cell::new(Presence::Idle));
+        let (extents, presence) = (Extents::default(), PresenceWord::new(Presence::Idle));
         Node { key, seq, end, extents, presence, changed_in: 0 }
     }
 
@@ -95,13 +93,13 @@ impl Node {
 
     #[inline]
     pub(super) fn is_absent(&self) -> bool {
-        matches!(self.presence.get(), Presence::Absent { .. })
+        self.presence.is_absent()
     }
 
     /// A present leaf was found.
     #[inline]
     pub(super) fn touch(&self) {
-        self.presence.set(Presence::Used);
+        self.presence.touch();
     }
 
     /// A leaf becomes absent. Answers how many extents it has.

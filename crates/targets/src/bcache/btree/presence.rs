@@ -20,6 +20,7 @@
 //! The order in which leaves leave is that of a clock: a leaf that was found since the hand passed
 //! last stays.
 
+use cairn_block::sync::atomic::{AtomicU64, Ordering};
 use cairn_format::bcache::{Key, Pointer};
 
 use super::extents::{Extents, LAST, Position};
@@ -46,6 +47,66 @@ pub(super) enum Presence {
     Leaving,
     /// On the device alone: so many, and whether some are dirty.
     Absent { extents: u32, has_dirty: bool },
+}
+
+/// The presence of a leaf as a word: reads that look at the tree beside each other say in it that
+/// they have found the leaf. All else changes it alone.
+pub(super) struct PresenceWord(AtomicU64);
+
+const USED: u64 = 0;
+const IDLE: u64 = 1;
+const LEAVING: u64 = 2;
+const ABSENT: u64 = 3;
+/// The bits of these words.
+const STATE: u64 = 3;
+/// Where an absent leaf has a bit for dirty extents, and their number.
+const DIRTY_SHIFT: u32 = 2;
+const COUNT_SHIFT: u32 = 32;
+
+impl PresenceWord {
+    pub fn new(presence: Presence) -> PresenceWord {
+        let word = PresenceWord(AtomicU64::new(USED));
+        word.set(presence);
+        word
+    }
+
+    pub fn get(&self) -> Presence {
+        let word = self.0.load(Ordering::Relaxed);
+        match word & STATE {
+            USED => Presence::Used,
+            IDLE => Presence::Idle,
+            LEAVING => Presence::Leaving,
+            _ => Presence::Absent {
+                extents: (word >> COUNT_SHIFT) as u32,
+                has_dirty: word >> DIRTY_SHIFT & 1 == 1,
+            },
+        }
+    }
+
+    pub fn set(&self, presence: Presence) {
+        let word = match presence {
+            Presence::Used => USED,
+            Presence::Idle => IDLE,
+            Presence::Leaving => LEAVING,
+            Presence::Absent { extents, has_dirty } => {
+                ABSENT | u64::from(has_dirty) << DIRTY_SHIFT | u64::from(extents) << COUNT_SHIFT
+            }
+        };
+        self.0.store(word, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub fn is_absent(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & STATE == ABSENT
+    }
+
+    /// The leaf, which is present, was found. Nothing is written if it was before.
+    #[inline]
+    pub fn touch(&self) {
+        if self.0.load(Ordering::Relaxed) != USED {
+            self.0.store(USED, Ordering::Relaxed);
+        }
+    }
 }
 
 /// An absent leaf: where it is, and what each change of it changes.
@@ -215,21 +276,27 @@ impl Tree {
     }
 
     /// The place of a leaf, if it is absent. Otherwise it is found.
+    #[inline]
     pub(super) fn place_if_absent(&self, index: usize) -> Option<LeafPlace> {
         let leaf = &self.levels[0][index];
-        match leaf.presence() {
-            Presence::Absent { has_dirty, .. } => Some(LeafPlace {
-                pointer: leaf.pointer(),
-                position: leaf.position(),
-                after: self.after(0, index),
-                end: leaf.end(),
-                seq: leaf.seq(),
-                has_dirty,
-            }),
-            _ => {
-                leaf.touch();
-                None
-            }
+        if !leaf.is_absent() {
+            leaf.touch();
+            return None;
+        }
+        Some(self.place_of(index))
+    }
+
+    /// The place of an absent leaf.
+    #[cold]
+    fn place_of(&self, index: usize) -> LeafPlace {
+        let leaf = &self.levels[0][index];
+        LeafPlace {
+            pointer: leaf.pointer(),
+            position: leaf.position(),
+            after: self.after(0, index),
+            end: leaf.end(),
+            seq: leaf.seq(),
+            has_dirty: matches!(leaf.presence(), Presence::Absent { has_dirty: true, .. }),
         }
     }
 
@@ -365,6 +432,21 @@ mod tests {
     use super::*;
     use crate::bcache::btree::reference::{DATA, Model, Sectors, extent, hole, lay_over};
     use crate::bcache::btree::{FIRST, LAST, Unwritten};
+
+    #[test]
+    fn word_says_the_presence_of_a_leaf_and_that_it_was_found() {
+        let absent = |extents, has_dirty| Presence::Absent { extents, has_dirty };
+        for presence in [absent(0, false), absent(u32::MAX, true), absent(7, false)] {
+            assert_eq!(PresenceWord::new(presence).get(), presence);
+            assert!(PresenceWord::new(presence).is_absent());
+        }
+        for presence in [Presence::Used, Presence::Idle, Presence::Leaving] {
+            let word = PresenceWord::new(presence);
+            assert_eq!(word.get(), presence);
+            word.touch();
+            assert_eq!(word.get(), Presence::Used);
+        }
+    }
 
     /// Each leaf leaves memory that may.
     fn drop_all(tree: &mut Tree) {

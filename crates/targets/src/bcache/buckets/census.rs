@@ -78,7 +78,7 @@ impl Buckets {
                 (false, ..) => census.dirty += 1,
             }
             if !bucket.is_metadata && bucket.live > 0 {
-                let age = JUST_USED - bucket.priority(self.clock);
+                let age = JUST_USED - bucket.priority(self.clock());
                 census.ages[usize::from(age)] += 1;
             }
         }

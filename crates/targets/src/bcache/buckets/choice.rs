@@ -99,7 +99,7 @@ impl Buckets {
     pub fn least_used(&self, next: &mut u64, least: &mut Option<u16>) -> bool {
         self.look_on(next, |_, it| {
             if it.is_clean() && it.may_be_taken() {
-                let priority = it.priority(self.clock);
+                let priority = it.priority(self.clock());
                 *least = Some(least.map_or(priority, |own| own.min(priority)));
             }
         })
@@ -113,7 +113,7 @@ impl Buckets {
         let mut next = choice.next;
         let are_all = self.look_on(&mut next, |at, it| {
             if it.is_clean() && it.may_be_taken() {
-                let above = u64::from(it.priority(self.clock).saturating_sub(least));
+                let above = u64::from(it.priority(self.clock()).saturating_sub(least));
                 choice.offer((above + ground.max(1)) * u64::from(it.live), at);
             }
         });

@@ -29,6 +29,8 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
+use cairn_block::sync::Padded;
+use cairn_block::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use cairn_format::bcache::priorities::{METADATA, Record};
 use cairn_format::bcache::{Age, Generation, Geometry, Key, Pointer, STALE_MAX};
 
@@ -52,11 +54,11 @@ const SHORT_PART: usize = 64;
 const BAD_PART: usize = 64;
 
 /// What is known of a bucket.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct Bucket {
     generation: Generation,
-    /// When it was used last, by the clock of uses.
-    used_at: u32,
+    /// When it was used last, by the clock of uses. Reads change it beside each other.
+    used_at: AtomicU32,
     /// How old the oldest stale pointer to it is.
     oldest: u8,
     /// It has something else than data.
@@ -107,7 +109,8 @@ impl Bucket {
 
     /// How recently it was used: [`JUST_USED`] if that was now.
     fn priority(&self, clock: u32) -> u16 {
-        let ago = clock.saturating_sub(self.used_at).min(u32::from(JUST_USED) - 1);
+        let used_at = self.used_at.load(Ordering::Relaxed);
+        let ago = clock.saturating_sub(used_at).min(u32::from(JUST_USED) - 1);
         JUST_USED - ago as u16
     }
 
@@ -140,6 +143,15 @@ impl Bucket {
     }
 }
 
+/// How far requests have used the cache. Reads change it beside each other, now and then.
+#[derive(Default)]
+struct Uses {
+    /// The clock of uses: it goes on once for each 1024th part of the cache that is requested.
+    clock: AtomicU32,
+    /// Sectors that were requested.
+    requested: AtomicU64,
+}
+
 /// See the module's description.
 pub(super) struct Buckets {
     geometry: Geometry,
@@ -161,9 +173,9 @@ pub(super) struct Buckets {
     ahead: u8,
     /// How many free ones are kept for metadata.
     reserve: usize,
-    /// The clock of uses, and the sectors that were requested since it went on.
-    clock: u32,
-    requested: u64,
+    /// A 1024th part of the cache, in sectors.
+    tick: u64,
+    uses: Padded<Uses>,
     /// How many are bad.
     bad: usize,
     /// The number of the next checkpoint, and of the last that has ended.
@@ -175,11 +187,11 @@ impl Buckets {
     /// Buckets as the device has them, all of them empty.
     pub fn new(geometry: Geometry, records: &[Record]) -> Buckets {
         let bucket = |record: &Record| {
-            let used_at = u32::from(record.priority.min(JUST_USED));
+            let used_at = AtomicU32::new(record.priority.min(JUST_USED).into());
             Bucket { generation: record.generation, used_at, ..Bucket::default() }
         };
         let mut buckets: Vec<Bucket> = records.iter().map(bucket).collect();
-        buckets.resize(geometry.buckets() as usize, Bucket::default());
+        buckets.resize_with(geometry.buckets() as usize, Bucket::default);
         let reserve = (geometry.buckets() as usize / 128).clamp(RESERVE_MIN, RESERVE_MAX);
         Buckets {
             geometry,
@@ -193,8 +205,8 @@ impl Buckets {
             lost: 0,
             ahead: 0,
             reserve,
-            clock: u32::from(JUST_USED),
-            requested: 0,
+            tick: (geometry.buckets() * geometry.bucket_sectors() / 1024).max(1),
+            uses: Padded(Uses { clock: AtomicU32::new(JUST_USED.into()), ..Uses::default() }),
             bad: 0,
             next: 0,
             settled: 0,
@@ -367,19 +379,31 @@ impl Buckets {
     // Writes of data.
 
     /// A request used what lies at this sector.
-    pub fn touch(&mut self, sector: u64) {
-        let bucket = &mut self.buckets[self.geometry.bucket_of(sector) as usize];
-        bucket.used_at = self.clock;
+    pub fn touch(&self, sector: u64) {
+        let bucket = &self.buckets[self.geometry.bucket_of(sector) as usize];
+        let clock = self.clock();
+        if bucket.used_at.load(Ordering::Relaxed) != clock {
+            bucket.used_at.store(clock, Ordering::Relaxed);
+        }
     }
 
-    /// Requests of so many sectors were made: the clock of uses goes on once for each 1024th part
-    /// of the cache.
-    pub fn requested(&mut self, sectors: u64) {
-        self.requested += sectors;
-        let tick = (self.geometry.buckets() * self.geometry.bucket_sectors() / 1024).max(1);
-        if self.requested >= tick {
-            self.clock += (self.requested / tick) as u32;
-            self.requested %= tick;
+    fn clock(&self) -> u32 {
+        self.uses.0.clock.load(Ordering::Relaxed)
+    }
+
+    /// After so many requested sectors the clock of uses goes on.
+    #[inline]
+    pub fn tick(&self) -> u64 {
+        self.tick
+    }
+
+    /// Requests of so many sectors were made.
+    pub fn requested(&self, sectors: u64) {
+        let Uses { clock, requested } = &self.uses.0;
+        let (before, tick) = (requested.fetch_add(sectors, Ordering::Relaxed), self.tick);
+        let ticks = (before + sectors) / tick - before / tick;
+        if ticks > 0 {
+            clock.fetch_add(ticks as u32, Ordering::Relaxed);
         }
     }
 
@@ -489,7 +513,7 @@ impl Buckets {
     /// Adds what the priorities say of the next buckets. True if these were the last. A bucket that
     /// gets another generation after this is ahead of them (K2).
     pub fn records(&mut self, records: &mut Vec<Record>) -> bool {
-        let clock = self.clock;
+        let clock = self.clock();
         let record = |bucket: &mut Bucket| {
             bucket.ahead = 0;
             Record {

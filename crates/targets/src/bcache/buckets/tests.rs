@@ -210,3 +210,15 @@ fn a_million_buckets_are_looked_at_in_pieces() {
     assert_eq!(buckets.free(), 1 << 15);
     assert!(work::most() <= work::piece(), "that is the bound of a piece");
 }
+
+#[test]
+fn clock_of_uses_goes_on_once_for_each_1024th_part_of_the_cache() {
+    let buckets = buckets();
+    assert_eq!(buckets.tick(), 2, "of 2080 sectors");
+    let first = buckets.clock();
+    let mut requests = |sectors| {
+        buckets.requested(sectors);
+        buckets.clock() - first
+    };
+    assert_eq!([1, 1, 5, 1, 0].map(&mut requests), [0, 1, 3, 4, 4]);
+}

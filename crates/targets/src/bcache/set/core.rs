@@ -2,11 +2,23 @@
 //! the set on the device.
 //!
 //! # Who changes what
-//! - The set in memory changes under its lock, which no one holds across I/O.
+//! - The set in memory changes under its lock, which no one holds across I/O. Reads look for hits
+//!   beside each other (H1 to H3).
 //! - Leaves, priorities, the array of uuids and the superblock are written by the holder of the
 //!   *turn* ([`Core::change`]): a drain, a checkpoint, a detach.
 //! - Entries of the journal are written by the holder of the turn of the journal, one at a time
 //!   (J1): by group commits (`journal::groups`), and by the holder of the other turn.
+//!
+//! # Hits
+//! H1. A read that finds an extent takes the lock for reading alone ([`Core::look`]). It changes
+//!     only what is atomic, and what no decision of another read depends on: its leaf was found
+//!     (M4), its bucket was used, and its reactor has requested so many sectors. A read that finds
+//!     anything else looks again under the lock for changes ([`Core::lock`]).
+//! H2. A hit enters the epoch of the readers under the lock for reading. What it found is changed
+//!     under the other one, which comes before the whole lookup or after it. So rule E1 of `epochs`
+//!     holds as with one lock.
+//! H3. The set is open, and not broken, whenever a lookup says so: both change under the lock for
+//!     changes.
 //!
 //! # Failures
 //! C1. After the first write or flush of metadata that fails, or the error that reaches
@@ -18,8 +30,10 @@
 use std::sync::{Arc, Weak};
 
 use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use cairn_block::sync::{Mutex, MutexGuard};
-use cairn_block::{Copier, Env, IoError, IoResult, RequestId, TaskGroup, mutants};
+use cairn_block::sync::{Mutex, MutexGuard, Padded};
+use cairn_block::{
+    BiasedLock, Copier, Env, Exclusive, IoError, IoResult, RequestId, TaskGroup, mutants,
+};
 use cairn_format::bcache::Key;
 use event_listener::Event;
 use futures_util::lock::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard};
@@ -51,7 +65,9 @@ pub(in super::super) struct Core {
     me: Weak<Core>,
     pub cache: CacheDevice,
     /// The set; none before the first resume.
-    set: Mutex<Option<Set>>,
+    set: BiasedLock<Option<Set>>,
+    /// Sectors that each reactor has requested and the clock of uses does not count yet.
+    requested: Box<[Padded<AtomicU64>]>,
     /// Requests that read from the cache device.
     pub readers: Arc<Epochs<1>>,
     /// Requests that write to a new place on the cache device, until their key is in the tree.
@@ -96,7 +112,8 @@ impl Core {
         Arc::new_cyclic(|me| Core {
             me: me.clone(),
             cache: CacheDevice::new(device),
-            set: Mutex::new(None),
+            set: BiasedLock::new(reactors, None),
+            requested: (0..reactors).map(|_| Padded::default()).collect(),
             readers: Epochs::new(reactors),
             writers: Epochs::new(reactors),
             overwriters: Epochs::new(reactors),
@@ -121,11 +138,34 @@ impl Core {
         })
     }
 
-    /// The set, locked.
-    pub fn lock(&self) -> MutexGuard<'_, Option<Set>> {
+    /// The set, locked for changes.
+    pub fn lock(&self) -> Exclusive<'_, Option<Set>> {
         let guard = self.set.lock();
         work::begin();
         guard
+    }
+
+    /// Looks at the set while nothing changes it, beside reads of other reactors (H1).
+    #[inline]
+    pub fn look<T>(&self, env: &Env, look: impl FnOnce(Option<&Set>) -> T) -> T {
+        self.set.read(env.reactor(), |set| {
+            work::begin();
+            look(set.as_ref())
+        })
+    }
+
+    /// A request uses so many sectors of the cache. The caller has locked the set. They are added
+    /// up per reactor until the clock of uses goes on by them, so that requests of different
+    /// reactors share no counter.
+    #[inline]
+    pub fn requested(&self, env: &Env, set: &Set, sectors: u64) {
+        let own = &self.requested[usize::from(env.reactor().0)].0;
+        let sum = own.load(Ordering::Relaxed) + sectors;
+        let is_tick = sum >= set.buckets.tick();
+        own.store(if is_tick { 0 } else { sum }, Ordering::Relaxed);
+        if is_tick {
+            set.buckets.requested(sum);
+        }
     }
 
     /// Looks at the open set, under its lock.

@@ -79,7 +79,7 @@ caption { text-align: left; font-weight: bold; padding-bottom: 0.3rem; }
 th, td { padding: 0.2rem 0.8rem 0.2rem 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid #999; }
 td { overflow-wrap: anywhere; }
-.number { text-align: right; }
+.number { text-align: right; white-space: nowrap; }
 figure { margin: 1.5rem 0; }
 figcaption { font-size: 0.9rem; }
 svg { width: 100%; height: auto; }

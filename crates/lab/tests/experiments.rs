@@ -116,6 +116,60 @@ fn what_has_no_meaning_is_refused_in_one_line() {
     }
 }
 
+/// A disk, and what fio once asked of it.
+const TRACED: &str = r#"
+title = "A trace"
+[drive.disk]
+model = "optane"
+size = "1G"
+[[volume]]
+name = "disk"
+table = "0 N linear disk 0"
+[[client]]
+name = "fio"
+volume = "disk"
+trace = "fio.log"
+[end]
+sent = true
+at_most = "1h"
+"#;
+
+#[test]
+fn trace_is_sent_at_its_times_and_a_line_that_cannot_be_read_is_named() {
+    let folder = Folder::new("traced");
+    let log = folder.0.join("fio.log");
+    let trace = std::fs::read_to_string("tests/traces/fio-v3.log").unwrap();
+    std::fs::write(&log, &trace).unwrap();
+    let (code, out, said) = folder.lab(TRACED, &["--json"]);
+    assert_eq!(code, 0, "{said}");
+    let operations = trace.lines().filter(|line| {
+        let action = line.split(' ').nth(2).unwrap_or_default();
+        ["read", "write", "datasync", "sync"].contains(&action)
+    });
+    let lines: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let got = lines.iter().find(|line| line["table"] == "What clients got").unwrap();
+    // In the last sample, a second after the beginning.
+    assert_eq!(got["row"]["operations/s"], operations.count().to_string(), "{got}");
+    let result = lines.iter().find(|line| line["table"] == "What each variant did").unwrap();
+    assert_eq!(result["row"]["ended"], "1 of 1", "{result}");
+
+    std::fs::write(&log, trace.replacen("write 774144 4096", "wrote 774144 4096", 1)).unwrap();
+    let (code, out, said) = folder.lab(TRACED, &[]);
+    assert!(code != 0 && out.is_empty(), "{out}");
+    assert!(said.contains("fio.log") && said.contains("found") && said.contains("wrote"), "{said}");
+
+    let beyond = TRACED.replace("size = \"1G\"", "size = \"4M\"");
+    std::fs::write(&log, trace.replacen("write 774144 4096", "write 7741440 4096", 1)).unwrap();
+    let (code, _, said) = folder.lab(&beyond, &[]);
+    assert!(code != 0 && said.contains("fio.log"), "{said}");
+    let scaled = TRACED.replace("title", "scale = 2\ntitle");
+    let (code, _, said) = folder.lab(&scaled, &[]);
+    assert!(code != 0 && said.contains("found a scale of 2, expected 1"), "{said}");
+    std::fs::remove_file(&log).unwrap();
+    let (code, _, said) = folder.lab(TRACED, &[]);
+    assert!(code != 0 && said.contains("there is no such file"), "{said}");
+}
+
 /// X2: what is judged here is what `serve` runs.
 #[test]
 fn lab_and_drives_have_no_target_of_their_own() {

@@ -1,15 +1,23 @@
-//! [`Load`]: the operations of a source, sent to a volume, so many in flight; and what becomes of
-//! them.
+//! [`Load`]: operations that are sent to a volume, so many in flight; and what becomes of them.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Client, Disk, Env, Flags, Io, IoResult, Op, Request, SECTOR_BYTES, Segs, Time};
+use cairn_block::{
+    Client, ConfigError, Disk, Env, Flags, Io, IoResult, Op, Request, SectorCount, Segs, Time,
+};
+use cairn_outcome::failure::Outcome;
 
 use super::histogram::Histogram;
-use crate::workload::{Operation, Source};
+use crate::workload::Operation;
+
+/// What a client sends, in order. It is over at the end, or after an error.
+pub type Operations = Box<dyn Iterator<Item = Outcome<Operation>>>;
+
+/// Operations of more than this have memory of their own.
+const SHARED: SectorCount = SectorCount(2048);
 
 /// What the clients of one kind did since the beginning, and how long their last operations took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,6 +48,10 @@ pub struct Tally {
     latencies: RefCell<Histogram>,
     /// Latencies since the beginning.
     all: RefCell<Histogram>,
+    /// Operations in flight, and those that wait for their time.
+    under_way: Cell<u64>,
+    /// Why no more are sent.
+    error: RefCell<Option<ConfigError>>,
 }
 
 impl Tally {
@@ -58,6 +70,16 @@ impl Tally {
         Done { p50_ns, p99_ns, p999_ns, ..self.done.get() }
     }
 
+    /// True if nothing is sent any more.
+    pub fn is_over(&self) -> bool {
+        self.under_way.get() == 0
+    }
+
+    /// Why operations could not be had.
+    pub fn take_error(&self) -> Option<ConfigError> {
+        self.error.take()
+    }
+
     fn ended(&self, operation: (Op, u64), took: Duration, result: IoResult) {
         let (op, bytes) = operation;
         let mut done = self.done.get();
@@ -72,15 +94,17 @@ impl Tally {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.latencies.borrow_mut().add(nanos);
         self.all.borrow_mut().add(nanos);
+        self.under_way.set(self.under_way.get() - 1);
     }
 }
 
-/// A client with so many operations in flight. It ends when the world does, or at a time.
+/// A client with so many operations in flight. It ends when the world does, at a time, or when it
+/// has sent all.
 pub struct Load {
     me: Weak<Load>,
     disk: Arc<dyn Disk>,
-    source: RefCell<Box<dyn Source>>,
-    /// Data of all operations: nobody looks at it.
+    operations: RefCell<Operations>,
+    /// Data of most operations: nobody looks at it.
     data: Segs,
     began: Time,
     /// It starts no operation from then on.
@@ -89,24 +113,20 @@ pub struct Load {
 }
 
 impl Load {
-    /// Starts `depth` operations on a volume. `longest` is the most sectors of one.
+    /// Starts `depth` operations on a volume.
     pub fn start(
         env: &Env,
         disk: Arc<dyn Disk>,
-        source: Box<dyn Source>,
-        (depth, longest): (u32, u64),
+        operations: Operations,
+        depth: u32,
         until: Time,
         tally: Rc<Tally>,
     ) {
-        let data = env.buf((longest * SECTOR_BYTES) as usize);
-        let bytes = data.capacity();
-        // A target may look for zeros.
-        data.write(0, bytes, |bytes| bytes.fill(0xa5));
         let load = Rc::new_cyclic(|me| Load {
             me: me.clone(),
             disk,
-            source: RefCell::new(source),
-            data: Segs::of(&data, 0, bytes),
+            operations: RefCell::new(operations),
+            data: data_of(env, SHARED),
             began: env.now(),
             until,
             tally,
@@ -118,7 +138,15 @@ impl Load {
         if env.now() >= self.until {
             return;
         }
-        let operation = self.source.borrow_mut().next();
+        let operation = match self.operations.borrow_mut().next() {
+            Some(Ok(operation)) => operation,
+            Some(Err(error)) => {
+                self.tally.error.borrow_mut().get_or_insert(error);
+                return;
+            }
+            None => return,
+        };
+        self.tally.under_way.set(self.tally.under_way.get() + 1);
         let at = (env.now() + operation.think).max(Time(self.began.0 + operation.not_before.0));
         if at <= env.now() {
             return self.send(env, operation);
@@ -136,11 +164,21 @@ impl Load {
         let flags = if is_fua { Flags::FUA } else { Flags::empty() };
         let io = match op {
             Op::Flush => Io::flush(),
+            _ if bytes > self.data.bytes() => {
+                Io { segs: data_of(env, range.count), ..Io::on(op, range).with(flags) }
+            }
             _ => Io { segs: self.data.slice(0, bytes), ..Io::on(op, range).with(flags) },
         };
         let me: Rc<dyn Client> = self.me.upgrade().expect("it is running");
         env.start(&self.disk, io, me, env.now().0);
     }
+}
+
+/// Data without zeros, as a target may look for these.
+fn data_of(env: &Env, count: SectorCount) -> Segs {
+    let segs = env.segs(count);
+    segs.for_each_mut(0, segs.bytes(), |bytes| bytes.fill(0xa5));
+    segs
 }
 
 impl Client for Load {

@@ -11,16 +11,27 @@
 //! count = 4               # clients
 //! think = "1ms"           # or "about 1ms": as if operations came independently
 //! until = "10m"           # it stops then, as reported
+//!
+//! [[client]]
+//! volume = "disk"
+//! trace = "monday.log"    # beside this file: fio's iologs of version 2 or 3, or blkparse's text
+//! device = "8,0"          # of several in the trace
+//! depth = 32              # at most; each operation waits for its time in the trace
 //! ```
 
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cairn_block::{Sector, SectorCount, SectorRange};
-use cairn_outcome::failure::{Outcome, wrong};
+use cairn_outcome::failure::{Outcome, system, wrong};
 use serde::Deserialize;
 
+use super::client::Operations;
 use super::form::{OneOrMany, duration, size};
-use crate::workload::{Behaviour, Durability, Order, Pause};
+use crate::trace::Trace;
+use crate::workload::{Behaviour, Client, Durability, Order, Pause, Source, clients};
 
 /// Clients of one kind.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,22 +40,39 @@ pub struct Clients {
     pub name: String,
     /// The volume that they use.
     pub volume: String,
-    /// In what order.
-    pub order: Order,
-    /// Sizes of their operations in sectors.
-    pub blocks: Vec<u64>,
-    /// How many of a hundred operations are reads.
-    pub read_percent: u8,
-    /// What they do for their writes.
-    pub durability: Durability,
+    /// What they send.
+    pub what: What,
     /// Operations in flight of each.
     pub depth: u32,
     /// How many there are.
     pub count: u32,
-    /// How long each waits before an operation.
-    pub pause: Pause,
     /// They stop then, as reported.
     pub until: Option<Duration>,
+}
+
+/// Where operations come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum What {
+    /// A generator.
+    Made {
+        /// In what order.
+        order: Order,
+        /// Sizes of their operations in sectors.
+        blocks: Vec<u64>,
+        /// How many of a hundred operations are reads.
+        read_percent: u8,
+        /// What they do for their writes.
+        durability: Durability,
+        /// How long each waits before an operation.
+        pause: Pause,
+    },
+    /// A file.
+    Trace {
+        /// Which one.
+        path: PathBuf,
+        /// The device of it, if it has several.
+        device: Option<String>,
+    },
 }
 
 #[derive(Deserialize)]
@@ -52,28 +80,49 @@ pub struct Clients {
 pub(super) struct RawClients {
     name: Option<String>,
     volume: String,
-    order: String,
-    block: OneOrMany,
+    order: Option<String>,
+    block: Option<OneOrMany>,
     #[serde(default)]
     reads: u8,
     durable: Option<String>,
+    think: Option<String>,
+    trace: Option<String>,
+    device: Option<String>,
     depth: Option<u32>,
     count: Option<u32>,
-    think: Option<String>,
     until: Option<String>,
 }
 
 impl Clients {
-    /// What each does to a volume of so many sectors.
-    pub fn behaviour(&self, sectors: SectorCount) -> Behaviour {
-        Behaviour {
+    /// What each of them sends to a volume of so many sectors.
+    ///
+    /// # Errors
+    /// A size or a number does not fit the volume, or a trace cannot be read.
+    pub fn operations(&self, sectors: SectorCount, seed: u64) -> Outcome<Vec<Operations>> {
+        let (order, blocks, read_percent, durability, pause) = match &self.what {
+            What::Made { order, blocks, read_percent, durability, pause } => {
+                (*order, blocks, *read_percent, *durability, *pause)
+            }
+            What::Trace { path, device } => {
+                let shown = path.display().to_string();
+                let file = File::open(path).map_err(|error| system(&shown, "read", error))?;
+                let input = BufReader::new(file);
+                return Ok(vec![Box::new(Trace::new(&shown, input, sectors, device.as_deref()))]);
+            }
+        };
+        let behaviour = Behaviour {
             region: SectorRange::new(Sector(0), sectors),
-            order: self.order,
-            sizes: self.blocks.iter().map(|&sectors| (SectorCount(sectors), 1)).collect(),
-            read_percent: self.read_percent,
-            durability: self.durability,
-            pause: self.pause,
-        }
+            order,
+            sizes: blocks.iter().map(|&sectors| (SectorCount(sectors), 1)).collect(),
+            read_percent,
+            durability,
+            pause,
+        };
+        let clients = clients(&behaviour, u64::from(self.count), false, seed)?;
+        let operations = |mut client: Client| -> Operations {
+            Box::new(std::iter::from_fn(move || Some(Ok(client.next()))))
+        };
+        Ok(clients.into_iter().map(operations).collect())
     }
 }
 
@@ -81,11 +130,53 @@ impl RawClients {
     /// # Errors
     /// A word has no meaning.
     pub(super) fn judge(self, file: &str, number: usize) -> Outcome<Clients> {
-        let name = self.name.unwrap_or_else(|| format!("clients {}", number + 1));
+        let name = self.name.clone().unwrap_or_else(|| format!("clients {}", number + 1));
         let field = |field: &str| format!("client '{name}' {field}");
+        let what = match &self.trace {
+            Some(trace) => self.traced(trace, file, &field)?,
+            None => self.made(file, &field)?,
+        };
+        let is_trace = self.trace.is_some();
+        let (depth, count) = (self.depth.unwrap_or(if is_trace { 32 } else { 1 }), self.count);
+        let count = count.unwrap_or(1);
+        for (what, found, most) in
+            [("depth", depth, 4096), ("count", count, if is_trace { 1 } else { 4096 })]
+        {
+            if !(1..=most).contains(&found) {
+                return Err(wrong(file, &field(what), found, format!("1 to {most}")));
+            }
+        }
+        let flushes =
+            |it: &Durability| matches!(it, Durability::WriteAndFlush | Durability::FuaAndFlush);
+        if depth > 1 && matches!(&what, What::Made { durability, .. } if flushes(durability)) {
+            let expected = "1, as a flush follows its write";
+            return Err(wrong(file, &field("depth"), depth, expected));
+        }
+        let until = self.until.map(|text| duration(file, &field("until"), &text)).transpose()?;
+        Ok(Clients { volume: self.volume, what, depth, count, until, name })
+    }
+
+    fn traced(&self, trace: &str, file: &str, field: &dyn Fn(&str) -> String) -> Outcome<What> {
+        let has_more = self.order.is_some()
+            || self.block.is_some()
+            || self.durable.is_some()
+            || self.think.is_some()
+            || self.reads > 0;
+        if has_more {
+            let found = "a trace and a generator's words";
+            return Err(wrong(file, &field("trace"), found, "one of them"));
+        }
+        let folder = Path::new(file).parent().unwrap_or(Path::new(""));
+        Ok(What::Trace { path: folder.join(trace), device: self.device.clone() })
+    }
+
+    fn made(&self, file: &str, field: &dyn Fn(&str) -> String) -> Outcome<What> {
         let wrong_word = |what: &str, found: &str, expected: &str| {
             Err(wrong(file, &field(what), format!("'{found}'"), expected))
         };
+        if self.device.is_some() {
+            return Err(wrong(file, &field("device"), "no trace", "a trace that has it"));
+        }
         let durability = match self.durable.as_deref() {
             None | Some("none") => Durability::None,
             Some("fua") => Durability::Fua,
@@ -96,9 +187,10 @@ impl RawClients {
                 return wrong_word("durable", other, expected);
             }
         };
-        let Some(order) = order_of(&self.order) else {
+        let word = self.order.as_deref().unwrap_or_default();
+        let Some(order) = order_of(word) else {
             let expected = "random, random-once, sequential, zipf-1.2 or neighbours-16x4";
-            return wrong_word("order", &self.order, expected);
+            return wrong_word("order", word, expected);
         };
         let pause = match self.think.as_deref() {
             None => Pause::None,
@@ -107,29 +199,16 @@ impl RawClients {
                 None => Pause::Fixed(duration(file, &field("think"), text)?),
             },
         };
+        let Some(blocks) = &self.block else {
+            return Err(wrong(file, &field("block"), "none", "a size like \"4K\""));
+        };
         let block = |text: &String| Ok(size(file, &field("block"), text)? / 512);
-        let until = self.until.map(|text| duration(file, &field("until"), &text));
-        let (depth, count) = (self.depth.unwrap_or(1), self.count.unwrap_or(1));
-        for (what, found) in [("depth", depth), ("count", count)] {
-            if !(1..=4096).contains(&found) {
-                return Err(wrong(file, &field(what), found, "1 to 4096"));
-            }
-        }
-        if depth > 1 && matches!(durability, Durability::WriteAndFlush | Durability::FuaAndFlush) {
-            let expected = "1, as a flush follows its write";
-            return Err(wrong(file, &field("depth"), depth, expected));
-        }
-        Ok(Clients {
-            volume: self.volume,
+        Ok(What::Made {
             order,
-            blocks: self.block.into_vec().iter().map(block).collect::<Outcome<_>>()?,
+            blocks: blocks.words().iter().map(block).collect::<Outcome<_>>()?,
             read_percent: self.reads,
             durability,
-            depth,
-            count,
             pause,
-            until: until.transpose()?,
-            name,
         })
     }
 }

@@ -36,7 +36,7 @@ use cairn_block::{ConfigError, ConfigKind};
 use cairn_outcome::failure::{Outcome, system, wrong};
 use serde::Deserialize;
 
-use super::clients::{Clients, RawClients};
+use super::clients::{Clients, RawClients, What};
 use super::devices::Model;
 use crate::fill;
 
@@ -109,6 +109,8 @@ pub struct Volume {
 pub struct End {
     /// When this volume has no dirty data.
     pub clean: Option<String>,
+    /// When no client has anything left to send.
+    pub when_sent: bool,
     /// At this time, as reported.
     pub at_most: Duration,
 }
@@ -176,6 +178,13 @@ pub(super) enum OneOrMany {
 }
 
 impl OneOrMany {
+    pub fn words(&self) -> &[String] {
+        match self {
+            OneOrMany::One(one) => std::slice::from_ref(one),
+            OneOrMany::Many(many) => many,
+        }
+    }
+
     pub fn into_vec(self) -> Vec<String> {
         match self {
             OneOrMany::One(one) => vec![one],
@@ -188,6 +197,8 @@ impl OneOrMany {
 #[serde(deny_unknown_fields)]
 struct RawEnd {
     clean: Option<String>,
+    #[serde(default)]
+    sent: bool,
     at_most: String,
 }
 
@@ -246,6 +257,7 @@ impl Experiment {
                 .collect::<Outcome<_>>()?,
             end: End {
                 clean: raw.end.clean,
+                when_sent: raw.end.sent,
                 at_most: duration(file, "end at_most", &raw.end.at_most)?,
             },
             file: file.to_owned(),
@@ -267,6 +279,11 @@ impl Experiment {
         }
         for clients in &self.clients {
             self.expect_volume(&format!("client '{}' volume", clients.name), &clients.volume)?;
+            if matches!(clients.what, What::Trace { .. }) && self.scale > 1 {
+                let field = format!("client '{}' trace", clients.name);
+                let found = format!("a scale of {}", self.scale);
+                return Err(wrong(file, &field, found, "1, as a trace has its own times"));
+            }
         }
         if let Some(clean) = &self.end.clean {
             self.expect_volume("end clean", clean)?;
@@ -412,9 +429,14 @@ at_most = "8h"
         assert_eq!(message, "set writeback_policy sweep");
         let [clients] = &found.clients[..] else { panic!("one kind of clients") };
         assert_eq!((clients.name.as_str(), clients.depth, clients.count), ("clients 1", 1, 1));
-        assert_eq!(clients.order, Order::Zipf(1.1));
-        assert_eq!(clients.pause, Pause::Exponential(Duration::from_millis(5)));
-        assert_eq!(clients.durability, Durability::FuaAndFlush);
+        let expected = What::Made {
+            order: Order::Zipf(1.1),
+            blocks: vec![8],
+            read_percent: 0,
+            durability: Durability::FuaAndFlush,
+            pause: Pause::Exponential(Duration::from_millis(5)),
+        };
+        assert_eq!(clients.what, expected);
     }
 
     #[test]
@@ -433,6 +455,12 @@ at_most = "8h"
             ("zipf-1.1", "zipf", "client 'clients 1' order: found 'zipf', expected random,"),
             ("fua+flush", "sync", "durable: found 'sync', expected none, fua, write+flush or"),
             ("\"4K\"\nthink", "\"4K\"\ndepth = 2\nthink", "depth: found 2, expected 1, as a"),
+            (
+                "order = \"zipf-1.1\"",
+                "trace = \"t\"",
+                "trace: found a trace and a generator's words",
+            ),
+            ("block = \"4K\"\n", "", "client 'clients 1' block: found none, expected a size"),
             ("about 5ms", "5 ms", "think: found '5 ms', expected a time above 0"),
             ("= \"disk\"\norder", "= \"dsk\"\norder", "client 'clients 1' volume: found 'dsk'"),
         ];

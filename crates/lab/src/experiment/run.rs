@@ -17,7 +17,6 @@ use super::record::{Record, Sample, number};
 use super::shelf::Shelf;
 use crate::fill::ImageSink;
 use crate::fill::bcache::{BackingSpec, CacheSpec, Plan};
-use crate::workload::clients;
 
 /// The smallest write.
 const BLOCK: SectorCount = SectorCount(8);
@@ -96,18 +95,14 @@ impl<'a> Run<'a> {
         for kind in &self.experiment.clients {
             let tally = Rc::new(Tally::default());
             let disk: Arc<dyn Disk> = self.registry.volume(&kind.volume)?;
-            let behaviour = kind.behaviour(disk.sectors());
-            let longest = kind.blocks.iter().copied().max().unwrap_or_default();
             let until =
                 kind.until.map_or(Time(u64::MAX), |until| self.began + self.unscaled(until));
-            let sources = clients(&behaviour, u64::from(kind.count), false, seeds.u64(..));
-            let sources = sources.map_err(|error| {
+            let operations = kind.operations(disk.sectors(), seeds.u64(..)).map_err(|error| {
                 let (file, name) = (&self.experiment.file, &kind.name);
                 ConfigError::new(error.kind, file, format!("client '{name}': {error}"))
             })?;
-            for source in sources {
-                let size = (kind.depth, longest);
-                Load::start(env, disk.clone(), Box::new(source), size, until, tally.clone());
+            for operations in operations {
+                Load::start(env, disk.clone(), operations, kind.depth, until, tally.clone());
             }
             self.tallies.push(tally);
         }
@@ -179,7 +174,10 @@ impl<'a> Run<'a> {
     }
 
     /// Goes on until the end of the experiment. `look` sees each sample.
-    pub fn finish(self, every: Duration, mut look: impl FnMut(&Sample)) -> Record {
+    ///
+    /// # Errors
+    /// A trace cannot be read.
+    pub fn finish(self, every: Duration, mut look: impl FnMut(&Sample)) -> Outcome<Record> {
         let mut samples = vec![self.sample()];
         look(&samples[0]);
         let end = &self.experiment.end;
@@ -191,14 +189,18 @@ impl<'a> Run<'a> {
             self.world.run_for(every.min(last.since(self.world.now())));
             let sample = self.sample();
             look(&sample);
-            let is_done = clean.is_some_and(|index| sample.dirty[index] == 0);
+            if let Some(error) = self.tallies.iter().find_map(|tally| tally.take_error()) {
+                return Err(error);
+            }
+            let is_clean = clean.is_some_and(|index| sample.dirty[index] == 0);
+            let is_done = is_clean || end.when_sent && self.tallies.iter().all(|it| it.is_over());
             samples.push(sample);
             if is_done || self.world.now() >= last {
-                break is_done || clean.is_none();
+                break is_done || clean.is_none() && !end.when_sent;
             }
         };
         let clients = self.tallies.iter().map(|tally| tally.whole()).collect();
-        Record { samples, clients, is_done, fingerprint: self.world.fingerprint() }
+        Ok(Record { samples, clients, is_done, fingerprint: self.world.fingerprint() })
     }
 
     fn sample(&self) -> Sample {

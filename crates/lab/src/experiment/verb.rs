@@ -79,7 +79,7 @@ fn run_one(experiment: &Experiment, variant: &str, seed: u64, prices: Prices) ->
         let dirty = (sample.dirty.iter().sum::<u64>() * experiment.scale) >> 21;
         bar.set_position(at);
         bar.set_message(format!("{:.1} h, {dirty} GiB dirty", at as f64 / 3600.0));
-    });
+    })?;
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }

@@ -598,6 +598,9 @@ impl Disk for SimDrive {
             _ if request.is_fua() => self.start_durable_write(env, request),
             _ => return Medium(self.shared.clone()).submit(env, request),
         }
+        if let Some(mechanics) = env.mechanism::<Rc<Mechanics>>() {
+            mechanics.count_gated();
+        }
         Flow::Queued
     }
 

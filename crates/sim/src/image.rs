@@ -73,11 +73,21 @@ impl Image {
 
     /// Writes whole sectors from `start`.
     pub fn write(&mut self, start: Sector, bytes: &[u8]) {
+        self.write_with(start, bytes, false);
+    }
+
+    /// The same, and zeros take memory.
+    pub(crate) fn write_all(&mut self, start: Sector, bytes: &[u8]) {
+        self.write_with(start, bytes, true);
+    }
+
+    fn write_with(&mut self, start: Sector, bytes: &[u8], keeps_zeros: bool) {
         self.check(start, bytes.len());
         for (index, piece) in bytes.chunks(SECTOR).enumerate() {
             let at = (start.to_bytes() as usize) + index * SECTOR;
             let key = (at / CHUNK) as u64;
-            if !self.chunks.contains_key(&key) && piece.iter().all(|&byte| byte == 0) {
+            let is_zero = || piece.iter().all(|&byte| byte == 0);
+            if !keeps_zeros && !self.chunks.contains_key(&key) && is_zero() {
                 continue;
             }
             let chunk = self.chunks.entry(key).or_insert_with(|| Arc::new([0; CHUNK]));

@@ -52,6 +52,8 @@ pub(crate) struct Mechanics {
     writes: Cell<u64>,
     /// Written as metadata.
     metadata_bytes: Cell<u64>,
+    /// Requests that passed the gate of their drive.
+    gated: Cell<u64>,
     cut: Cell<Option<Cut>>,
     powerless: Cell<bool>,
     fingerprint: Cell<u64>,
@@ -68,6 +70,7 @@ impl Mechanics {
             count: Cell::default(),
             writes: Cell::default(),
             metadata_bytes: Cell::default(),
+            gated: Cell::default(),
             cut: Cell::default(),
             powerless: Cell::default(),
             fingerprint: Cell::new(0xcbf2_9ce4_8422_2325),
@@ -138,6 +141,15 @@ impl Mechanics {
     /// Metadata is written.
     pub fn count_metadata(&self, bytes: u64) {
         self.metadata_bytes.set(self.metadata_bytes.get() + bytes);
+    }
+
+    /// A request of a drive passes its gate.
+    pub fn count_gated(&self) {
+        self.gated.set(self.gated.get() + 1);
+    }
+
+    pub fn gated(&self) -> u64 {
+        self.gated.get()
     }
 
     pub fn metadata_bytes(&self) -> u64 {

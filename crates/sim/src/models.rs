@@ -51,18 +51,17 @@ impl Models {
         self.drives.iter().filter_map(|timed| timed.next).min()
     }
 
-    /// Has all do what is due, and passes on each operation that ended.
+    /// Has one of them do the first thing that is due, and passes on each operation that ended. So
+    /// the ends of several drives come in order of time, however late that is.
     pub fn go_on(&mut self, now: Time, mut end: impl FnMut(&DriveShared, &Started)) {
-        for timed in &mut self.drives {
-            if timed.next.is_none_or(|next| next > now) {
-                continue;
-            }
-            timed.model.go_on(now, &mut self.ended);
-            for id in self.ended.drain(..) {
-                end(&timed.drive, &timed.running.remove(id as usize));
-            }
-            timed.next = timed.model.next();
+        let due = self.drives.iter_mut().filter(|timed| timed.next.is_some_and(|at| at <= now));
+        let Some(timed) = due.min_by_key(|timed| timed.next) else { return };
+        let at = timed.next.expect("it is due");
+        timed.model.go_on(at, &mut self.ended);
+        for id in self.ended.drain(..) {
+            end(&timed.drive, &timed.running.remove(id as usize));
         }
+        timed.next = timed.model.next();
     }
 
     /// What the model of a drive counted.

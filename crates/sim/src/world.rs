@@ -57,7 +57,7 @@ struct Reactor {
     ready: Cell<bool>,
 }
 
-/// Who is next, of what can happen now.
+/// Which step is next.
 enum Schedule {
     /// A choice of the seed.
     Seeded,
@@ -392,7 +392,8 @@ impl SimWorld {
         let cost = match &self.schedule {
             Schedule::Seeded => self.rng.borrow_mut().u64(1..=TURN_NS),
             Schedule::Events(processor) => {
-                processor.charge(&reactor.core, self.mechanics.metadata_bytes())
+                let (metadata, gated) = (self.mechanics.metadata_bytes(), self.mechanics.gated());
+                processor.charge(&reactor.core, metadata, gated)
             }
         };
         self.mechanics.set_now(Time(now.0 + cost));

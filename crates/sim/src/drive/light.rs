@@ -1,9 +1,10 @@
 //! [`Light`]: a memory for experiments with more data than fits into memory.
 //!
 //! It keeps the bytes of what was written as metadata ([`Flags::META`]). Of data it keeps nothing,
-//! or which write made it ([`Stamps`]). A read gets the bytes of what is metadata there, whoever
-//! reads it. Elsewhere a read of metadata gets zeros, and one of data leaves its buffer as it is,
-//! unless there are stamps. Data that is written over metadata ends it there.
+//! or which write made it ([`Stamps`]). A read gets the bytes of the chunks of 4 KiB that have
+//! metadata, also a read without the flag. Elsewhere a read of metadata gets zeros, and one of data
+//! leaves its buffer as it is, unless there are stamps. A chunk that data is written over has no
+//! metadata any more; where that is a part of it, the part has zeros.
 //!
 //! It knows no versions: no power cut, no tears, and a write that fails has done nothing.
 
@@ -97,7 +98,7 @@ impl Light {
         self.mark(range);
         let mut at = range.start;
         segs.for_each(0, range.to_bytes() as usize, |bytes| {
-            self.kept.write(at, bytes);
+            self.kept.write_all(at, bytes);
             at += SectorCount::of_bytes(bytes.len() as u64);
         });
         if let Some(stamps) = &mut self.stamps {

@@ -489,12 +489,11 @@ impl Timing for Hdd {
     }
 
     fn used(&self) -> Used {
-        let mut used = Used { merges: self.queue.merges(), ..self.meter.used };
+        let mut used = Used { merges: self.queue.merges(), arms: 1, ..self.meter.used };
         let now = self.meter.now();
         // The work under way is counted whole when it starts.
         let ahead = self.busy.as_ref().map_or(0, |(end, _)| end.0.saturating_sub(now.0));
-        let busy = used.seek_ns + used.rotation_ns + used.transfer_ns + used.other_ns;
-        used.idle_ns = (now.0 + ahead).saturating_sub(busy);
+        used.idle_ns = (now.0 + ahead).saturating_sub(used.busy_ns());
         used
     }
 

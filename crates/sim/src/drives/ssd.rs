@@ -277,7 +277,7 @@ impl Timing for Ssd {
     }
 
     fn used(&self) -> Used {
-        let mut used = Used { merges: self.queue.merges(), ..self.meter.used };
+        let mut used = Used { merges: self.queue.merges(), arms: 1, ..self.meter.used };
         let now = self.meter.now();
         // What is on the path is counted whole when it starts.
         let ahead = self.path_free.0.saturating_sub(now.0);

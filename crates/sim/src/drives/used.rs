@@ -1,6 +1,6 @@
 //! What a model counts, and when it has something to do.
 
-use std::ops::Add;
+use std::ops::{Add, Sub};
 
 use cairn_block::{Op, SectorCount, Time};
 
@@ -33,8 +33,40 @@ pub struct Used {
     pub seek_cylinders: u64,
     /// Flushes that the drive did; several that wait share one.
     pub flushes: u64,
+    /// Arms, or command paths, whose times these are.
+    pub arms: u64,
     /// Operations in flight, integrated over time: divided by the time, the mean queue depth.
     pub depth_ns: u64,
+}
+
+impl Used {
+    /// How long all arms were busy, in nanoseconds.
+    pub fn busy_ns(&self) -> u64 {
+        self.seek_ns + self.rotation_ns + self.transfer_ns + self.other_ns
+    }
+}
+
+impl Sub for Used {
+    type Output = Used;
+    /// What a drive did between two moments; its arms are those of both.
+    fn sub(self, before: Used) -> Used {
+        Used {
+            seek_ns: self.seek_ns - before.seek_ns,
+            rotation_ns: self.rotation_ns - before.rotation_ns,
+            transfer_ns: self.transfer_ns - before.transfer_ns,
+            other_ns: self.other_ns - before.other_ns,
+            idle_ns: self.idle_ns.saturating_sub(before.idle_ns),
+            requests: self.requests - before.requests,
+            merges: self.merges - before.merges,
+            operations: self.operations - before.operations,
+            read_sectors: self.read_sectors - before.read_sectors,
+            written_sectors: self.written_sectors - before.written_sectors,
+            seek_cylinders: self.seek_cylinders - before.seek_cylinders,
+            flushes: self.flushes - before.flushes,
+            arms: self.arms,
+            depth_ns: self.depth_ns - before.depth_ns,
+        }
+    }
 }
 
 impl Add for Used {
@@ -53,6 +85,7 @@ impl Add for Used {
             written_sectors: self.written_sectors + other.written_sectors,
             seek_cylinders: self.seek_cylinders + other.seek_cylinders,
             flushes: self.flushes + other.flushes,
+            arms: self.arms + other.arms,
             depth_ns: self.depth_ns + other.depth_ns,
         }
     }
@@ -92,9 +125,10 @@ impl Meter {
         (self.next != NEVER).then_some(self.next)
     }
 
-    /// The next event, if it is due.
+    /// The time of the next event, if it is due. One that was due before the last arrival takes
+    /// place at the time of that.
     pub fn due(&self, now: Time) -> Option<Time> {
-        self.next().filter(|next| *next <= now)
+        self.next().filter(|next| *next <= now).map(|next| next.max(self.now))
     }
 
     /// The model did all that was due; its next event is at this time, or [`NEVER`].

@@ -127,6 +127,8 @@ fn metadata_is_kept_until_data_is_written_over_it() {
     let mut expected = vec![0; 2048];
     expected.extend([7; 2048]);
     assert_eq!(read(&world, &disk, 0), expected, "a chunk that has metadata is kept");
+    write(&world, &disk, range(8, 8), 0, Flags::META);
+    assert_eq!(read(&world, &disk, 8), [0; 4096], "zeros are metadata, too");
     write(&world, &disk, range(0, 16), 9, Flags::empty());
     assert_eq!(read(&world, &disk, 0), [1; 4096], "data again");
 }
@@ -169,6 +171,38 @@ fn requests_take_the_time_of_the_model_and_those_of_one_turn_merge() {
     assert!(took.0.abs_diff(now.0) < 100, "{took:?}, the model alone: {now:?}");
     let used = world.used(&drive);
     assert_eq!((used.requests, used.merges, used.operations), (4, 3, 1));
+}
+
+#[test]
+fn many_requests_of_several_reactors_end_on_a_drive_with_a_model() {
+    for (seed, model) in [ssd(), hdd(), ssd(), hdd()].into_iter().enumerate() {
+        let world = SimWorld::new(seed as u64, 3);
+        let drive = world.add_timed_drive(options(Contents::All), Image::new(SECTORS), model);
+        let (disk, history): (Arc<dyn Disk>, _) = (drive, History::blank(9, SECTORS));
+        let many = Workload { in_flight: 8, ..workload(seed as u64, 300) };
+        many.run(&world, &disk, &history).expect("nothing stops the world");
+        assert_eq!((history.verdict(), history.unfinished()), (Ok(()), 0));
+    }
+}
+
+#[test]
+fn ends_of_several_drives_come_in_order_of_time() {
+    let world = SimWorld::of_events(1, Prices { turn: 1_000_000_000_000, ..Prices::FREE });
+    let slow = world.add_timed_drive(options(Contents::Metadata), Image::new(SECTORS), hdd());
+    let name = TimedOptions { name: "b".to_owned(), ..options(Contents::Metadata) };
+    let fast = world.add_timed_drive(name, Image::new(SECTORS), ssd());
+    let ends = Rc::new(RefCell::new(Vec::new()));
+    for (word, drive) in [("slow", slow), ("fast", fast)] {
+        let (disk, ends): (Arc<dyn Disk>, _) = (drive, ends.clone());
+        let env = world.env(0).clone();
+        world.env(0).spawn(async move {
+            env.io(&disk, Io::read(range(8, 8), env.segs(SectorCount(8)))).await.expect("no fault");
+            ends.borrow_mut().push(word);
+        });
+    }
+    // Both have ended long before the turn is over.
+    world.run_until(|| ends.borrow().len() == 2);
+    assert_eq!(*ends.borrow(), ["fast", "slow"]);
 }
 
 #[test]

@@ -4,7 +4,6 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use cairn_lab::costs::costs;
 use cairn_lab::drives::{self, Row};
 use cairn_lab::experiment::verb::{self, Asked};
 use cairn_outcome::failure::Outcome;
@@ -35,7 +34,12 @@ enum Verb {
         #[arg(long, value_name = "FOLDER")]
         out: Option<PathBuf>,
         /// Charge the processor's time by its prices, times so many percent
-        #[arg(long, value_name = "PERCENT", default_value_t = 100)]
+        #[arg(
+            long,
+            value_name = "PERCENT",
+            default_value_t = 100,
+            value_parser = clap::value_parser!(u64).range(0..=10_000)
+        )]
         cpu: u64,
         /// Print JSON: an object per fact, row and point
         #[arg(long)]
@@ -55,7 +59,7 @@ fn main() -> ExitCode {
         match args.verb {
             Verb::Drives { json } => show_drives(json),
             Verb::Run { file, seeds, out, cpu, json } => {
-                verb::run(&Asked { file, seeds, prices: costs().prices(cpu), out, json })
+                verb::run(&Asked { file, seeds, cpu_percent: cpu, out, json })
             }
         }
     })

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use cairn_block::{
     Client, ConfigError, Disk, Env, Flags, Io, IoResult, Op, Request, SectorCount, Segs, Time,
+    yield_once,
 };
 use cairn_outcome::failure::Outcome;
 
@@ -48,7 +49,7 @@ pub struct Tally {
     latencies: RefCell<Histogram>,
     /// Latencies since the beginning.
     all: RefCell<Histogram>,
-    /// Operations in flight, and those that wait for their time.
+    /// Places for operations that are in use, or will be: a load has as many as its depth.
     under_way: Cell<u64>,
     /// Why no more are sent.
     error: RefCell<Option<ConfigError>>,
@@ -94,17 +95,21 @@ impl Tally {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.latencies.borrow_mut().add(nanos);
         self.all.borrow_mut().add(nanos);
+    }
+
+    /// A place is not used any more.
+    fn leave(&self) {
         self.under_way.set(self.under_way.get() - 1);
     }
 }
 
-/// A client with so many operations in flight. It ends when the world does, at a time, or when it
-/// has sent all.
+/// A client with so many operations in flight. It ends when the world does, at a time, when it has
+/// sent all, or when one failed.
 pub struct Load {
     me: Weak<Load>,
     disk: Arc<dyn Disk>,
     operations: RefCell<Operations>,
-    /// Data of most operations: nobody looks at it.
+    /// Data of most operations: no drive keeps it.
     data: Segs,
     began: Time,
     /// It starts no operation from then on.
@@ -131,31 +136,49 @@ impl Load {
             until,
             tally,
         });
-        (0..depth).for_each(|_| load.go_on(env));
+        load.tally.under_way.set(load.tally.under_way.get() + u64::from(depth));
+        (0..depth).for_each(|_| load.go_on_later(env));
+    }
+
+    /// The same in a turn of the reactor to come.
+    fn go_on_later(&self, env: &Env) {
+        let (own, me) = (env.clone(), self.me.upgrade().expect("it is running"));
+        env.spawn(async move {
+            yield_once().await;
+            me.go_on(&own);
+        });
     }
 
     fn go_on(&self, env: &Env) {
-        if env.now() >= self.until {
-            return;
-        }
-        let operation = match self.operations.borrow_mut().next() {
-            Some(Ok(operation)) => operation,
-            Some(Err(error)) => {
-                self.tally.error.borrow_mut().get_or_insert(error);
-                return;
+        match self.next(env) {
+            Some((at, operation)) if at <= env.now() => self.send(env, operation),
+            Some((at, operation)) => {
+                let (own, me) = (env.clone(), self.me.upgrade().expect("it is running"));
+                env.spawn(async move {
+                    own.sleep_until(at).await;
+                    me.send(&own, operation);
+                });
             }
-            None => return,
-        };
-        self.tally.under_way.set(self.tally.under_way.get() + 1);
-        let at = (env.now() + operation.think).max(Time(self.began.0 + operation.not_before.0));
-        if at <= env.now() {
-            return self.send(env, operation);
+            None => self.tally.leave(),
         }
-        let (own, me) = (env.clone(), self.me.upgrade().expect("it is running"));
-        env.spawn(async move {
-            own.sleep_until(at).await;
-            me.send(&own, operation);
-        });
+    }
+
+    /// The next operation, and its time; none if there is none before the client stops.
+    fn next(&self, env: &Env) -> Option<(Time, Operation)> {
+        if env.now() >= self.until {
+            return None;
+        }
+        match self.operations.borrow_mut().next()? {
+            Ok(operation) => {
+                let not_before = Time(self.began.0 + operation.not_before.0);
+                let at = (env.now() + operation.think).max(not_before);
+                (at < self.until).then_some((at, operation))
+            }
+            Err(error) => {
+                self.tally.error.borrow_mut().get_or_insert(error);
+                None
+            }
+        }
     }
 
     fn send(&self, env: &Env, operation: Operation) {
@@ -185,6 +208,12 @@ impl Client for Load {
     fn complete(&self, env: &Env, began: u64, request: &mut Request, result: IoResult) {
         let operation = (request.op, request.range.to_bytes());
         self.tally.ended(operation, env.now().since(Time(began)), result);
-        self.go_on(env);
+        match result {
+            // It would fail for ever, perhaps at once.
+            Err(_) => self.tally.leave(),
+            // Other requests and time go on, whatever a volume answers at once.
+            Ok(()) if env.now() == Time(began) => self.go_on_later(env),
+            Ok(()) => self.go_on(env),
+        }
     }
 }

@@ -29,7 +29,7 @@ use cairn_outcome::failure::{Outcome, system, wrong};
 use serde::Deserialize;
 
 use super::client::Operations;
-use super::form::{OneOrMany, duration, size};
+use super::form::{OneOrMany, block, duration};
 use crate::trace::Trace;
 use crate::workload::{Behaviour, Client, Durability, Order, Pause, Source, clients};
 
@@ -126,6 +126,39 @@ impl Clients {
     }
 }
 
+impl Clients {
+    /// What they do, in words.
+    pub fn describe(&self) -> String {
+        let what = match &self.what {
+            What::Made { order, blocks, read_percent, durability, pause } => {
+                let blocks: Vec<String> =
+                    blocks.iter().map(|it| format!("{} B", it * 512)).collect();
+                let blocks = blocks.join(" or ");
+                let waits = format!("durable {durability:?}, think {pause:?}");
+                format!("{order:?}, {blocks}, {read_percent} % reads, {waits}")
+            }
+            What::Trace { path, .. } => format!("trace {}", path.display()),
+        };
+        format!("{} of depth {} on {}: {what}", self.count, self.depth, self.volume)
+    }
+
+    /// Refuses blocks that are no multiple of those of the volume.
+    ///
+    /// # Errors
+    /// One is none.
+    pub fn expect_blocks_of(&self, file: &str, block: SectorCount) -> Outcome<()> {
+        let What::Made { blocks, .. } = &self.what else { return Ok(()) };
+        match blocks.iter().find(|sectors| !sectors.is_multiple_of(block.0)) {
+            None => Ok(()),
+            Some(found) => {
+                let (found, expected) =
+                    (found * 512, format!("a multiple of {}", block.to_bytes()));
+                Err(wrong(file, &format!("client '{}' block", self.name), found, expected))
+            }
+        }
+    }
+}
+
 impl RawClients {
     /// # Errors
     /// A word has no meaning.
@@ -202,10 +235,10 @@ impl RawClients {
         let Some(blocks) = &self.block else {
             return Err(wrong(file, &field("block"), "none", "a size like \"4K\""));
         };
-        let block = |text: &String| Ok(size(file, &field("block"), text)? / 512);
+        let sectors = |text: &String| block(file, &field("block"), text);
         Ok(What::Made {
             order,
-            blocks: blocks.words().iter().map(block).collect::<Outcome<_>>()?,
+            blocks: blocks.words().iter().map(sectors).collect::<Outcome<_>>()?,
             read_percent: self.reads,
             durability,
             pause,

@@ -39,6 +39,7 @@ use serde::Deserialize;
 use super::clients::{Clients, RawClients, What};
 use super::devices::Model;
 use crate::fill;
+use crate::page::LINES_MAX;
 
 /// An experiment that has a meaning.
 #[derive(Clone, Debug, PartialEq)]
@@ -202,6 +203,15 @@ struct RawEnd {
     at_most: String,
 }
 
+/// The largest block, and bucket.
+const BLOCK_MAX: u64 = 16 << 20;
+/// The largest drive.
+const SIZE_MAX: u64 = 256 << 40;
+/// The longest run, in virtual time.
+const LONGEST: Duration = Duration::from_secs(50 * 86_400);
+/// The shortest.
+const SHORTEST: Duration = Duration::from_secs(1);
+
 /// Sizes are rounded down to this, so that a scaled drive has whole buckets and chunks.
 const SIZE_STEP: u64 = 4 << 20;
 
@@ -271,7 +281,18 @@ impl Experiment {
         if self.drives.is_empty() {
             return Err(wrong(file, "drive", "none", "one at least"));
         }
+        let variants = self.variants.len();
+        let is_twice = |(index, word)| self.variants[..index].contains(word);
+        if variants > LINES_MAX || self.variants.iter().enumerate().any(is_twice) {
+            let found = format!("{variants}: {}", self.variants.join(", "));
+            let expected = format!("{LINES_MAX} at most, each once");
+            return Err(wrong(file, "variants", found, expected));
+        }
         for (index, volume) in self.volumes.iter().enumerate() {
+            if self.drives.iter().any(|(name, _)| *name == volume.name) {
+                let found = format!("'{}', as a drive", volume.name);
+                return Err(wrong(file, "volume name", found, "a name of its own"));
+            }
             let is_other = |other: &Volume| other.name == volume.name;
             if self.volumes[..index].iter().any(is_other) {
                 return Err(wrong(file, "volume name", format!("'{}' twice", volume.name), "once"));
@@ -285,10 +306,20 @@ impl Experiment {
                 return Err(wrong(file, &field, found, "1, as a trace has its own times"));
             }
         }
+        let at_most = self.unscaled(self.end.at_most);
+        if !(SHORTEST..=LONGEST).contains(&at_most) {
+            let found = format!("{:?}, or {at_most:?} in virtual time", self.end.at_most);
+            return Err(wrong(file, "end at_most", found, "1 s to 50 days in virtual time"));
+        }
         if let Some(clean) = &self.end.clean {
             self.expect_volume("end clean", clean)?;
         }
         Ok(())
+    }
+
+    /// A reported time in virtual time.
+    pub fn unscaled(&self, time: Duration) -> Duration {
+        time / u32::try_from(self.scale).unwrap_or(u32::MAX)
     }
 
     /// Refuses a name that no volume has.
@@ -305,9 +336,11 @@ impl Experiment {
     }
 
     /// True if a volume uses the cache that is filled.
-    pub fn uses(&self, volume: &Volume, fill: &Fill) -> bool {
+    pub fn uses(&self, volume: &Volume, fill: &Fill, variant: &str) -> bool {
         let (cache, _) = &self.drives[fill.cache];
-        volume.table.split_whitespace().any(|word| word == cache)
+        let table = self.fill_in(&volume.table, variant);
+        // The first three words of a line are no devices.
+        table.lines().any(|line| line.split_whitespace().skip(3).any(|word| word == cache))
     }
 
     /// Puts the words of a run into a text.
@@ -329,9 +362,10 @@ impl RawDrive {
             wrong(file, &format!("drive '{name}' model"), found, expected)
         })?;
         let field = format!("drive '{name}' size");
-        let bytes = size(file, &field, &self.size)? / scale / SIZE_STEP * SIZE_STEP;
-        if bytes == 0 {
-            let expected = format!("{} at least", SIZE_STEP * scale);
+        let whole = size(file, &field, &self.size)?;
+        let bytes = whole / scale / SIZE_STEP * SIZE_STEP;
+        if bytes == 0 || whole > SIZE_MAX {
+            let expected = format!("{} MiB to 256 TiB", (SIZE_STEP * scale) >> 20);
             return Err(wrong(file, &field, format!("'{}'", self.size), expected));
         }
         Ok(Drive { model, bytes })
@@ -343,7 +377,6 @@ impl RawFill {
         let cache = drives.iter().position(|(own, _)| *own == self.cache);
         let unknown =
             || wrong(file, "fill cache", format!("'{}'", self.cache), "the name of a drive");
-        let sectors = |field, text| Ok(size(file, field, text)? / 512);
         let pattern = self.pattern.parse::<fill::Pattern>();
         Ok(Fill {
             cache: cache.ok_or_else(unknown)?,
@@ -353,9 +386,18 @@ impl RawFill {
             pattern: pattern.map_err(|error| {
                 ConfigError::new(ConfigKind::Argument, file, format!("fill: {error}"))
             })?,
-            block_sectors: sectors("fill block", &self.block)?,
-            bucket_sectors: sectors("fill bucket", &self.bucket)?,
+            block_sectors: block(file, "fill block", &self.block)?,
+            bucket_sectors: block(file, "fill bucket", &self.bucket)?,
         })
+    }
+}
+
+/// Sectors of a block.
+pub(super) fn block(file: &str, field: &str, text: &str) -> Outcome<u64> {
+    let bytes = size(file, field, text)?;
+    match bytes % 512 {
+        0 if (512..=BLOCK_MAX).contains(&bytes) => Ok(bytes / 512),
+        _ => Err(wrong(file, field, format!("'{text}'"), "whole sectors, of 16 MiB at most")),
     }
 }
 
@@ -448,7 +490,14 @@ at_most = "8h"
             ("members = 4", "members = 2", "model: found 'raid5' of 2, expected 3 to 64 members"),
             ("\"raid5\"", "\"hdd\"", "model: found 'hdd' of 4, expected no members"),
             ("\"10G\"", "\"10X\"", "drive 'cache' size: found '10X', expected a size"),
-            ("\"10G\"", "\"10M\"", "drive 'cache' size: found '10M', expected 16777216 at least"),
+            ("\"10G\"", "\"10M\"", "drive 'cache' size: found '10M', expected 16 MiB to 256 TiB"),
+            ("\"10G\"", "\"300T\"", "drive 'cache' size: found '300T', expected 16 MiB to 256"),
+            ("\"8h\"", "\"2s\"", "end at_most: found 2s, or 500ms in virtual time, expected 1 s"),
+            ("\"8h\"", "\"10000d\"", "end at_most: found"),
+            ("[\"strict\", \"sweep\"]", "[\"a\", \"a\"]", "variants: found 2: a, a, expected 7"),
+            ("name = \"disk\"", "name = \"home\"", "volume name: found 'home', as a drive"),
+            ("\"4K\"\nthink", "\"1000\"\nthink", "block: found '1000', expected whole sectors"),
+            ("\"4K\"\nthink", "\"1G\"\nthink", "block: found '1G', expected whole sectors, of"),
             ("clean = \"disk\"", "clean = \"dsk\"", "found 'dsk', expected the name of a volume"),
             ("\"8h\"", "\"8\"", "end at_most: found '8', expected a time above 0"),
             ("\"8h\"", "\"0h\"", "end at_most: found '0h', expected a time above 0"),

@@ -8,9 +8,6 @@ use super::form::Experiment;
 use super::record::{Record, Sample};
 use crate::page::{Axis, Chart, Line, Page, Part, Section, Table};
 
-/// Points of a line at most.
-const POINTS: usize = 400;
-
 /// The runs of one variant, one for each seed.
 pub struct Variant {
     /// Its word.
@@ -24,17 +21,17 @@ type Look<'a> = &'a dyn Fn(&Sample, &Sample) -> f64;
 
 /// See the module's description.
 pub struct Report<'a> {
-    experiment: &'a Experiment,
-    seeds: &'a [u64],
-    variants: &'a [Variant],
+    /// What was run.
+    pub experiment: &'a Experiment,
+    /// One for each record of a variant.
+    pub seeds: &'a [u64],
+    /// In order.
+    pub variants: &'a [Variant],
+    /// What was charged for the processor's time, in words.
+    pub processor: String,
 }
 
-impl<'a> Report<'a> {
-    /// Of all runs of an experiment.
-    pub fn new(experiment: &'a Experiment, seeds: &'a [u64], variants: &'a [Variant]) -> Self {
-        Report { experiment, seeds, variants }
-    }
-
+impl Report<'_> {
     /// The page.
     pub fn page(&self) -> Page {
         let mut sections = vec![self.section("Result", vec![Part::Table(self.results())])];
@@ -42,7 +39,9 @@ impl<'a> Report<'a> {
             sections[0].parts.push(Part::Table(self.clients()));
         }
         sections.push(self.section("Dirty data", self.dirty_charts()));
-        sections.push(self.section("Drives", self.drive_charts()));
+        let mut drives = vec![Part::Table(self.times())];
+        drives.extend(self.drive_charts());
+        sections.push(self.section("Drives", drives));
         if !self.experiment.clients.is_empty() {
             sections.push(self.section("Clients", self.client_charts()));
         }
@@ -62,10 +61,18 @@ impl<'a> Report<'a> {
         let experiment = self.experiment;
         let scale = match experiment.scale {
             1 => "1: sizes and times are as they are".to_owned(),
-            scale => format!("sizes are divided by {scale}, times are reported times {scale}"),
+            scale => format!(
+                "sizes are divided by {scale}, times are reported times {scale}; as they are: \
+                 tracks, caches, queues and read-ahead of drives, rates, latencies, numbers in \
+                 tables, the times of the controller of writeback"
+            ),
         };
         let seeds: Vec<String> = self.seeds.iter().map(u64::to_string).collect();
-        let mut facts = vec![("scale".to_owned(), scale), ("seeds".to_owned(), seeds.join(", "))];
+        let mut facts = vec![
+            ("scale".to_owned(), scale),
+            ("seeds".to_owned(), seeds.join(", ")),
+            ("processor".to_owned(), self.processor.clone()),
+        ];
         for (name, drive) in &experiment.drives {
             let size = gib(drive.bytes * experiment.scale);
             facts.push((format!("drive {name}"), format!("{}, {size}", drive.model.name())));
@@ -81,6 +88,17 @@ impl<'a> Report<'a> {
             );
             facts.push((format!("{cache} at the beginning"), text));
         }
+        for clients in &experiment.clients {
+            facts.push((clients.name.clone(), clients.describe()));
+        }
+        let mut end = format!("after {:?}", experiment.end.at_most);
+        if let Some(clean) = &experiment.end.clean {
+            end += &format!(", or when {clean} has no dirty data");
+        }
+        if experiment.end.when_sent {
+            end += ", or when all is sent";
+        }
+        facts.push(("end".to_owned(), end));
         for volume in &experiment.volumes {
             let messages = volume.messages.join("; ");
             facts.push((format!("volume {}", volume.name), volume.table.clone()));
@@ -130,16 +148,65 @@ impl<'a> Report<'a> {
                 self.median(variant, dirty, 1),
             ];
             for index in 0..self.experiment.drives.len() {
-                let used = |record: &Record| last(record).drives[index];
+                let used = |record: &Record| used_of(record, index);
                 row.push(self.median(variant, |it| used(it).operations as f64 * scale, 0));
                 let moved = |record: &Record| moved_mib(&used(record)) / seconds(record);
                 row.push(self.median(variant, moved, 2));
                 let busy = |record: &Record| {
-                    100.0 * (1.0 - used(record).idle_ns as f64 / 1e9 / seconds(record)).max(0.0)
+                    let arms = last(record).drives[index].arms.max(1) as f64;
+                    used(record).busy_ns() as f64 / 1e7 / seconds(record) / arms
                 };
                 row.push(self.median(variant, busy, 1));
             }
             table.row(&row.iter().map(String::as_str).collect::<Vec<_>>());
+        }
+        table
+    }
+
+    /// What the drives did with their time, and how requests came to them.
+    fn times(&self) -> Table {
+        let columns = [
+            "variant and drive",
+            "seek, %",
+            "rotation, %",
+            "transfer, %",
+            "other, %",
+            "cylinders per operation",
+            "requests",
+            "merges",
+            "flushes",
+            "mean depth",
+        ];
+        let mut table = Table::new("The time of the drives", &columns);
+        let scale = self.experiment.scale as f64;
+        for variant in self.variants {
+            for (index, (name, _)) in self.experiment.drives.iter().enumerate() {
+                let used = |record: &Record| used_of(record, index);
+                let share = |of: fn(&Used) -> u64| {
+                    move |record: &Record| {
+                        let arms = last(record).drives[index].arms.max(1) as f64;
+                        of(&used_of(record, index)) as f64 / 1e7 / seconds(record) / arms
+                    }
+                };
+                let far = |record: &Record| {
+                    let used = used(record);
+                    used.seek_cylinders as f64 / used.operations.max(1) as f64
+                };
+                let depth = |it: &Record| used(it).depth_ns as f64 / 1e9 / seconds(it);
+                let row = [
+                    format!("{}: {name}", variant.name),
+                    self.median(variant, share(|used| used.seek_ns), 1),
+                    self.median(variant, share(|used| used.rotation_ns), 1),
+                    self.median(variant, share(|used| used.transfer_ns), 1),
+                    self.median(variant, share(|used| used.other_ns), 1),
+                    self.median(variant, far, 1),
+                    self.median(variant, |it| used(it).requests as f64 * scale, 0),
+                    self.median(variant, |it| used(it).merges as f64 * scale, 0),
+                    self.median(variant, |it| used(it).flushes as f64 * scale, 0),
+                    self.median(variant, depth, 2),
+                ];
+                table.row(&row.iter().map(String::as_str).collect::<Vec<_>>());
+            }
         }
         table
     }
@@ -152,7 +219,7 @@ impl<'a> Report<'a> {
             "p50, us",
             "p99, us",
             "p99.9, us",
-            "failed",
+            "flushes/s",
         ];
         let mut table = Table::new("What clients got", &columns);
         for variant in self.variants {
@@ -171,7 +238,7 @@ impl<'a> Report<'a> {
                     self.median(variant, |record| micros(done(record).p50_ns), 0),
                     self.median(variant, |record| micros(done(record).p99_ns), 0),
                     self.median(variant, |record| micros(done(record).p999_ns), 0),
-                    self.median(variant, |record| done(record).failed as f64, 0),
+                    self.median(variant, |it| done(it).flushes as f64 / seconds(it), 0),
                 ];
                 table.row(&row.iter().map(String::as_str).collect::<Vec<_>>());
             }
@@ -181,16 +248,12 @@ impl<'a> Report<'a> {
 
     /// A chart of a value of each variant over time.
     fn chart(&self, title: &str, description: &str, y: Axis, look: Look<'_>) -> Part {
-        let longest = self.variants.iter().flat_map(|variant| &variant.records);
-        let longest = longest.map(|record| record.samples.len()).max().unwrap_or_default();
-        let step = longest.div_ceil(POINTS).max(1);
         let scale = self.experiment.scale as f64;
         let lines = self.variants.iter().map(|variant| {
             let run = |record: &Record| {
-                let picked: Vec<&Sample> = record.samples.iter().step_by(step).collect();
-                let pairs = picked.windows(2);
+                let pairs = record.samples.windows(2);
                 pairs
-                    .map(|pair| (pair[1].at.0 as f64 / 1e9 * scale, look(pair[0], pair[1])))
+                    .map(|pair| (pair[1].at.0 as f64 / 1e9 * scale, look(&pair[0], &pair[1])))
                     .collect::<Vec<_>>()
             };
             let runs: Vec<Vec<(f64, f64)>> = variant.records.iter().map(run).collect();
@@ -279,6 +342,12 @@ impl<'a> Report<'a> {
         }
         parts
     }
+}
+
+/// What a drive did from the first sample to the last.
+fn used_of(record: &Record, index: usize) -> Used {
+    let first = record.samples.first().expect("a run has a beginning");
+    last(record).drives[index] - first.drives[index]
 }
 
 fn last(record: &Record) -> &Sample {

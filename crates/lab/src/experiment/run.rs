@@ -8,7 +8,7 @@ use cairn_block::{
     ConfigError, ConfigKind, Disk, Env, Flags, Io, MappedDevice, Registry, Sector, SectorCount,
     SectorRange, Table, TableContext, TableLine, TargetTypes, Time,
 };
-use cairn_outcome::failure::Outcome;
+use cairn_outcome::failure::{Outcome, wrong};
 use cairn_sim::{Contents, Image, Prices, SimDrive, SimWorld, TimedOptions};
 
 use super::client::{Load, Tally};
@@ -76,16 +76,34 @@ impl<'a> Run<'a> {
         };
         let mut fill = experiment.fill.as_ref();
         for volume in &experiment.volumes {
-            if let Some(fill) = fill.take_if(|fill| experiment.uses(volume, fill)) {
+            if let Some(fill) = fill.take_if(|fill| experiment.uses(volume, fill, variant)) {
                 run.fill(fill, seed)?;
             }
             let opened = run.open(volume, variant)?;
             shelf.put(&volume.name, opened.clone());
             run.volumes.push(opened);
         }
+        if let Some(fill) = fill {
+            let (name, _) = &experiment.drives[fill.cache];
+            let found = format!("'{name}', which no volume uses");
+            return Err(wrong(&experiment.file, "fill cache", found, "a cache of a volume"));
+        }
+        run.expect_caches()?;
         run.began = run.world.now();
         run.start_clients(seed)?;
         Ok(run)
+    }
+
+    /// Refuses to wait until a volume is clean that cannot be dirty.
+    fn expect_caches(&self) -> Outcome<()> {
+        let Some(name) = &self.experiment.end.clean else { return Ok(()) };
+        let table = self.registry.volume(name)?.live_table().expect("it was opened");
+        let caches = |word: &str| ["bcache", "writecache"].contains(&word);
+        if table.lines().iter().any(|line| caches(&line.name)) {
+            return Ok(());
+        }
+        let expected = "a volume with a cache";
+        Err(wrong(&self.experiment.file, "end clean", format!("'{name}'"), expected))
     }
 
     fn start_clients(&mut self, seed: u64) -> Outcome<()> {
@@ -95,8 +113,10 @@ impl<'a> Run<'a> {
         for kind in &self.experiment.clients {
             let tally = Rc::new(Tally::default());
             let disk: Arc<dyn Disk> = self.registry.volume(&kind.volume)?;
-            let until =
-                kind.until.map_or(Time(u64::MAX), |until| self.began + self.unscaled(until));
+            let until = kind
+                .until
+                .map_or(Time(u64::MAX), |until| self.began + self.experiment.unscaled(until));
+            kind.expect_blocks_of(&self.experiment.file, disk.limits().logical_sectors())?;
             let operations = kind.operations(disk.sectors(), seeds.u64(..)).map_err(|error| {
                 let (file, name) = (&self.experiment.file, &kind.name);
                 ConfigError::new(error.kind, file, format!("client '{name}': {error}"))
@@ -107,11 +127,6 @@ impl<'a> Run<'a> {
             self.tallies.push(tally);
         }
         Ok(())
-    }
-
-    /// A reported time in the world's own.
-    fn unscaled(&self, time: Duration) -> Duration {
-        time / u32::try_from(self.experiment.scale).unwrap_or(u32::MAX)
     }
 
     /// Makes the set of a cache that has data.
@@ -181,13 +196,16 @@ impl<'a> Run<'a> {
         let mut samples = vec![self.sample()];
         look(&samples[0]);
         let end = &self.experiment.end;
-        let last = self.began + self.unscaled(end.at_most);
+        let last = self.began + self.experiment.unscaled(end.at_most);
         let clean = end.clean.as_ref().and_then(|name| {
             self.experiment.volumes.iter().position(|volume| volume.name == *name)
         });
+        let mut now = self.began;
         let is_done = loop {
-            self.world.run_for(every.min(last.since(self.world.now())));
-            let sample = self.sample();
+            // A turn may go beyond a sample's time: samples of all runs are at the same places.
+            now = (now + every).min(last);
+            self.world.run_for(now.since(self.world.now()));
+            let sample = Sample { at: Time(now.0 - self.began.0), ..self.sample() };
             look(&sample);
             if let Some(error) = self.tallies.iter().find_map(|tally| tally.take_error()) {
                 return Err(error);
@@ -195,7 +213,7 @@ impl<'a> Run<'a> {
             let is_clean = clean.is_some_and(|index| sample.dirty[index] == 0);
             let is_done = is_clean || end.when_sent && self.tallies.iter().all(|it| it.is_over());
             samples.push(sample);
-            if is_done || self.world.now() >= last {
+            if is_done || now >= last {
                 break is_done || clean.is_none() && !end.when_sent;
             }
         };
@@ -204,16 +222,22 @@ impl<'a> Run<'a> {
     }
 
     fn sample(&self) -> Sample {
+        let tables: Vec<_> = self.volumes.iter().map(|volume| volume.live_table()).collect();
         let targets = || {
-            let tables = self.volumes.iter().map(|volume| volume.live_table());
-            tables.map(|table| table.map(|table| table.lines()[0].target.clone()))
+            tables.iter().map(|table| {
+                let lines = table.iter().flat_map(|table| table.lines());
+                lines.map(|line| &line.target)
+            })
         };
-        let dirty =
-            targets().map(|target| target.and_then(|it| it.dirty()).map_or(0, |it| it.sectors.0));
-        let rate = targets().map(|target| {
-            let attributes = target?.attributes();
-            let rate = attributes.iter().find(|it| it.name == "writeback_rate")?;
-            number(&rate.value)
+        let dirty = targets().map(|targets| {
+            targets.filter_map(|target| target.dirty()).map(|dirty| dirty.sectors.0).sum()
+        });
+        let rate = targets().map(|mut targets| {
+            targets.find_map(|target| {
+                let attributes = target.attributes();
+                let rate = attributes.iter().find(|it| it.name == "writeback_rate")?;
+                number(&rate.value)
+            })
         });
         Sample {
             at: Time(self.world.now().0 - self.began.0),
@@ -230,6 +254,10 @@ impl<'a> Run<'a> {
 async fn write_first(env: &Env, device: &Arc<MappedDevice>) -> Outcome<()> {
     let disk: Arc<dyn Disk> = device.clone();
     let end = Sector(disk.sectors().0 / BLOCK.0 * BLOCK.0);
+    if end.0 == 0 {
+        let detail = format!("length: found {} sectors, expected 8 at least", disk.sectors());
+        return Err(ConfigError::new(ConfigKind::Argument, "table", detail));
+    }
     let range = SectorRange::between(Sector(end.0 - BLOCK.0), end);
     let written = env.io(&disk, Io::write(range, env.segs(BLOCK))).await;
     written.map_err(|error| {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cairn_block::ConfigKind;
 use cairn_outcome::failure::{Outcome, refused, system};
-use cairn_outcome::{exit, stderr, stdout};
+use cairn_outcome::{stderr, stdout};
 use cairn_sim::Prices;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -14,6 +14,7 @@ use super::form::Experiment;
 use super::record::Record;
 use super::report::{Report, Variant};
 use super::run::Run;
+use crate::costs::costs;
 
 /// How often a run is looked at, in virtual time.
 const EVERY: Duration = Duration::from_secs(1);
@@ -24,8 +25,8 @@ pub struct Asked {
     pub file: PathBuf,
     /// How many seeds, from 1.
     pub seeds: u64,
-    /// Prices of the processor.
-    pub prices: Prices,
+    /// Of the processor's prices, in percent.
+    pub cpu_percent: u64,
     /// Where the page and its data go; else only a summary is printed.
     pub out: Option<PathBuf>,
     /// Objects in place of the summary.
@@ -41,13 +42,18 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
     if let Some(out) = &asked.out {
         std::fs::create_dir_all(out).map_err(|error| system(shown(out), "create", error))?;
     }
+    let costs = costs();
+    let prices = costs.prices(asked.cpu_percent);
     let seeds: Vec<u64> = (1..=asked.seeds).collect();
     let mut variants = Vec::new();
     for name in &experiment.variants {
-        let records = seeds.iter().map(|&seed| run_one(&experiment, name, seed, asked.prices));
+        let records = seeds.iter().map(|&seed| run_one(&experiment, name, seed, prices));
         variants.push(Variant { name: name.clone(), records: records.collect::<Outcome<_>>()? });
     }
-    let page = Report::new(&experiment, &seeds, &variants).page();
+    let processor =
+        format!("{} % of what {} took on {}", asked.cpu_percent, costs.date, costs.machine);
+    let (seeds, variants, experiment) = (&seeds[..], &variants[..], &experiment);
+    let page = Report { experiment, seeds, variants, processor }.page();
     if let Some(out) = &asked.out {
         let stem = asked.file.file_stem().map(|stem| stem.to_string_lossy().into_owned());
         for (name, text) in page.files(&stem.unwrap_or_default()) {
@@ -55,8 +61,7 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
             std::fs::write(&path, text).map_err(|error| system(shown(&path), "write", error))?;
         }
     }
-    let printed = stdout::print(&if asked.json { page.json() } else { page.summary() })?;
-    Ok(if printed == exit::OK { exit::OK } else { printed })
+    stdout::print(&if asked.json { page.json() } else { page.summary() })
 }
 
 fn shown(path: &Path) -> String {
@@ -84,7 +89,7 @@ fn run_one(experiment: &Experiment, variant: &str, seed: u64, prices: Prices) ->
         bar.finish_and_clear();
     }
     let hours = record.took().as_secs_f64() * experiment.scale as f64 / 3600.0;
-    stderr::say(format_args!("{variant}, seed {seed}: {hours:.2} h of virtual time"));
+    stderr::say(format_args!("{variant}, seed {seed}: ended after {hours:.2} h, as reported"));
     let failed: u64 = record.clients.iter().map(|done| done.failed).sum();
     if failed > 0 {
         let expected = "none, as no drive fails";

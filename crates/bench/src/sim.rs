@@ -2,11 +2,18 @@
 //!
 //! - `model=seeded`: the drive of the campaign ([`DriveModel::FAST`]) in its seeded world, with
 //!   memory for what it holds; the client's task and the reactor are in the figure.
+//! - `experiment`: keys of 4 KiB that an experiment of the lab writes back, each read from an NVMe
+//!   drive and written to one with an arm: target, metadata, both drives and the world of events.
 //! - All others: a timing model alone, in a closed loop. Their figure has the loop's own cost,
 //!   some 10 ns. `full`: before the timing the volatile cache was filled with runs that do not
 //!   touch, as many as the row says, so that each write waits for the arm.
 
+use std::time::Duration;
+
 use cairn_block::{Disk, Op, SectorCount};
+use cairn_lab::costs::costs;
+use cairn_lab::experiment::form::Experiment;
+use cairn_lab::experiment::run::Run;
 use cairn_lab::load::Loop;
 use cairn_lab::workload::Operation;
 use cairn_outcome::failure::{Outcome, wrong};
@@ -89,6 +96,12 @@ pub fn run(settings: &Settings) -> Outcome<Report> {
     for (op, taken) in ops.into_iter().zip(taken) {
         report.push(row("seeded", op, seeded_count, taken));
     }
+    let keys_mib = settings.pick(4096, 32);
+    let taken = interleave(settings.runs, vec![Box::new(move || written_back(keys_mib))])?;
+    for taken in taken {
+        let row = Row::new("sim", Samples(taken), "ns/key").with("model", "experiment");
+        report.push(row.with("what", "written back").with("count", keys_mib * 256));
+    }
     let cases = cases(settings);
     let taken = interleave(settings.runs, cases.iter().map(Case::subject).collect())?;
     for (case, taken) in cases.iter().zip(taken) {
@@ -96,6 +109,34 @@ pub fn run(settings: &Settings) -> Outcome<Report> {
         report.push(case.full.into_iter().fold(row, |row, runs| row.with("full", runs)));
     }
     Ok(report)
+}
+
+/// Nanoseconds for a key, of so many MiB that are dirty in a cache, half of which they fill.
+fn written_back(mib: u64) -> Outcome<f64> {
+    let text = format!(
+        r#"
+        title = "Keys are written back"
+        drive.cache = {{ model = "nvme", size = "{}M" }}
+        drive.disk = {{ model = "hdd", size = "{}M" }}
+        fill = {{ cache = "cache", backing = "disk", dirty = 50, pattern = "uniform",
+            block = "4K" }}
+        volume = [{{ name = "v", table = "0 N bcache disk cache 0", messages = [
+            "set writeback_percent 0", "set writeback_delay 0", "set writeback_rate 2000000"] }}]
+        end = {{ clean = "v", at_most = "2d" }}
+        "#,
+        2 * mib,
+        16 * mib
+    );
+    let experiment = Experiment::parse(&text, "bench")?;
+    let run = Run::start(&experiment, "plain", 1, costs().prices(100))?;
+    let began = Moment::now();
+    let record = run.finish(Duration::from_secs(1), |_| ())?;
+    let took = began.elapsed();
+    let dirty = record.samples.first().map_or(0, |sample| sample.dirty[0]);
+    if !record.is_done || dirty == 0 {
+        return Err(wrong("bench", "dirty data", "some", "all written back"));
+    }
+    Ok(took.ns_each((dirty / BLOCK) as usize))
 }
 
 fn row(model: &'static str, op: Op, count: usize, taken: Vec<f64>) -> Row {

@@ -8,13 +8,13 @@
 //! model = "nvme"
 //! size = "10G"
 //!
-//! [drive.home]
+//! [drive.backing]
 //! model = "hdd"
 //! size = "100G"
 //!
 //! [[volume]]
 //! name = "disk"
-//! table = "0 N bcache home cache 0"
+//! table = "0 N bcache backing cache 0"
 //! messages = ["set writeback_policy {variant}"]
 //!
 //! [end]
@@ -24,7 +24,7 @@
 //!
 //! Tables and messages are those of `cairn serve`; devices are the names of drives, or of volumes
 //! before. A cache is filled before the first volume that uses it is opened. In both,
-//! `{variant}` is the variant's word, and in tables `{home}` is the length of the drive `home` in
+//! `{variant}` is the variant's word, and in tables `{backing}` is the length of the drive `backing` in
 //! sectors.
 
 use std::collections::BTreeMap;
@@ -438,13 +438,13 @@ variants = ["strict", "sweep"]
 [drive.cache]
 model = "nvme"
 size = "10G"
-[drive.home]
+[drive.backing]
 model = "raid5"
 members = 4
 size = "100G"
 [[volume]]
 name = "disk"
-table = "0 {home} bcache home cache 0"
+table = "0 {backing} bcache backing cache 0"
 messages = ["set writeback_policy {variant}"]
 [[client]]
 volume = "disk"
@@ -463,10 +463,10 @@ at_most = "8h"
         assert_eq!(found.scale, 4);
         assert_eq!(found.variants, ["strict", "sweep"]);
         let bytes: Vec<u64> = found.drives.iter().map(|(_, drive)| drive.bytes >> 20).collect();
-        assert_eq!(bytes, [2560, 25_600], "MiB, scaled");
+        assert_eq!(bytes, [25_600, 2560], "MiB, scaled, by name");
         assert_eq!(found.end.at_most, Duration::from_secs(8 * 3600));
         let table = found.fill_in(&found.volumes[0].table, "sweep");
-        assert_eq!(table, "0 52428800 bcache home cache 0");
+        assert_eq!(table, "0 52428800 bcache backing cache 0");
         let message = found.fill_in(&found.volumes[0].messages[0], "sweep");
         assert_eq!(message, "set writeback_policy sweep");
         let [clients] = &found.clients[..] else { panic!("one kind of clients") };
@@ -479,6 +479,24 @@ at_most = "8h"
             pause: Pause::Exponential(Duration::from_millis(5)),
         };
         assert_eq!(clients.what, expected);
+    }
+
+    #[test]
+    fn experiments_of_the_documentation_have_a_meaning() {
+        let evidence = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/evidence");
+        let text = std::fs::read_to_string(evidence.join("README.md")).unwrap();
+        let example = text.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+        let found = Experiment::parse(example, "README.md").unwrap();
+        assert_eq!((found.clients.len(), found.end.when_sent), (2, true));
+        let mut rows = 0;
+        for entry in std::fs::read_dir(evidence.join("writeback")).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|end| end == "toml") {
+                assert_eq!(Experiment::read(&path).unwrap().variants.len(), 4);
+                rows += 1;
+            }
+        }
+        assert!(rows >= 4, "{rows}");
     }
 
     #[test]
@@ -495,7 +513,7 @@ at_most = "8h"
             ("\"8h\"", "\"2s\"", "end at_most: found 2s, or 500ms in virtual time, expected 1 s"),
             ("\"8h\"", "\"10000d\"", "end at_most: found"),
             ("[\"strict\", \"sweep\"]", "[\"a\", \"a\"]", "variants: found 2: a, a, expected 7"),
-            ("name = \"disk\"", "name = \"home\"", "volume name: found 'home', as a drive"),
+            ("name = \"disk\"", "name = \"cache\"", "volume name: found 'cache', as a drive"),
             ("\"4K\"\nthink", "\"1000\"\nthink", "block: found '1000', expected whole sectors"),
             ("\"4K\"\nthink", "\"1G\"\nthink", "block: found '1G', expected whole sectors, of"),
             ("clean = \"disk\"", "clean = \"dsk\"", "found 'dsk', expected the name of a volume"),

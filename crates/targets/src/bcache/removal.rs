@@ -31,6 +31,8 @@ pub(super) enum Dropped {
     All,
     /// What is not dirty, and what the device alone may have.
     Clean,
+    /// All. The backing device has, durably, what is to be read instead.
+    Replaced,
 }
 
 impl Set {
@@ -98,7 +100,7 @@ impl Bcache {
                     return;
                 }
                 let parts = match what {
-                    Dropped::All => vec![piece],
+                    Dropped::All | Dropped::Replaced => vec![piece],
                     Dropped::Clean => set.not_dirty(&piece),
                 };
                 for part in parts {
@@ -119,8 +121,9 @@ impl Bcache {
             yield_once().await;
         }
         let committed = core.commit(env).await;
-        // The cache keeps what a hole is over that is lost.
-        if committed.is_ok() {
+        // The cache keeps what a hole is over that is lost: the volume needs that data, unless it
+        // was replaced.
+        if committed.is_ok() || what == Dropped::Replaced {
             self.add_dirty(dropped);
         }
         for some in holes.chunks(work::changes()) {

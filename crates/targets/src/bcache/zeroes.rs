@@ -24,7 +24,8 @@
 //! A write of a client that comes between is concurrent with the zeros: one that goes into the
 //! cache before 4 is replaced by them, one that enters it later replaces them. A failure in 3
 //! leaves the dirty data; one in 4 leaves a set in error, whose volume has the zeros durably on its
-//! backing device (`degraded`).
+//! backing device: data under the holes no longer counts as dirty, so a volume without other dirty
+//! data goes on without its cache (`degraded`).
 
 use cairn_block::sync::atomic::Ordering;
 use cairn_block::{
@@ -82,6 +83,6 @@ impl Bcache {
         self.count_backing(env, zeroed);
         zeroed?;
         intact(backing, known)?;
-        self.drop_extents(env, span, Dropped::All).await
+        self.drop_extents(env, span, Dropped::Replaced).await
     }
 }

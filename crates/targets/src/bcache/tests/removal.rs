@@ -1,4 +1,4 @@
-//! Tests of discards.
+//! Tests of discards and of large write-zeroes.
 
 use super::*;
 
@@ -60,5 +60,29 @@ fn a_discard_that_fails_leaves_what_is_dirty_counted_and_the_volume_stopped() {
         assert_eq!(test.read("v", 0, 8), Err(IoError::IO), "it is stopped");
         let _ = test.try_suspend("v", SuspendMode::Flush);
         test.resume("v").expect("the cache is well");
+    }
+}
+
+#[test]
+fn zeros_of_all_dirty_data_let_a_volume_go_on_without_a_cache_that_fails_after_them() {
+    // All of the dirty data, and a part of it.
+    for (start, count, goes_on) in [(0, 16_368, true), (2048, 2048, false)] {
+        let test = stopped();
+        test.load("v", LINE);
+        test.write("v", 0, 8, 1).expect("it begins a session");
+        test.flush("v").expect("the drives are well");
+        test.drive("c").faults().add(Fault::error(OpSet::WRITES));
+        test.forget();
+        let expected = if goes_on { Ok(()) } else { Err(IoError::IO) };
+        assert_eq!(test.zero("v", start, count), expected);
+        let zeroed = test.ops("b").contains(&(Op::WriteZeroes, 16 + start, count));
+        assert!(zeroed, "the cache failed after that");
+        if goes_on {
+            assert_eq!(durable_superblock(&test).state(), BackingState::None);
+            assert!(test.bytes("v", start, count).iter().all(|byte| *byte == 0));
+        } else {
+            assert_eq!(durable_superblock(&test).state(), BackingState::Dirty);
+            assert_eq!(test.read("v", 0, 8), Err(IoError::IO), "it is stopped");
+        }
     }
 }

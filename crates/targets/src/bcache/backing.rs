@@ -11,21 +11,23 @@
 //! A3. A flush of a client ends well only if a flush of the backing device covers the client's
 //!     writes that had completed, and no failure of the device came between (R1, R2).
 //! A4. Acknowledged writes that a failure may have lost raise the failure count of the mapped
-//!     device once. What writeback copied is dirty until its own flush, so it is copied again.
+//!     device once, whatever flush met the failure. If no client was told by the next suspend, that
+//!     fails. What writeback copied is dirty until its own flush, so it is copied again.
 //! A5. A *held* write (R16) is answered when it is durable, so no flush of a client waits for it.
 //!     It fails if the device has failed since it began: its data may be gone.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
+use cairn_block::sync::{Mutex, MutexGuard};
 use cairn_block::{Env, FailureCount, IoError, IoResult, RequestId, mutants};
 use event_listener::Event;
 
 use super::btree::Span;
 use super::bypass::SHARED;
 use super::canary::{Bug, planted};
+use super::config::Config;
 use super::coverage::{self, Path};
 use super::set::Errors;
 use super::volume::Bcache;
@@ -40,8 +42,11 @@ struct State {
     /// began (A5). A task releases them.
     held: Vec<(RequestId, u32)>,
     is_releasing: bool,
-    /// How often acknowledged writes may have been lost since the last resume.
+    /// How often acknowledged writes may have been lost.
     losses: u64,
+    /// The failure count of the mapped device after the last loss since the last resume; 0 if there
+    /// is none.
+    lost_at: u64,
     /// Where data is that no flush has covered: written since the last flush began, and before. And
     /// where a failure may have dropped data, which a page cache may show all the same.
     written: Zones,
@@ -97,6 +102,8 @@ impl State {
 /// See the module's description.
 pub(super) struct Traffic {
     state: Mutex<State>,
+    /// The names of the volume and of the backing device, for the log.
+    names: String,
     /// The failure count of the mapped device.
     failures: Arc<FailureCount>,
     /// Notified when a flush has covered something.
@@ -111,20 +118,23 @@ pub(super) struct Traffic {
 
 impl Traffic {
     /// No writes.
-    pub fn new(failures: Arc<FailureCount>) -> Traffic {
+    pub fn new(failures: Arc<FailureCount>, config: &Config) -> Traffic {
         let state = State {
             writes: Vec::new(),
             flushes: Flushes::new(0),
             held: Vec::new(),
             is_releasing: false,
             losses: 0,
+            lost_at: 0,
             written: Zones::default(),
             flushing: Vec::new(),
             suspect: Zones::default(),
         };
         let [flushed, held] = [Event::new(), Event::new()];
         let (errors, flushes) = (Errors::new(ERROR_LIMIT), AtomicU64::new(0));
-        Traffic { state: Mutex::new(state), failures, flushed, held, errors, flushes }
+        let backing = config.devices.backing().map_or("", |device| &device.argument);
+        let names = format!("{}: {backing}", config.volume);
+        Traffic { state: Mutex::new(state), names, failures, flushed, held, errors, flushes }
     }
 
     /// The device was flushed, and its failure count is `known`: everything on it is durable.
@@ -134,6 +144,7 @@ impl Traffic {
         let done = state.flushes.done();
         state.flushes.succeed(done);
         (state.written, state.flushing) = (Zones::default(), Vec::new());
+        state.lost_at = 0;
     }
 
     /// Notified when a flush has covered something.
@@ -171,7 +182,7 @@ impl Traffic {
         state.written.add(span);
         if state.flushes.add_acknowledged(began) {
             state.suspect.add(span);
-            self.lose(&mut state);
+            self.lose(state);
         }
     }
 
@@ -223,10 +234,27 @@ impl Traffic {
         state.flushes.are_durable() && state.flushes.known() >= failures
     }
 
-    fn lose(&self, state: &mut State) {
+    /// True if acknowledged writes may have been lost since the last resume, and no client was told
+    /// since (A4).
+    pub fn has_untold_loss(&self) -> bool {
+        self.is_loss_untold(&self.state.lock())
+    }
+
+    fn is_loss_untold(&self, state: &State) -> bool {
+        self.failures.told() < state.lost_at
+    }
+
+    /// Counts a loss (A4). The log has one line for all that clients are told of at once.
+    fn lose(&self, mut state: MutexGuard<'_, State>) {
         coverage::take(Path::LoseTraffic);
+        let is_logged = self.is_loss_untold(&state);
         state.losses += 1;
         self.failures.raise();
+        state.lost_at = self.failures.count();
+        drop(state);
+        if !is_logged {
+            tracing::error!("{}: a failure may have lost writes around the cache", self.names);
+        }
     }
 
     /// Deals with failures of the device that are not known yet (A4).
@@ -240,7 +268,7 @@ impl Traffic {
             let flushing = std::mem::take(&mut state.flushing);
             flushing.into_iter().for_each(|(_, zones)| state.suspect.join(zones));
             if state.flushes.fail(count) {
-                self.lose(&mut state);
+                self.lose(state);
             }
         }
     }

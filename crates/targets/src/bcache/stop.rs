@@ -3,11 +3,12 @@
 //! superblock of the backing device.
 //!
 //! A suspend fails if acknowledged writes may be lost: those that the set had not made durable when
-//! it broke (C2), and those around the cache that no flush covers. What else fails is logged: dirty
-//! data stays in the cache, and the next opening reads what is durable.
+//! it broke (C2), and those around the cache that no flush covers, or that a failure may have lost
+//! before without a client being told (A4). What else fails is logged: dirty data stays in the
+//! cache, and the next opening reads what is durable.
 
 use cairn_block::sync::atomic::Ordering;
-use cairn_block::{ConfigError, ConfigKind, Env, IoResult};
+use cairn_block::{ConfigError, ConfigKind, Env, IoError, IoResult};
 
 use super::degraded::Service;
 use super::set::{Core, Set, WriteError};
@@ -44,6 +45,7 @@ impl Bcache {
         self.tasks.idle().await;
         self.end_serving().await;
         let lost = self.has_lost_writes();
+        let told = if self.traffic.has_untold_loss() { Err(IoError::IO) } else { Ok(()) };
         let is_served = core.users().serves(self.inode()).is_some();
         let left = match is_served {
             true => core.leave(env, self.inode()).await,
@@ -54,7 +56,7 @@ impl Bcache {
         }
         self.is_writing_back.store(false, Ordering::Relaxed);
         self.ready.store(Ready::Read as u8, Ordering::Relaxed);
-        self.losses(&core.cache.device().argument, lost, flushed)
+        self.losses(&core.cache.device().argument, lost, flushed.and(told))
     }
 
     /// True if the set broke before acknowledged writes of the volume were durable there.

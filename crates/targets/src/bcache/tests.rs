@@ -384,14 +384,19 @@ impl std::io::Write for Log {
     }
 }
 
-/// The warnings of the log while a table is loaded and resumed.
-fn warnings_of(test: &Fixture, line: &str) -> Vec<String> {
+/// What `act` logs.
+fn log_of(act: impl FnOnce()) -> String {
     let log = Log::default();
     let writer = log.clone();
     let subscriber =
         tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-    tracing::subscriber::with_default(subscriber, || test.load("v", line));
-    let text = String::from_utf8(log.0.lock().clone()).expect("it is text");
+    tracing::subscriber::with_default(subscriber, act);
+    String::from_utf8(log.0.lock().clone()).expect("it is text")
+}
+
+/// The warnings of the log while a table is loaded and resumed.
+fn warnings_of(test: &Fixture, line: &str) -> Vec<String> {
+    let text = log_of(|| test.load("v", line));
     text.lines().filter_map(|line| Some(line.split_once(" WARN ")?.1.to_owned())).collect()
 }
 

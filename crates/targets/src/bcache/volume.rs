@@ -160,7 +160,7 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
             Devices::Cached { backing, .. } => Some(Stripes::of(&backing.disk)),
             _ => None,
         },
-        traffic: Traffic::new(ctor.failures.clone()),
+        traffic: Traffic::new(ctor.failures.clone(), &config),
         bypass: is_cached.then(|| Bypass::new(reactors)),
         beginning: AtomicBool::new(false),
         is_writing_back: AtomicBool::new(false),

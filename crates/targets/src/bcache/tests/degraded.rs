@@ -308,6 +308,40 @@ fn a_suspend_fails_if_what_was_written_around_the_cache_cannot_be_flushed() {
 }
 
 #[test]
+fn a_suspend_fails_if_the_flush_of_a_fill_met_a_loss_that_no_client_was_told_of() {
+    for is_told in [false, true] {
+        let test = clean_in("writethrough");
+        let client = Client::new(test.volume("v"));
+        test.flush("v").expect("the drives are well");
+        fail(&test, "b", OpSet::FLUSHES, 1);
+        let log = log_of(|| {
+            test.write("v", 8000, 8, 1).expect("the drives are well");
+            test.write("v", 12_000, 8, 1).expect("the drives are well");
+            test.run(Duration::from_secs(6));
+        });
+        assert_eq!(test.drive("b").faults().injected(), 1, "the fill has a flush of its own");
+        let counted = log.lines().filter(|line| {
+            line.contains("ERROR")
+                && line.ends_with("v: b: a failure may have lost writes around the cache")
+        });
+        assert_eq!(counted.count(), 1, "{log}");
+        if is_told {
+            assert!(test.flush_of(&client).is_err());
+        }
+        let suspended = test.try_suspend("v", SuspendMode::Flush).map_err(|it| it.to_string());
+        let text = "b: what was written around the cache may not be durable: ";
+        match suspended {
+            Ok(()) => assert!(is_told),
+            Err(error) => assert!(!is_told && error.starts_with(text), "{error}"),
+        }
+        test.resume("v").expect("the drives are well");
+        assert_eq!(test.flush_of(&client).is_err(), !is_told, "it is told once");
+        assert_eq!(test.flush_of(&client), Ok(()));
+        test.suspend("v", SuspendMode::Flush);
+    }
+}
+
+#[test]
 fn a_batch_stays_dirty_whose_copies_the_failed_flush_of_another_user_may_have_dropped() {
     let test = stopped();
     test.load("v", LINE);

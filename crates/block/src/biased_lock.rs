@@ -52,7 +52,9 @@ pub struct BiasedLock<T> {
 impl<T> BiasedLock<T> {
     /// A lock around `value`, for as many reactors.
     pub fn new(reactors: u16, value: T) -> BiasedLock<T> {
-        let content = Content { value: Arc::new(value), open: Vec::new(), reads: 0 };
+        // The ready path opens slots, and allocates nothing.
+        let open = Vec::with_capacity(usize::from(reactors));
+        let content = Content { value: Arc::new(value), open, reads: 0 };
         let slot = |_| Padded(Mutex::new(None));
         BiasedLock {
             content: Padded(Mutex::new(content)),

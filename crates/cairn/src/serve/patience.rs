@@ -18,6 +18,8 @@ use cairn_outcome::signals::{self, Event};
 
 /// How long a start may go on after a signal.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The stack of a main thread. Other threads have a quarter of it by default.
+const STACK_BYTES: usize = 8 << 20;
 
 /// Says that the volumes are up, or that they will not be, also if their thread panics.
 struct Tells(Sender<Event>);
@@ -43,7 +45,7 @@ pub fn with_patience<T: Send>(
             let _tells = tells;
             bring_up()
         };
-        let named = thread::Builder::new().name("start".to_owned());
+        let named = thread::Builder::new().name("start".to_owned()).stack_size(STACK_BYTES);
         let started = named.spawn_scoped(scope, task);
         let started = started.map_err(|error| system("start", "thread", error))?;
         let mut is_asked = false;

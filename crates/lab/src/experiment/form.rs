@@ -23,9 +23,8 @@
 //! ```
 //!
 //! Tables and messages are those of `cairn serve`; devices are the names of drives, or of volumes
-//! before. A cache is filled before the first volume that uses it is opened. In both,
-//! `{variant}` is the variant's word, and in tables `{backing}` is the length of the drive `backing` in
-//! sectors.
+//! before. A cache is filled before the first volume that uses it is opened. In both, `{variant}`
+//! is the variant's word, and `{backing}` the length of the drive `backing` in sectors.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -219,7 +219,10 @@ fn bcache_requests_tells_writes_misses_workers_streams_and_bursts() {
 #[test]
 fn sim_tells_each_drive_and_how_full_its_cache_is() {
     let rows = rows(&["sim"]);
-    assert!(rows.iter().all(|row| row["name"] == "sim" && row["unit"] == "ns"));
+    assert!(rows.iter().all(|row| row["name"] == "sim"));
+    let of_keys = rows.iter().filter(|row| row["model"] == "experiment");
+    assert!(of_keys.clone().all(|row| row["unit"] == "ns/key") && of_keys.count() == 1);
+    assert_eq!(rows.iter().filter(|row| row["unit"] == "ns").count(), rows.len() - 1);
     for (model, op, count) in [
         ("seeded", "write", 1),
         ("seeded", "read", 1),
@@ -231,6 +234,15 @@ fn sim_tells_each_drive_and_how_full_its_cache_is() {
         assert_eq!(shaped(&rows, &[("model", model), ("op", op), ("depth", "32")]), count);
     }
     assert_eq!(shaped(&rows, &[("model", "hdd"), ("full", "512")]), 1);
+}
+
+#[test]
+fn costs_tells_each_price() {
+    let rows = rows(&["costs"]);
+    for what in ["turn", "poll", "request", "metadata"] {
+        assert_eq!(shaped(&rows, &[("what", what)]), 1, "{what}");
+    }
+    assert_eq!(rows.len(), 4);
 }
 
 #[test]

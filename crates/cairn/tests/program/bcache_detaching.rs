@@ -19,7 +19,7 @@ const HOUR_MS: u64 = 3_600_000;
 /// The first delay of a drain that is to end. If it was over before a test saw the detach under
 /// way, the test is run again with twice as much.
 const FIRST_MS: u64 = 500;
-const LAST_MS: u64 = 16 * FIRST_MS;
+const LAST_MS: u64 = 64 * FIRST_MS;
 
 const SUM: &str = "nbdcopy \"$uri\" - | sha256sum";
 /// Until the detach is under way.

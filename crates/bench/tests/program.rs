@@ -220,7 +220,7 @@ fn bcache_requests_tells_writes_misses_workers_streams_and_bursts() {
 fn sim_tells_each_drive_and_how_full_its_cache_is() {
     let rows = rows(&["sim"]);
     assert!(rows.iter().all(|row| row["name"] == "sim"));
-    let of_keys = rows.iter().filter(|row| row["model"] == "experiment");
+    let of_keys = rows.iter().filter(|row| row["parameters"]["model"] == "experiment");
     assert!(of_keys.clone().all(|row| row["unit"] == "ns/key") && of_keys.count() == 1);
     assert_eq!(rows.iter().filter(|row| row["unit"] == "ns").count(), rows.len() - 1);
     for (model, op, count) in [

@@ -211,7 +211,7 @@ impl Client for Load {
         match result {
             // It would fail for ever, perhaps at once.
             Err(_) => self.tally.leave(),
-            // Other requests and time go on, whatever a volume answers at once.
+            // A volume that answers at once must not keep time and other requests from going on.
             Ok(()) if env.now() == Time(began) => self.go_on_later(env),
             Ok(()) => self.go_on(env),
         }

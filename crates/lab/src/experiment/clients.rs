@@ -124,9 +124,7 @@ impl Clients {
         };
         Ok(clients.into_iter().map(operations).collect())
     }
-}
 
-impl Clients {
     /// What they do, in words.
     pub fn describe(&self) -> String {
         let what = match &self.what {

@@ -8,7 +8,6 @@ const EXACT_BITS: u32 = STEPS.ilog2();
 const COUNTS: usize = (64 - EXACT_BITS as usize + 1) * STEPS as usize;
 
 /// Counts of values, by their size.
-#[derive(Clone)]
 pub struct Histogram {
     counts: Box<[u64; COUNTS]>,
     all: u64,
@@ -48,11 +47,6 @@ impl Histogram {
     pub fn add(&mut self, value: u64) {
         self.counts[step_of(value) as usize] += 1;
         self.all += 1;
-    }
-
-    /// How many values there are.
-    pub fn count(&self) -> u64 {
-        self.all
     }
 
     /// The value that so many of a thousand do not exceed, at most a thirty-second too large; none

@@ -6,7 +6,7 @@
 //!
 //! - [`form`]: what a file may say, of [`clients`] in a file of their own. [`devices`]: drives by
 //!   their words. [`run`]: one world, from its beginning to its end. [`client`]: operations that
-//!   are sent. `shelf`: devices by name. [`record`], [`histogram`]: what is kept. [`report`]: its
+//!   are sent. [`record`], [`histogram`]: what is kept. [`report`]: its
 //!   page. [`verb`]: what a user asks for.
 //!
 //! Promises:
@@ -23,5 +23,4 @@ pub mod histogram;
 pub mod record;
 pub mod report;
 pub mod run;
-mod shelf;
 pub mod verb;

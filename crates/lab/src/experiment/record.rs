@@ -33,8 +33,6 @@ pub struct Record {
     pub clients: Vec<Done>,
     /// It ended as the experiment asks, not only because its time was over.
     pub is_done: bool,
-    /// A hash of all times and ranges.
-    pub fingerprint: u64,
 }
 
 impl Record {

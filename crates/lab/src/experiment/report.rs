@@ -34,16 +34,16 @@ pub struct Report<'a> {
 impl Report<'_> {
     /// The page.
     pub fn page(&self) -> Page {
-        let mut sections = vec![self.section("Result", vec![Part::Table(self.results())])];
+        let mut sections = vec![section("Result", vec![Part::Table(self.results())])];
         if !self.experiment.clients.is_empty() {
             sections[0].parts.push(Part::Table(self.clients()));
         }
-        sections.push(self.section("Dirty data", self.dirty_charts()));
+        sections.push(section("Dirty data", self.dirty_charts()));
         let mut drives = vec![Part::Table(self.times())];
         drives.extend(self.drive_charts());
-        sections.push(self.section("Drives", drives));
+        sections.push(section("Drives", drives));
         if !self.experiment.clients.is_empty() {
-            sections.push(self.section("Clients", self.client_charts()));
+            sections.push(section("Clients", self.client_charts()));
         }
         Page {
             title: self.experiment.title.clone(),
@@ -51,10 +51,6 @@ impl Report<'_> {
             facts: self.facts(),
             sections,
         }
-    }
-
-    fn section(&self, title: &str, parts: Vec<Part>) -> Section {
-        Section { title: title.to_owned(), parts }
     }
 
     fn facts(&self) -> Vec<(String, String)> {
@@ -107,20 +103,9 @@ impl Report<'_> {
         facts
     }
 
-    /// The median of a value of each run with the least and the greatest, printed.
-    fn median(&self, variant: &Variant, value: impl Fn(&Record) -> f64, digits: usize) -> String {
-        let mut values: Vec<f64> = variant.records.iter().map(value).collect();
-        values.sort_unstable_by(f64::total_cmp);
-        let middle = values[(values.len() - 1) / 2];
-        let (low, high) = (values[0], values[values.len() - 1]);
-        match values.len() {
-            1 => format!("{middle:.digits$}"),
-            _ => format!("{middle:.digits$} ({low:.digits$} to {high:.digits$})"),
-        }
-    }
-
     fn results(&self) -> Table {
-        let mut columns = vec!["variant", "ended", "hours", "dirty at the end, GiB"];
+        let mut columns =
+            vec!["variant", "ended", "hours", "dirty at the end, GiB", "processor busy, %"];
         let names: Vec<String> = self
             .experiment
             .drives
@@ -141,22 +126,28 @@ impl Report<'_> {
             let dirty = |record: &Record| {
                 last(record).dirty.iter().sum::<u64>() as f64 * scale / f64::from(1 << 21)
             };
+            let processor = |record: &Record| {
+                let first = record.samples.first().expect("a run has a beginning");
+                let busy = last(record).busy.saturating_sub(first.busy);
+                100.0 * busy.as_nanos() as f64 / 1e9 / seconds(record)
+            };
             let mut row = vec![
                 variant.name.clone(),
                 format!("{ended} of {}", variant.records.len()),
-                self.median(variant, |record| seconds(record) * scale / 3600.0, 3),
-                self.median(variant, dirty, 1),
+                median(variant, |record| seconds(record) * scale / 3600.0, 3),
+                median(variant, dirty, 1),
+                median(variant, processor, 2),
             ];
             for index in 0..self.experiment.drives.len() {
                 let used = |record: &Record| used_of(record, index);
-                row.push(self.median(variant, |it| used(it).operations as f64 * scale, 0));
+                row.push(median(variant, |it| used(it).operations as f64 * scale, 0));
                 let moved = |record: &Record| moved_mib(&used(record)) / seconds(record);
-                row.push(self.median(variant, moved, 2));
+                row.push(median(variant, moved, 2));
                 let busy = |record: &Record| {
                     let arms = last(record).drives[index].arms.max(1) as f64;
                     used(record).busy_ns() as f64 / 1e7 / seconds(record) / arms
                 };
-                row.push(self.median(variant, busy, 1));
+                row.push(median(variant, busy, 1));
             }
             table.row(&row.iter().map(String::as_str).collect::<Vec<_>>());
         }
@@ -195,15 +186,15 @@ impl Report<'_> {
                 let depth = |it: &Record| used(it).depth_ns as f64 / 1e9 / seconds(it);
                 let row = [
                     format!("{}: {name}", variant.name),
-                    self.median(variant, share(|used| used.seek_ns), 1),
-                    self.median(variant, share(|used| used.rotation_ns), 1),
-                    self.median(variant, share(|used| used.transfer_ns), 1),
-                    self.median(variant, share(|used| used.other_ns), 1),
-                    self.median(variant, far, 1),
-                    self.median(variant, |it| used(it).requests as f64 * scale, 0),
-                    self.median(variant, |it| used(it).merges as f64 * scale, 0),
-                    self.median(variant, |it| used(it).flushes as f64 * scale, 0),
-                    self.median(variant, depth, 2),
+                    median(variant, share(|used| used.seek_ns), 1),
+                    median(variant, share(|used| used.rotation_ns), 1),
+                    median(variant, share(|used| used.transfer_ns), 1),
+                    median(variant, share(|used| used.other_ns), 1),
+                    median(variant, far, 1),
+                    median(variant, |it| used(it).requests as f64 * scale, 0),
+                    median(variant, |it| used(it).merges as f64 * scale, 0),
+                    median(variant, |it| used(it).flushes as f64 * scale, 0),
+                    median(variant, depth, 2),
                 ];
                 table.row(&row.iter().map(String::as_str).collect::<Vec<_>>());
             }
@@ -233,12 +224,12 @@ impl Report<'_> {
                 let each = |record: &Record| done(record).operations as f64 / seconds(record);
                 let row = [
                     format!("{}: {}", variant.name, clients.name),
-                    self.median(variant, each, 0),
-                    self.median(variant, |record| bytes(record) / seconds(record), 2),
-                    self.median(variant, |record| micros(done(record).p50_ns), 0),
-                    self.median(variant, |record| micros(done(record).p99_ns), 0),
-                    self.median(variant, |record| micros(done(record).p999_ns), 0),
-                    self.median(variant, |it| done(it).flushes as f64 / seconds(it), 0),
+                    median(variant, each, 0),
+                    median(variant, |record| bytes(record) / seconds(record), 2),
+                    median(variant, |record| micros(done(record).p50_ns), 0),
+                    median(variant, |record| micros(done(record).p99_ns), 0),
+                    median(variant, |record| micros(done(record).p999_ns), 0),
+                    median(variant, |it| done(it).flushes as f64 / seconds(it), 0),
                 ];
                 table.row(&row.iter().map(String::as_str).collect::<Vec<_>>());
             }
@@ -342,6 +333,22 @@ impl Report<'_> {
         }
         parts
     }
+}
+
+/// The median of a value of each run with the least and the greatest, printed.
+fn median(variant: &Variant, value: impl Fn(&Record) -> f64, digits: usize) -> String {
+    let mut values: Vec<f64> = variant.records.iter().map(value).collect();
+    values.sort_unstable_by(f64::total_cmp);
+    let middle = values[(values.len() - 1) / 2];
+    let (low, high) = (values[0], values[values.len() - 1]);
+    match values.len() {
+        1 => format!("{middle:.digits$}"),
+        _ => format!("{middle:.digits$} ({low:.digits$} to {high:.digits$})"),
+    }
+}
+
+fn section(title: &str, parts: Vec<Part>) -> Section {
+    Section { title: title.to_owned(), parts }
 }
 
 /// What a drive did from the first sample to the last.

@@ -8,13 +8,13 @@ use cairn_block::{
     ConfigError, ConfigKind, Disk, Env, Flags, Io, MappedDevice, Registry, Sector, SectorCount,
     SectorRange, Table, TableContext, TableLine, TargetTypes, Time,
 };
+use cairn_format::bcache::DATA_OFFSET;
 use cairn_outcome::failure::{Outcome, wrong};
 use cairn_sim::{Contents, Image, Prices, SimDrive, SimWorld, TimedOptions};
 
 use super::client::{Load, Tally};
 use super::form::{Experiment, Fill, Volume};
 use super::record::{Record, Sample, number};
-use super::shelf::Shelf;
 use crate::fill::ImageSink;
 use crate::fill::bcache::{BackingSpec, CacheSpec, Plan};
 
@@ -60,11 +60,8 @@ impl<'a> Run<'a> {
             world.add_timed_drive(options, image, model)
         });
         let drives: Vec<Arc<SimDrive>> = drives.collect();
-        let shelf = Shelf::default();
-        for drive in &drives {
-            shelf.put(&drive.name(), drive.clone());
-        }
-        let registry = Arc::new(Registry::new(Box::new(shelf.clone())));
+        let opener = world.opener();
+        let registry = Arc::new(Registry::new(Box::new(opener.clone())));
         let mut run = Run {
             experiment,
             world,
@@ -80,7 +77,8 @@ impl<'a> Run<'a> {
                 run.fill(fill, seed)?;
             }
             let opened = run.open(volume, variant)?;
-            shelf.put(&volume.name, opened.clone());
+            // It is a device for the volumes behind it, as an array of the kernel is for `serve`.
+            opener.put(&volume.name, opened.clone());
             run.volumes.push(opened);
         }
         if let Some(fill) = fill {
@@ -161,7 +159,7 @@ impl<'a> Run<'a> {
         written.map_err(|error| refused(error.to_string()))?;
         cache.load(image);
         for (disk, superblock) in backings.into_iter().zip(superblocks) {
-            let range = SectorRange::new(Sector(0), BLOCK + BLOCK);
+            let range = SectorRange::new(Sector(0), SectorCount(DATA_OFFSET));
             let mut bytes = vec![0; range.to_bytes() as usize];
             superblock.read(range.start, &mut bytes);
             let written = self.world.block_on(0, move |env| async move {
@@ -218,7 +216,7 @@ impl<'a> Run<'a> {
             }
         };
         let clients = self.tallies.iter().map(|tally| tally.whole()).collect();
-        Ok(Record { samples, clients, is_done, fingerprint: self.world.fingerprint() })
+        Ok(Record { samples, clients, is_done })
     }
 
     fn sample(&self) -> Sample {

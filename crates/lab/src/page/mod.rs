@@ -9,7 +9,7 @@
 //!   arithmetic is + - * / and sqrt of IEEE 754 only, and nothing is ordered by a hash.
 //! - P2. A page is one file: no script, no font, no address of another file. Only its plots and
 //!   data also stand beside it ([`Page::files`]).
-//! - P3. A page is well-formed XML as well as HTML, whatever the texts hold.
+//! - P3. A page is well-formed XML as well as HTML, with any texts in it.
 //! - P4. A line of a plot differs from the others in colour, dash and marker. Each plot has a text
 //!   alternative, each table a caption and headers with a scope. Backgrounds are white.
 //! - P5. Labels do not overlap: a text longer than its limit ([`TITLE_CHARS_MAX`],

@@ -1,6 +1,6 @@
 //! Texts of a page: escaping, limits, and the space that a label may need.
 //!
-//! A reader's browser has fonts that nobody can know here. [`width`] is an upper bound for the
+//! This program does not know the fonts of a reader's browser. [`width`] is an upper bound for the
 //! usual fonts without serifs, of which `DejaVu Sans` is the widest: a label that may not fit its
 //! space gets an attribute that squeezes it ([`label`]).
 

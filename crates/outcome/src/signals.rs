@@ -69,7 +69,7 @@ pub fn watch() -> Outcome<(Sender<Event>, Receiver<Event>)> {
     Ok((send, receive))
 }
 
-/// Says why, removes unfinished files and ends the process, whatever its threads wait for.
+/// Says why, removes unfinished files and ends the process. It waits for no thread.
 pub fn leave(why: &str, code: impl Into<i32>) -> ! {
     say(why);
     // Held until the process ends, so that no file becomes finished any more.

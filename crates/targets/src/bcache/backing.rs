@@ -11,8 +11,9 @@
 //! A3. A flush of a client ends well only if a flush of the backing device covers the client's
 //!     writes that had completed, and no failure of the device came between (R1, R2).
 //! A4. Acknowledged writes that a failure may have lost raise the failure count of the mapped
-//!     device once, whatever flush met the failure. If no client was told by the next suspend, that
-//!     fails. What writeback copied is dirty until its own flush, so it is copied again.
+//!     device once, also if a flush that no client asked for met the failure. The next suspend
+//!     fails unless a client was told by then. What writeback copied is dirty until its own flush,
+//!     so it is copied again.
 //! A5. A *held* write (R16) is answered when it is durable, so no flush of a client waits for it.
 //!     It fails if the device has failed since it began: its data may be gone.
 
@@ -244,7 +245,7 @@ impl Traffic {
         self.failures.told() < state.lost_at
     }
 
-    /// Counts a loss (A4). The log has one line for all that clients are told of at once.
+    /// Counts a loss (A4). Losses between two answers to clients are one line of the log.
     fn lose(&self, mut state: MutexGuard<'_, State>) {
         coverage::take(Path::LoseTraffic);
         let is_logged = self.is_loss_untold(&state);

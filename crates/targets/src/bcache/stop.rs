@@ -45,7 +45,7 @@ impl Bcache {
         self.tasks.idle().await;
         self.end_serving().await;
         let lost = self.has_lost_writes();
-        let told = if self.traffic.has_untold_loss() { Err(IoError::IO) } else { Ok(()) };
+        let untold = if self.traffic.has_untold_loss() { Err(IoError::IO) } else { Ok(()) };
         let is_served = core.users().serves(self.inode()).is_some();
         let left = match is_served {
             true => core.leave(env, self.inode()).await,
@@ -56,7 +56,7 @@ impl Bcache {
         }
         self.is_writing_back.store(false, Ordering::Relaxed);
         self.ready.store(Ready::Read as u8, Ordering::Relaxed);
-        self.losses(&core.cache.device().argument, lost, flushed.and(told))
+        self.losses(&core.cache.device().argument, lost, flushed.and(untold))
     }
 
     /// True if the set broke before acknowledged writes of the volume were durable there.

@@ -17,8 +17,8 @@
 //! H2. A hit enters the epoch of the readers under the lock for reading. What it found is changed
 //!     under the other one, which comes before the whole lookup or after it. So rule E1 of `epochs`
 //!     holds as with one lock.
-//! H3. The set is open, and not broken, whenever a lookup says so: both change under the lock for
-//!     changes.
+//! H3. The set is open, and not broken, whenever a lookup says so: while requests are in flight
+//!     both change under the lock for changes.
 //!
 //! # Failures
 //! C1. After the first write or flush of metadata that fails, or the error that reaches

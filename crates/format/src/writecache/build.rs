@@ -1,8 +1,9 @@
 //! A whole cache from a stream of entries, in the order of slots.
 //!
-//! The slot table is written piece by piece, and its first piece last, as that has the superblock:
-//! a device that held no cache before holds none until [`Builder::finish`] has written all. The
-//! data of the slots is the caller's.
+//! The slot table is written piece by piece, and its first piece last, as that has the superblock.
+//! So a builder that ends early leaves no cache where there was none. It flushes nothing: it is for
+//! images that nothing else uses, not for devices whose power may go. The data of the slots is the
+//! caller's.
 //!
 //! Memory: two pieces; not the entries, whose number does not matter.
 

@@ -1,9 +1,10 @@
 //! The part of `bench bcache` with bursts that bypass the cache, beside clients that wait until
 //! each write is durable, on files: how much of their speed the clients keep.
 //!
-//! The clients are those of `bcachedsync` with FUA and flush, at fresh places in no order. A burst
-//! is written each second: four writes of 1 MiB, without FUA, each as long as the cutoff of
-//! sequential streams. The baseline is the same clients without bursts, in the same rounds.
+//! The clients are those of `bcachedsync` with FUA and flush, at fresh places in no order; they end
+//! when the time is over, and sooner if they have written each place. A burst is written each
+//! second: four writes of 1 MiB, without FUA, each as long as the cutoff of sequential streams. The
+//! baseline is the same clients without bursts, in the same rounds.
 //!
 //! With `--quick` a round is shorter than the time between two bursts, so that its figure says
 //! nothing: the rounds run, and have no row.
@@ -53,18 +54,20 @@ struct Progress {
 }
 
 impl Load {
-    /// Answers durable writes of the clients per second.
+    /// Answers durable writes of the clients per second, up to the last client's end: the task of
+    /// the bursts may sleep beyond it.
     async fn run(self, env: &Env, disk: &Arc<dyn Disk>) -> Result<f64, cairn_block::IoError> {
         let (progress, began) = (Rc::new(Progress::default()), Moment::now());
         let clients = async {
             let client = |_| self.client(env, disk, &progress, began);
             let results = join_all((0..self.clients).map(client)).await;
+            let elapsed = began.elapsed().wall;
             progress.has_ended.set(true);
-            results.into_iter().collect::<IoResult>()
+            results.into_iter().collect::<IoResult>().map(|()| elapsed)
         };
         let (served, burst) = join(clients, self.bursts(env, disk, &progress)).await;
-        served.and(burst)?;
-        Ok(progress.writes.get() as f64 / began.elapsed().wall.as_secs_f64())
+        burst?;
+        Ok(progress.writes.get() as f64 / served?.as_secs_f64())
     }
 
     async fn client(
@@ -111,7 +114,7 @@ impl Load {
 pub fn run(name: &'static str, settings: &Settings, report: &mut Report) -> Outcome<()> {
     let duration = settings.pick(Duration::from_millis(2500), Duration::from_millis(50));
     let files = Files::make()?;
-    let span = settings.pick(512 << 20, 8 << 20);
+    let span = settings.pick(1 << 30, 8 << 20);
     let (span_sectors, bursts) = (span / SECTOR_BYTES, BURST * LONG * 64);
     let cache = files.open("cache", span_sectors * 2 + (128 << 10), false)?;
     let backing = files.open("backing", BACKING_FIRST + span_sectors + bursts, true)?;

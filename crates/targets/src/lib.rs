@@ -29,6 +29,7 @@ mod group_commit;
 mod interleaved;
 pub mod kind;
 pub mod linear;
+mod losses;
 #[cfg(test)]
 mod meta;
 #[cfg(test)]

@@ -34,6 +34,7 @@ use super::set::Errors;
 use super::volume::Bcache;
 use crate::args::Device;
 use crate::flushes::Flushes;
+use crate::losses::Losses;
 
 struct State {
     /// Writes of clients in flight (A1).
@@ -43,11 +44,7 @@ struct State {
     /// began (A5). A task releases them.
     held: Vec<(RequestId, u32)>,
     is_releasing: bool,
-    /// How often acknowledged writes may have been lost.
-    losses: u64,
-    /// The failure count of the mapped device after the last loss since the last resume; 0 if there
-    /// is none.
-    lost_at: u64,
+    losses: Losses,
     /// Where data is that no flush has covered: written since the last flush began, and before. And
     /// where a failure may have dropped data, which a page cache may show all the same.
     written: Zones,
@@ -125,8 +122,7 @@ impl Traffic {
             flushes: Flushes::new(0),
             held: Vec::new(),
             is_releasing: false,
-            losses: 0,
-            lost_at: 0,
+            losses: Losses::default(),
             written: Zones::default(),
             flushing: Vec::new(),
             suspect: Zones::default(),
@@ -145,7 +141,7 @@ impl Traffic {
         let done = state.flushes.done();
         state.flushes.succeed(done);
         (state.written, state.flushing) = (Zones::default(), Vec::new());
-        state.lost_at = 0;
+        state.losses.resume();
     }
 
     /// Notified when a flush has covered something.
@@ -238,20 +234,14 @@ impl Traffic {
     /// True if acknowledged writes may have been lost since the last resume, and no client was told
     /// since (A4).
     pub fn has_untold_loss(&self) -> bool {
-        self.is_loss_untold(&self.state.lock())
-    }
-
-    fn is_loss_untold(&self, state: &State) -> bool {
-        self.failures.told() < state.lost_at
+        self.state.lock().losses.are_untold(&self.failures)
     }
 
     /// Counts a loss (A4). Losses between two answers to clients are one line of the log.
     fn lose(&self, mut state: MutexGuard<'_, State>) {
         coverage::take(Path::LoseTraffic);
-        let is_logged = self.is_loss_untold(&state);
-        state.losses += 1;
-        self.failures.raise();
-        state.lost_at = self.failures.count();
+        let is_logged = state.losses.are_untold(&self.failures);
+        state.losses.add(&self.failures);
         drop(state);
         if !is_logged {
             tracing::error!("{}: a failure may have lost writes around the cache", self.names);
@@ -291,13 +281,13 @@ impl Traffic {
     ) -> IoResult {
         let (wanted, losses) = {
             let state = self.state.lock();
-            (wanted(&state.flushes), state.losses)
+            (wanted(&state.flushes), state.losses.count())
         };
         loop {
             self.look_at(device);
             let (known, covered) = {
                 let mut state = self.state.lock();
-                if state.losses != losses {
+                if state.losses.count() != losses {
                     return Err(IoError::IO);
                 }
                 if state.flushes.has_covered(wanted) {

@@ -116,6 +116,7 @@ use writeback::{Job, Turn, Written};
 
 use crate::flushes::Flushes;
 use crate::group_commit::GroupCommit;
+use crate::losses::Losses;
 
 /// What the origin is claimed as.
 pub const ORIGIN_ROLE: &str = "cached origin";
@@ -130,8 +131,7 @@ struct State {
     /// The failure count of the cache device since before the oldest write to a slot that is not
     /// durable (I13).
     cache_known: u64,
-    /// How often acknowledged writes may have been lost since the last resume.
-    losses: u64,
+    losses: Losses,
     commits: GroupCommit,
     /// When uncommitted entries are committed without a request for it.
     autocommit_at: Option<Time>,
@@ -190,7 +190,7 @@ impl State {
             index,
             overwritten: false,
             cache_known: 0,
-            losses: 0,
+            losses: Losses::default(),
             commits: GroupCommit::default(),
             autocommit_at: None,
             origin_flushes: Flushes::new(0),
@@ -322,8 +322,7 @@ impl WriteCache {
 
     /// Acknowledged writes may be lost (I14).
     fn lose(&self, state: &mut State) {
-        state.losses += 1;
-        self.failures.raise();
+        state.losses.add(&self.failures);
     }
 
     /// Acknowledges failures of the cache device that cannot have lost any data.

@@ -28,13 +28,13 @@ impl WriteCache {
     pub(super) async fn flush_origin(&self, env: &Env) -> IoResult {
         let (wanted, losses) = {
             let state = self.state.lock();
-            (state.origin_flushes.wanted(), state.losses)
+            (state.origin_flushes.wanted(), state.losses.count())
         };
         loop {
             self.look_at_origin(env);
             let known = {
                 let state = self.state.lock();
-                if state.losses != losses {
+                if state.losses.count() != losses {
                     return Err(IoError::IO);
                 }
                 if state.origin_flushes.has_covered(wanted) {

@@ -505,11 +505,11 @@ impl WriteCache {
     /// # Errors
     /// Acknowledged writes may be lost.
     pub(super) async fn stop(&self, env: &Env) -> Result<(), ConfigError> {
-        let (live, write_back, losses) = {
+        let (live, write_back) = {
             let mut state = self.state.lock();
             let live = !state.suspended && !self.read_only;
             let asked = std::mem::take(&mut state.flush_on_suspend) || state.cleaner;
-            (live, asked && !state.broken, state.losses)
+            (live, asked && !state.broken)
         };
         let left_suspended = live && self.bring_to_rest(env, write_back).await;
         self.state.lock().stopping = true;
@@ -522,7 +522,8 @@ impl WriteCache {
         if mutants::skips("writecache: result of a suspend") {
             return Ok(());
         }
-        let device = match (state.broken && state.has_volatile(), state.losses != losses) {
+        let is_untold = state.losses.are_untold(&self.failures);
+        let device = match (state.broken && state.has_volatile(), is_untold) {
             (true, _) => &self.config.cache,
             (false, true) => &self.config.origin,
             (false, false) => return Ok(()),

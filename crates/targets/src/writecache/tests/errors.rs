@@ -346,12 +346,12 @@ fn the_next_flush_fails_if_writeback_met_one_that_lost_writes_from_above() {
 #[test]
 fn a_loss_is_reported_after_suspends_and_table_changes() {
     let test = after_a_lost_write();
-    test.suspend(SuspendMode::Flush);
+    test.try_suspend(SuspendMode::Flush).expect_err("no client was told yet");
     test.resume();
     test.load(&table(2048, 4096, "metadata_only"));
     test.flush().unwrap_err();
     test.flush().unwrap();
-    // The flush of a suspend has nobody to tell either.
+    // What the flush of a suspend met, it reports, too.
     test.write(0, 8, 1).unwrap();
     test.origin.faults().add(Fault::losing_flushes().shots(1));
     let lost = test.try_suspend(SuspendMode::Flush).unwrap_err().to_string();

@@ -34,6 +34,24 @@ fn flush_fails_once_per_client_after_another_user_met_a_failure() {
 }
 
 #[test]
+fn a_suspend_fails_for_a_loss_that_writeback_met_unless_a_client_was_told() {
+    for is_told in [false, true] {
+        let test = with_a_write_around();
+        let client = test.client();
+        test.lose_by_another("origin");
+        test.message("flush").unwrap();
+        assert_eq!(test.status().dirty(), 0, "the copy was made again");
+        if is_told {
+            test.flush_of(&client).expect_err("the write around the cache is lost");
+        }
+        let suspended = test.try_suspend(SuspendMode::Flush);
+        assert_eq!(suspended.is_ok(), is_told, "{suspended:?}");
+        test.resume();
+        test.suspend(SuspendMode::Flush);
+    }
+}
+
+#[test]
 fn zeros_made_durable_after_a_failure_do_not_hide_its_losses() {
     let test = with_a_write_around();
     let client = test.client();

@@ -2,8 +2,8 @@
 //!
 //! The first SIGINT or SIGTERM is an [`Event`]. The second one ends the process at once, unless it
 //! is the same signal sent twice. SIGHUP is ignored, because a server outlives its terminal.
-//! SIGXFSZ is ignored from the beginning of the program. An [`Unfinished`] file is removed at every
-//! end of the process, except a SIGKILL.
+//! SIGXFSZ is ignored from the beginning of the program. An [`Unfinished`] file or folder is
+//! removed at every end of the process, except a SIGKILL.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
@@ -69,7 +69,7 @@ pub fn watch() -> Outcome<(Sender<Event>, Receiver<Event>)> {
     Ok((send, receive))
 }
 
-/// Says why, removes unfinished files and ends the process. It waits for no thread.
+/// Says why, removes what is unfinished and ends the process. It waits for no thread.
 pub fn leave(why: &str, code: impl Into<i32>) -> ! {
     say(why);
     // Held until the process ends, so that no file becomes finished any more.
@@ -85,23 +85,28 @@ fn is_repeat(first: (i32, Instant), next: (i32, Instant)) -> bool {
     next.0 == first.0 && next.1.duration_since(first.1) < AT_ONCE
 }
 
-/// The paths of all unfinished files.
+/// The paths of all unfinished files and folders.
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// A new file that is useless until it is finished.
+/// A new file that is useless until it is finished, or a folder for the time of this process.
 pub struct Unfinished {
     path: PathBuf,
     finished: bool,
 }
 
 impl Unfinished {
-    /// Notes a file that was made.
-    pub fn file(path: &Path) -> Unfinished {
+    /// Notes a file or a folder that was made.
+    pub fn at(path: &Path) -> Unfinished {
         UNFINISHED.lock().push(path.to_owned());
         Unfinished { path: path.to_owned(), finished: false }
     }
 
-    /// Keeps the file.
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Keeps it.
     pub fn finish(mut self) {
         self.finished = true;
     }
@@ -119,7 +124,10 @@ impl Drop for Unfinished {
 
 /// An error is dropped: the program is ending with another result.
 fn remove(path: &Path) {
-    drop(std::fs::remove_file(path));
+    drop(match path.is_dir() {
+        true => std::fs::remove_dir_all(path),
+        false => std::fs::remove_file(path),
+    });
 }
 
 #[cfg(test)]

@@ -2,18 +2,18 @@
 
 use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::mpsc::Sender;
 
 use cairn_outcome::failure::{Outcome, system};
-use cairn_outcome::signals::Event;
+use cairn_outcome::signals::{Event, Unfinished};
 use rustix::process::{Pid, Signal, kill_process};
 
 use cairn_control::exports::Exports;
 
-/// A folder that only this user can enter. Removed when dropped.
-pub struct PrivateFolder(PathBuf);
+/// A folder that only this user can enter. Removed when dropped, or when the process leaves.
+pub struct PrivateFolder(Unfinished);
 
 impl PrivateFolder {
     /// Makes a folder with an unused name.
@@ -25,7 +25,7 @@ impl PrivateFolder {
         for attempt in 0u32.. {
             let path = temp.join(format!("cairn-run-{pid}-{attempt}"));
             match std::fs::DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => return Ok(PrivateFolder(path)),
+                Ok(()) => return Ok(PrivateFolder(Unfinished::at(&path))),
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(system(path.display().to_string(), "make", error)),
             }
@@ -35,15 +35,7 @@ impl PrivateFolder {
 
     /// Where it is.
     pub fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for PrivateFolder {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            tracing::warn!("{}: cannot remove: {error}", self.0.display());
-        }
+        self.0.path()
     }
 }
 

@@ -252,6 +252,7 @@ fn a_signal_ends_a_start_that_waits_for_a_device() {
     // Reads of the cache take a day.
     let tables = ["fast=0 512 delay cache 0 86400000", "0 2048 writecache s slow @fast 4096 0"];
     let mut command = place.command(&["serve", "--table", tables[0], "--table", tables[1]]);
+    command.args(["--run", "touch ran"]).env("TMPDIR", place.path("."));
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let tasks = format!("/proc/{}/task", child.id());
     // The volumes are being brought up.
@@ -267,4 +268,7 @@ fn a_signal_ends_a_start_that_waits_for_a_device() {
     assert_eq!(status.code(), Some(1), "{said}");
     let line = "cairn: stopped: the start waits for a device: leaving without its volumes";
     assert!(said.lines().any(|own| own == line), "{said}");
+    let mut left: Vec<_> = std::fs::read_dir(place.path(".")).unwrap().flatten().collect();
+    left.retain(|entry| entry.file_name().as_encoded_bytes().starts_with(b"cairn-run-"));
+    assert!(left.is_empty() && !place.path("ran").exists(), "{left:?}");
 }

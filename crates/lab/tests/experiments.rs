@@ -211,6 +211,37 @@ fn cache_that_is_filled_and_that_no_volume_uses_is_refused() {
     assert!(code != 0 && said.contains("fill cache: found 'cache', which no volume"), "{said}");
 }
 
+/// A writecache whose dirty data goes home.
+fn writecache_filled() -> String {
+    SMALL
+        .replace("[fill]", "[fill]\nkind = \"writecache\"")
+        .replace(
+            "bcache array cache 0",
+            "writecache s array cache 4096 4 high_watermark {variant} low_watermark 0",
+        )
+        .replace("messages = [\"set writeback_policy {variant}\", \"set writeback_percent 0\"]", "")
+        .replace("[\"strict\", \"sweep\"]", "[\"10\"]")
+}
+
+#[test]
+fn filled_writecache_goes_home() {
+    let folder = Folder::new("writecache");
+    let filled = writecache_filled();
+    let (code, out, said) = folder.lab(&filled, &["--json"]);
+    assert_eq!(code, 0, "{said}");
+    let lines: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let row = &lines.iter().find(|line| line["table"] == "What each variant did").unwrap()["row"];
+    assert_eq!(row["ended"], "1 of 1", "{row}");
+    assert_eq!(row["dirty at the end, GiB"], "0.0", "{row}");
+    let dirty: Vec<&Value> = lines.iter().filter(|line| line["chart"] == "Dirty data").collect();
+    let first = dirty[0]["y"].as_f64().unwrap();
+    assert!((30e6..45e6).contains(&first), "30 % of 128 MiB, less one second: {}", dirty[0]);
+
+    let several = filled.replace("backing = \"array\"", "backing = [\"array\", \"array\"]");
+    let (code, _, said) = folder.lab(&several, &[]);
+    assert!(code == 1 && said.contains("fill: backing: found 2, expected one"), "{said}");
+}
+
 /// X2: what is judged here is what `serve` runs.
 #[test]
 fn lab_and_drives_have_no_target_of_their_own() {

@@ -89,8 +89,23 @@ pub struct Fill {
     pub pattern: fill::Pattern,
     /// Sectors that were written at once.
     pub block_sectors: u64,
-    /// Sectors of a bucket.
-    pub bucket_sectors: u64,
+    /// Whose cache it is.
+    pub kind: FillKind,
+}
+
+/// A kind of cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FillKind {
+    /// A set of bcache.
+    Bcache {
+        /// Sectors of a bucket.
+        bucket_sectors: u64,
+    },
+    /// A writecache, which has dirty data only.
+    Writecache {
+        /// Bytes of a block of the cache.
+        block_bytes: u32,
+    },
 }
 
 /// A volume with its table.
@@ -145,6 +160,8 @@ struct RawDrive {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawFill {
+    #[serde(default)]
+    kind: RawFillKind,
     cache: String,
     backing: OneOrMany,
     #[serde(default)]
@@ -153,12 +170,16 @@ struct RawFill {
     clean: f64,
     pattern: String,
     block: String,
-    #[serde(default = "bucket")]
-    bucket: String,
+    bucket: Option<String>,
+    cache_block: Option<String>,
 }
 
-fn bucket() -> String {
-    "512K".to_owned()
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum RawFillKind {
+    #[default]
+    Bcache,
+    Writecache,
 }
 
 #[derive(Deserialize)]
@@ -377,7 +398,9 @@ impl RawFill {
         let unknown =
             || wrong(file, "fill cache", format!("'{}'", self.cache), "the name of a drive");
         let pattern = self.pattern.parse::<fill::Pattern>();
+        let kind = self.judge_kind(file)?;
         Ok(Fill {
+            kind,
             cache: cache.ok_or_else(unknown)?,
             backings: self.backing.into_vec(),
             dirty_percent: self.dirty,
@@ -386,8 +409,37 @@ impl RawFill {
                 ConfigError::new(ConfigKind::Argument, file, format!("fill: {error}"))
             })?,
             block_sectors: block(file, "fill block", &self.block)?,
-            bucket_sectors: block(file, "fill bucket", &self.bucket)?,
         })
+    }
+
+    /// Refuses words of another kind.
+    fn judge_kind(&self, file: &str) -> Outcome<FillKind> {
+        let RawFill { bucket, cache_block, .. } = self;
+        let refuse = |field: &str, found: &str, expected: &str| {
+            Err(wrong(file, &format!("fill {field}"), format!("'{found}'"), expected))
+        };
+        match (self.kind, bucket, cache_block) {
+            (RawFillKind::Bcache, bucket, None) => {
+                let bucket = bucket.as_deref().unwrap_or("512K");
+                Ok(FillKind::Bcache { bucket_sectors: block(file, "fill bucket", bucket)? })
+            }
+            (RawFillKind::Bcache, _, Some(found)) => {
+                refuse("cache_block", found, "none: a bcache has buckets")
+            }
+            (RawFillKind::Writecache, Some(found), _) => {
+                refuse("bucket", found, "none: a writecache has blocks")
+            }
+            (RawFillKind::Writecache, None, cache_block) => {
+                if self.clean > 0.0 {
+                    let expected = "0: all data of a writecache is dirty";
+                    return Err(wrong(file, "fill clean", self.clean, expected));
+                }
+                let text = cache_block.as_deref().unwrap_or("4K");
+                let bytes = block(file, "fill cache_block", text)? * 512;
+                // A block is 16 MiB at most.
+                Ok(FillKind::Writecache { block_bytes: bytes as u32 })
+            }
+        }
     }
 }
 
@@ -480,6 +532,32 @@ at_most = "8h"
         assert_eq!(clients.what, expected);
     }
 
+    const FILLED: &str = "[fill]\nkind = \"writecache\"\ncache = \"cache\"\nbacking = \"backing\"\n\
+        dirty = 30\npattern = \"uniform\"\nblock = \"64K\"\ncache_block = \"2K\"\n[[volume]]";
+
+    #[test]
+    fn fill_is_of_one_kind_and_has_its_words_only() {
+        let filled = PLAIN.replacen("[[volume]]", FILLED, 1);
+        let fill = Experiment::parse(&filled, "x.toml").unwrap().fill.unwrap();
+        assert_eq!(fill.kind, FillKind::Writecache { block_bytes: 2048 });
+        assert_eq!((fill.block_sectors, fill.clean_percent), (128, 0.0));
+        let plain = filled.replace("kind = \"writecache\"\n", "");
+        let of_sets = plain.replace("cache_block = \"2K\"\n", "");
+        let fill = Experiment::parse(&of_sets, "x.toml").unwrap().fill.unwrap();
+        assert_eq!(fill.kind, FillKind::Bcache { bucket_sectors: 1024 });
+        let cases = [
+            (&filled, "dirty = 30", "clean = 5", "fill clean: found 5, expected 0: all data"),
+            (&filled, "dirty = 30", "bucket = \"1M\"", "fill bucket: found '1M', expected none"),
+            (&filled, "\"writecache\"", "\"dmcache\"", "unknown variant `dmcache`"),
+            (&filled, "\"2K\"", "\"700\"", "fill cache_block: found '700', expected whole"),
+            (&plain, "30", "30", "fill cache_block: found '2K', expected none: a bcache"),
+        ];
+        for (text, good, bad, expected) in cases {
+            let refused = Experiment::parse(&text.replacen(good, bad, 1), "x.toml").unwrap_err();
+            assert!(refused.to_string().contains(expected), "{refused}");
+        }
+    }
+
     #[test]
     fn experiments_of_the_documentation_have_a_meaning() {
         let evidence = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/evidence");
@@ -487,6 +565,15 @@ at_most = "8h"
         let example = text.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
         let found = Experiment::parse(example, "README.md").unwrap();
         assert_eq!((found.clients.len(), found.end.when_sent), (2, true));
+        let fill = found.fill.unwrap();
+        assert_eq!(fill.kind, FillKind::Bcache { bucket_sectors: 1024 });
+        // The other kind, in place of these parts of the example.
+        let other = text.split("```toml\n").nth(2).unwrap().split("```").next().unwrap();
+        let whole = example.split("[[volume]]").next().unwrap().split("[fill]").next().unwrap();
+        let rest = &example[example.find("[[client]]").unwrap()..];
+        let found = Experiment::parse(&format!("{whole}{other}{rest}"), "README.md").unwrap();
+        let fill = found.fill.unwrap();
+        assert_eq!(fill.kind, FillKind::Writecache { block_bytes: 4096 });
         let mut rows = 0;
         for entry in std::fs::read_dir(evidence.join("writeback")).unwrap() {
             let path = entry.unwrap().path();

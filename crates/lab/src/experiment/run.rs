@@ -13,10 +13,10 @@ use cairn_outcome::failure::{Outcome, wrong};
 use cairn_sim::{Contents, Image, Prices, SimDrive, SimWorld, TimedOptions};
 
 use super::client::{Load, Tally};
-use super::form::{Experiment, Fill, Volume};
+use super::form::{Experiment, Fill, FillKind, Volume};
 use super::record::{Record, Sample, number};
-use crate::fill::ImageSink;
 use crate::fill::bcache::{BackingSpec, CacheSpec, Plan};
+use crate::fill::{ImageSink, writecache};
 
 /// The smallest write.
 const BLOCK: SectorCount = SectorCount(8);
@@ -127,22 +127,39 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Makes the set of a cache that has data.
+    /// Makes a cache that has data.
     fn fill(&self, fill: &Fill, seed: u64) -> Outcome<()> {
-        let refused = |what: String| {
-            let file = &self.experiment.file;
-            ConfigError::new(ConfigKind::Argument, file, format!("fill: {what}"))
-        };
         let backings = fill.backings.iter().map(|name| self.registry.open(name, false));
         let backings: Vec<Arc<dyn Disk>> = backings.collect::<Result<_, _>>()?;
         let cache = &self.drives[fill.cache];
+        let filled = match fill.kind {
+            FillKind::Bcache { bucket_sectors } => {
+                self.fill_set(fill, bucket_sectors, cache, backings, seed)
+            }
+            FillKind::Writecache { block_bytes } => match &backings[..] {
+                [origin] => fill_writecache(fill, block_bytes, cache, origin.sectors(), seed),
+                _ => Err(format!("backing: found {}, expected one", backings.len())),
+            },
+        };
+        filled.map_err(|what| {
+            let file = &self.experiment.file;
+            ConfigError::new(ConfigKind::Argument, file, format!("fill: {what}"))
+        })
+    }
+
+    /// Makes a set of bcache. An error says what is refused.
+    fn fill_set(
+        &self,
+        fill: &Fill,
+        bucket_sectors: u64,
+        cache: &SimDrive,
+        backings: Vec<Arc<dyn Disk>>,
+        seed: u64,
+    ) -> Result<(), String> {
         let spec =
             |disk: &Arc<dyn Disk>| BackingSpec { device_sectors: disk.sectors().0, weight: 1 };
         let plan = Plan {
-            cache: CacheSpec {
-                device_sectors: cache.sectors().0,
-                bucket_sectors: fill.bucket_sectors,
-            },
+            cache: CacheSpec { device_sectors: cache.sectors().0, bucket_sectors },
             backings: backings.iter().map(spec).collect(),
             dirty_percent: fill.dirty_percent,
             clean_percent: fill.clean_percent,
@@ -150,13 +167,13 @@ impl<'a> Run<'a> {
             pattern: fill.pattern,
             seed,
         };
-        let layout = plan.lay_out().map_err(|error| refused(error.to_string()))?;
+        let layout = plan.lay_out().map_err(|error| error.to_string())?;
         let mut image = Image::new(cache.sectors());
         let mut superblocks: Vec<Image> =
             backings.iter().map(|disk| Image::new(disk.sectors())).collect();
         let mut sinks: Vec<ImageSink<'_>> = superblocks.iter_mut().map(ImageSink).collect();
         let written = layout.write(ImageSink(&mut image), &mut sinks);
-        written.map_err(|error| refused(error.to_string()))?;
+        written.map_err(|error| error.to_string())?;
         cache.load(image);
         for (disk, superblock) in backings.into_iter().zip(superblocks) {
             let range = SectorRange::new(Sector(0), SectorCount(DATA_OFFSET));
@@ -167,7 +184,7 @@ impl<'a> Run<'a> {
                 segs.copy_in(0, &bytes);
                 env.io(&disk, Io::write(range, segs).with(Flags::META)).await
             });
-            written.map_err(|error| refused(error.to_string()))?;
+            written.map_err(|error| error.to_string())?;
         }
         Ok(())
     }
@@ -246,6 +263,30 @@ impl<'a> Run<'a> {
             busy: self.world.busy(),
         }
     }
+}
+
+/// Makes a writecache. An error says what is refused.
+fn fill_writecache(
+    fill: &Fill,
+    cache_block_bytes: u32,
+    cache: &SimDrive,
+    origin: SectorCount,
+    seed: u64,
+) -> Result<(), String> {
+    let plan = writecache::Plan {
+        cache_sectors: cache.sectors().0,
+        cache_block_bytes,
+        origin_sectors: origin.0,
+        dirty_percent: fill.dirty_percent,
+        block_sectors: fill.block_sectors,
+        pattern: fill.pattern,
+        seed,
+    };
+    let layout = plan.lay_out().map_err(|error| error.to_string())?;
+    let mut image = Image::new(cache.sectors());
+    layout.write(ImageSink(&mut image)).map_err(|error| error.to_string())?;
+    cache.load(image);
+    Ok(())
 }
 
 /// Writes the last block: a target begins its work in the background with the first write.

@@ -145,6 +145,12 @@ fn clients_of_what_answers_at_once_let_time_pass() {
     assert!(out.contains("What clients got"), "{out}");
 }
 
+/// How long a run took: the last sample of a chart.
+fn seconds(lines: &[Value]) -> f64 {
+    let last = lines.iter().rfind(|line| line["chart"] == "Dirty data");
+    last.unwrap()["x"].as_f64().unwrap()
+}
+
 /// A disk, and what fio once asked of it.
 const TRACED: &str = r#"
 title = "A trace"
@@ -197,6 +203,33 @@ fn trace_is_sent_at_its_times_and_a_line_that_cannot_be_read_is_named() {
     std::fs::remove_file(&log).unwrap();
     let (code, _, said) = folder.lab(TRACED, &[]);
     assert!(code != 0 && said.contains("there is no such file"), "{said}");
+}
+
+#[test]
+fn trace_at_full_pace_is_sent_in_whole_blocks_without_its_pauses() {
+    let folder = Folder::new("pace");
+    let log = "fio version 3 iolog\n0 /d add\n1 /d write 512 512\n900000 /d read 3584 1024\n\
+               5000000 /d write 0 4096\n9000000 /d trim 512 512\n";
+    std::fs::write(folder.0.join("fio.log"), log).unwrap();
+    let figures = |pace: &str| {
+        let text = TRACED.replace("\"fio.log\"", &format!("\"fio.log\"\npace = \"{pace}\""));
+        let (code, out, said) = folder.lab(&text, &["--json"]);
+        assert_eq!(code, 0, "{said}");
+        let lines: Vec<Value> =
+            out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let row = |caption: &str, field: &str| {
+            let line = lines.iter().find(|line| line["table"] == caption).unwrap();
+            line["row"][field].as_str().unwrap().parse::<f64>().unwrap()
+        };
+        let seconds = seconds(&lines);
+        (seconds, row("What clients got", "operations/s") * seconds)
+    };
+    // The drive takes whole blocks only; the discard covers none.
+    let (seconds, operations) = figures("full");
+    assert!((0.9..1.1).contains(&seconds), "{seconds}");
+    assert!((2.5..3.5).contains(&operations), "{operations}");
+    let (seconds, _) = figures("trace");
+    assert!((4.9..6.1).contains(&seconds), "{seconds}");
 }
 
 #[test]

@@ -17,21 +17,23 @@
 //! trace = "monday.log"    # beside this file: fio's iologs of version 2 or 3, or blkparse's text
 //! device = "8,0"          # of several in the trace
 //! depth = 32              # at most; each operation waits for its time in the trace
+//! pace = "full"           # or it does not wait ("trace", if this is left out)
 //! ```
 
 use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Sector, SectorCount, SectorRange};
+use cairn_block::{Disk, Sector, SectorCount, SectorRange, Time};
 use cairn_outcome::failure::{Outcome, system, wrong};
 use serde::Deserialize;
 
 use super::client::Operations;
 use super::form::{OneOrMany, block, duration};
 use crate::trace::Trace;
-use crate::workload::{Behaviour, Client, Durability, Order, Pause, Source, clients};
+use crate::workload::{Behaviour, Client, Durability, Operation, Order, Pause, Source, clients};
 
 /// Clients of one kind.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,7 +74,43 @@ pub enum What {
         path: PathBuf,
         /// The device of it, if it has several.
         device: Option<String>,
+        /// When its operations start.
+        pace: Pace,
     },
+}
+
+/// When operations of a trace start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pace {
+    /// At their times in the trace, or later if there is no room.
+    #[default]
+    Trace,
+    /// As soon as there is room.
+    Full,
+}
+
+impl Pace {
+    fn apply(self, operation: Operation) -> Operation {
+        match self {
+            Pace::Trace => operation,
+            Pace::Full => Operation { not_before: Time(0), ..operation },
+        }
+    }
+}
+
+/// The operations of a trace of a device of so many sectors.
+///
+/// # Errors
+/// There is no such file.
+pub fn open_trace(
+    path: &Path,
+    sectors: SectorCount,
+    device: Option<&str>,
+) -> Outcome<Trace<BufReader<File>>> {
+    let shown = path.display().to_string();
+    let file = File::open(path).map_err(|error| system(&shown, "read", error))?;
+    Ok(Trace::new(&shown, BufReader::new(file), sectors, device))
 }
 
 #[derive(Deserialize)]
@@ -88,26 +126,32 @@ pub(super) struct RawClients {
     think: Option<String>,
     trace: Option<String>,
     device: Option<String>,
+    pace: Option<Pace>,
     depth: Option<u32>,
     count: Option<u32>,
     until: Option<String>,
 }
 
 impl Clients {
-    /// What each of them sends to a volume of so many sectors.
+    /// What each of them sends to a volume. Operations of a trace are widened to whole blocks of
+    /// the volume.
     ///
     /// # Errors
     /// A size or a number does not fit the volume, or a trace cannot be read.
-    pub fn operations(&self, sectors: SectorCount, seed: u64) -> Outcome<Vec<Operations>> {
+    pub fn operations(&self, disk: &Arc<dyn Disk>, seed: u64) -> Outcome<Vec<Operations>> {
+        let sectors = disk.sectors();
         let (order, blocks, read_percent, durability, pause) = match &self.what {
             What::Made { order, blocks, read_percent, durability, pause } => {
                 (*order, blocks, *read_percent, *durability, *pause)
             }
-            What::Trace { path, device } => {
-                let shown = path.display().to_string();
-                let file = File::open(path).map_err(|error| system(&shown, "read", error))?;
-                let input = BufReader::new(file);
-                return Ok(vec![Box::new(Trace::new(&shown, input, sectors, device.as_deref()))]);
+            What::Trace { path, device, pace } => {
+                let trace = open_trace(path, sectors, device.as_deref())?;
+                let (block, pace) = (disk.limits().logical_sectors(), *pace);
+                let operations = trace.filter_map(move |operation| match operation {
+                    Ok(operation) => operation.of_whole_blocks(block).map(|it| Ok(pace.apply(it))),
+                    Err(error) => Some(Err(error)),
+                });
+                return Ok(vec![Box::new(operations)]);
             }
         };
         let behaviour = Behaviour {
@@ -135,7 +179,13 @@ impl Clients {
                 let waits = format!("durable {durability:?}, think {pause:?}");
                 format!("{order:?}, {blocks}, {read_percent} % reads, {waits}")
             }
-            What::Trace { path, .. } => format!("trace {}", path.display()),
+            What::Trace { path, pace, .. } => {
+                let when = match pace {
+                    Pace::Trace => "at its times",
+                    Pace::Full => "without waiting",
+                };
+                format!("trace {} {when}, widened to whole blocks", path.display())
+            }
         };
         format!("{} of depth {} on {}: {what}", self.count, self.depth, self.volume)
     }
@@ -198,15 +248,17 @@ impl RawClients {
             return Err(wrong(file, &field("trace"), found, "one of them"));
         }
         let folder = Path::new(file).parent().unwrap_or(Path::new(""));
-        Ok(What::Trace { path: folder.join(trace), device: self.device.clone() })
+        let pace = self.pace.unwrap_or_default();
+        Ok(What::Trace { path: folder.join(trace), device: self.device.clone(), pace })
     }
 
     fn made(&self, file: &str, field: &dyn Fn(&str) -> String) -> Outcome<What> {
         let wrong_word = |what: &str, found: &str, expected: &str| {
             Err(wrong(file, &field(what), format!("'{found}'"), expected))
         };
-        if self.device.is_some() {
-            return Err(wrong(file, &field("device"), "no trace", "a trace that has it"));
+        if self.device.is_some() || self.pace.is_some() {
+            let what = if self.device.is_some() { "device" } else { "pace" };
+            return Err(wrong(file, &field(what), "no trace", "a trace that has it"));
         }
         let durability = match self.durable.as_deref() {
             None | Some("none") => Durability::None,

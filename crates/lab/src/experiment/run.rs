@@ -115,7 +115,7 @@ impl<'a> Run<'a> {
                 .until
                 .map_or(Time(u64::MAX), |until| self.began + self.experiment.unscaled(until));
             kind.expect_blocks_of(&self.experiment.file, disk.limits().logical_sectors())?;
-            let operations = kind.operations(disk.sectors(), seeds.u64(..)).map_err(|error| {
+            let operations = kind.operations(&disk, seeds.u64(..)).map_err(|error| {
                 let (file, name) = (&self.experiment.file, &kind.name);
                 ConfigError::new(error.kind, file, format!("client '{name}': {error}"))
             })?;

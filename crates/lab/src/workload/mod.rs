@@ -65,6 +65,22 @@ impl Operation {
     pub fn flush() -> Operation {
         Operation::new(Op::Flush, 0, 0)
     }
+
+    /// The same for a device of such blocks: reads and writes are widened to whole blocks, as a
+    /// client of the device would send them, and discards narrowed; none if nothing is left.
+    #[must_use]
+    pub fn of_whole_blocks(self, block: SectorCount) -> Option<Operation> {
+        let down = |sector: u64| sector / block.0 * block.0;
+        let up = |sector: u64| sector.next_multiple_of(block.0);
+        let (start, end) = (self.range.start.0, self.range.end().0);
+        let (start, end) = match self.op {
+            Op::Flush => return Some(self),
+            Op::Discard => (up(start), down(end)),
+            _ => (down(start), up(end)),
+        };
+        let range = SectorRange::between(Sector(start), Sector(end.max(start)));
+        (!range.is_empty()).then_some(Operation { range, ..self })
+    }
 }
 
 /// Tells operations, one after another.
@@ -117,10 +133,29 @@ fn choose(weights: impl Iterator<Item = u64>, sum: u64, rng: &mut fastrand::Rng)
 
 #[cfg(test)]
 mod tests {
-    use cairn_block::Op;
+    use cairn_block::{Op, SectorCount};
 
     use super::testing::{assert_fits, take};
     use super::{Mixture, Operation, Source};
+
+    #[test]
+    fn operations_on_parts_of_blocks_are_widened_and_discards_narrowed() {
+        let cases = [
+            (Op::Write, (8, 8), Some((8, 8))),
+            (Op::Write, (7, 2), Some((0, 16))),
+            (Op::Read, (9, 1), Some((8, 8))),
+            (Op::Discard, (7, 10), Some((8, 8))),
+            (Op::Discard, (8, 8), Some((8, 8))),
+            (Op::Discard, (9, 7), None),
+            (Op::Discard, (1, 2), None),
+            (Op::Flush, (0, 0), Some((0, 0))),
+        ];
+        for (op, (start, count), expected) in cases {
+            let whole = Operation::new(op, start, count).of_whole_blocks(SectorCount(8));
+            let expected = expected.map(|(start, count)| Operation::new(op, start, count));
+            assert_eq!(whole, expected, "{op:?} {start}+{count}");
+        }
+    }
 
     struct Constant(u64);
 

@@ -233,6 +233,28 @@ fn trace_at_full_pace_is_sent_in_whole_blocks_without_its_pauses() {
 }
 
 #[test]
+fn drain_at_the_end_leaves_nothing_dirty_and_is_not_of_the_clients_time() {
+    let folder = Folder::new("drain");
+    let drained = SMALL
+        .replace("writeback_percent 0", "writeback_percent 40")
+        .replace("think = \"about 20ms\"", "think = \"20ms\"\nuntil = \"2s\"")
+        .replace("clean = \"disk\"", "sent = true\ndrain = \"disk\"");
+    let (code, out, said) = folder.lab(&drained, &["--json"]);
+    assert_eq!(code, 0, "{said}");
+    let lines: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let row = |caption: &str| &lines.iter().find(|line| line["table"] == caption).unwrap()["row"];
+    let number = |row: &Value, field: &str| row[field].as_str().unwrap().parse::<f64>().unwrap();
+    let result = row("What each variant did");
+    assert_eq!(result["ended"], "1 of 1", "{result}");
+    assert_eq!(result["dirty at the end, GiB"], "0.0", "{result}");
+    let seconds = seconds(&lines);
+    assert!(seconds > 3.0, "30 % of 128 MiB take longer than the client: {seconds} s");
+    // A read each 20 ms and the time of the reads themselves, in 2 or 3 samples' time.
+    let rate = number(row("What clients got"), "operations/s");
+    assert!((25.0..50.0).contains(&rate), "{rate}");
+}
+
+#[test]
 fn cache_that_is_filled_and_that_no_volume_uses_is_refused() {
     let folder = Folder::new("unused");
     let unused = TRACED.replace(

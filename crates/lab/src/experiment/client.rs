@@ -33,6 +33,10 @@ pub struct Done {
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
+    /// How long all operations took together, in nanoseconds.
+    pub waited_ns: u64,
+    /// When the last one ended, from the beginning.
+    pub last_end: Time,
     /// Nanoseconds that half of the operations since the last sample did not exceed; none without
     /// any.
     pub p50_ns: Option<u64>,
@@ -81,10 +85,14 @@ impl Tally {
         self.error.take()
     }
 
-    fn ended(&self, operation: (Op, u64), took: Duration, result: IoResult) {
+    /// An operation took so long, and ended so long after the beginning.
+    fn ended(&self, operation: (Op, u64), took: Duration, end: Time, result: IoResult) {
         let (op, bytes) = operation;
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         let mut done = self.done.get();
         done.operations += 1;
+        done.waited_ns = done.waited_ns.saturating_add(nanos);
+        done.last_end = done.last_end.max(end);
         match (op, result) {
             (_, Err(_)) => done.failed += 1,
             (Op::Flush, _) => done.flushes += 1,
@@ -92,7 +100,6 @@ impl Tally {
             _ => done.written_bytes += bytes,
         }
         self.done.set(done);
-        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.latencies.borrow_mut().add(nanos);
         self.all.borrow_mut().add(nanos);
     }
@@ -207,7 +214,8 @@ fn data_of(env: &Env, count: SectorCount) -> Segs {
 impl Client for Load {
     fn complete(&self, env: &Env, began: u64, request: &mut Request, result: IoResult) {
         let operation = (request.op, request.range.to_bytes());
-        self.tally.ended(operation, env.now().since(Time(began)), result);
+        let end = Time(env.now().0 - self.began.0);
+        self.tally.ended(operation, env.now().since(Time(began)), end, result);
         match result {
             // It would fail for ever, perhaps at once.
             Err(_) => self.tally.leave(),

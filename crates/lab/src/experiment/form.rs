@@ -126,6 +126,8 @@ pub struct End {
     pub clean: Option<String>,
     /// When no client has anything left to send.
     pub when_sent: bool,
+    /// Not before the dirty data of this volume, which is left then, is written back.
+    pub drain: Option<String>,
     /// At this time, as reported.
     pub at_most: Duration,
 }
@@ -220,6 +222,7 @@ struct RawEnd {
     clean: Option<String>,
     #[serde(default)]
     sent: bool,
+    drain: Option<String>,
     at_most: String,
 }
 
@@ -288,6 +291,7 @@ impl Experiment {
             end: End {
                 clean: raw.end.clean,
                 when_sent: raw.end.sent,
+                drain: raw.end.drain,
                 at_most: duration(file, "end at_most", &raw.end.at_most)?,
             },
             file: file.to_owned(),
@@ -333,6 +337,13 @@ impl Experiment {
         }
         if let Some(clean) = &self.end.clean {
             self.expect_volume("end clean", clean)?;
+        }
+        if let Some(drain) = &self.end.drain {
+            self.expect_volume("end drain", drain)?;
+            if !self.end.when_sent {
+                let expected = "'sent = true': it comes after that";
+                return Err(wrong(file, "end drain", format!("'{drain}' alone"), expected));
+            }
         }
         Ok(())
     }
@@ -603,6 +614,8 @@ at_most = "8h"
             ("\"4K\"\nthink", "\"1000\"\nthink", "block: found '1000', expected whole sectors"),
             ("\"4K\"\nthink", "\"1G\"\nthink", "block: found '1G', expected whole sectors, of"),
             ("clean = \"disk\"", "clean = \"dsk\"", "found 'dsk', expected the name of a volume"),
+            ("clean = \"d", "sent = true\ndrain = \"x", "end drain: found 'xisk', expected"),
+            ("clean = ", "drain = ", "end drain: found 'disk' alone, expected 'sent = true'"),
             ("\"8h\"", "\"8\"", "end at_most: found '8', expected a time above 0"),
             ("\"8h\"", "\"0h\"", "end at_most: found '0h', expected a time above 0"),
             ("zipf-1.1", "zipf", "client 'clients 1' order: found 'zipf', expected random,"),

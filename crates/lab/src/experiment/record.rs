@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cairn_block::{Time, Value};
+use cairn_block::{Report, Time, Value};
 use cairn_sim::drives::Used;
 
 use super::client::Done;
@@ -16,12 +16,34 @@ pub struct Sample {
     pub dirty: Vec<u64>,
     /// Sectors per second that the controller of each volume allows; none without one.
     pub rate: Vec<Option<u64>>,
+    /// How often the cache of each volume had what was read; none without one.
+    pub hits: Vec<Option<Hits>>,
     /// What each drive did.
     pub drives: Vec<Used>,
     /// What the clients of each kind did.
     pub clients: Vec<Done>,
     /// How long the processor was busy.
     pub busy: Duration,
+}
+
+/// Reads of a cache, as its target counts them: a bcache by extents, a writecache by blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hits {
+    /// All of them.
+    pub reads: u64,
+    /// Of these, those that the cache had.
+    pub hits: u64,
+}
+
+impl Hits {
+    /// What the status of a cache says; none of another target.
+    pub(super) fn of(report: &Report) -> Option<Hits> {
+        let field = |name| number(report.value(name)?);
+        match (field("cache_hits"), field("cache_misses")) {
+            (Some(hits), Some(misses)) => Some(Hits { reads: hits + misses, hits }),
+            _ => Some(Hits { reads: field("reads")?, hits: field("read_hits")? }),
+        }
+    }
 }
 
 /// A whole run.
@@ -33,6 +55,10 @@ pub struct Record {
     pub clients: Vec<Done>,
     /// It ended as the experiment asks, not only because its time was over.
     pub is_done: bool,
+    /// The index of the first sample after all was sent, if the experiment waits for that.
+    pub sent: Option<usize>,
+    /// How long the dirty data went home that was left then, if the experiment waits for that.
+    pub drained: Option<Duration>,
 }
 
 impl Record {
@@ -40,6 +66,12 @@ impl Record {
     pub fn took(&self) -> Duration {
         let (first, last) = (self.samples.first(), self.samples.last());
         first.zip(last).map_or(Duration::ZERO, |(first, last)| last.at.since(first.at))
+    }
+
+    /// The last sample in which clients still sent something.
+    pub fn clients_end(&self) -> &Sample {
+        let last = self.samples.len() - 1;
+        &self.samples[self.sent.unwrap_or(last)]
     }
 }
 

@@ -94,6 +94,9 @@ impl Report<'_> {
         if experiment.end.when_sent {
             end += ", or when all is sent";
         }
+        if let Some(drain) = &experiment.end.drain {
+            end += &format!(" and the dirty data of {drain} is written back, as by a flush");
+        }
         facts.push(("end".to_owned(), end));
         for volume in &experiment.volumes {
             let messages = volume.messages.join("; ");
@@ -221,6 +224,7 @@ impl Report<'_> {
                     let done = done(record);
                     (done.read_bytes + done.written_bytes) as f64 / f64::from(1 << 20)
                 };
+                let seconds = |it: &Record| it.clients_end().at.0 as f64 / 1e9;
                 let each = |record: &Record| done(record).operations as f64 / seconds(record);
                 let row = [
                     format!("{}: {}", variant.name, clients.name),

@@ -1,5 +1,6 @@
 //! [`Run`]: one world, from its beginning to its end.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +15,23 @@ use cairn_sim::{Contents, Image, Prices, SimDrive, SimWorld, TimedOptions};
 
 use super::client::{Load, Tally};
 use super::form::{Experiment, Fill, FillKind, Volume};
-use super::record::{Record, Sample, number};
+use super::record::{Hits, Record, Sample, number};
 use crate::fill::bcache::{BackingSpec, CacheSpec, Plan};
 use crate::fill::{ImageSink, writecache};
 
 /// The smallest write.
 const BLOCK: SectorCount = SectorCount(8);
+
+/// Dirty data that goes home after all is sent.
+struct Drain {
+    began: Time,
+    /// When, or that it failed.
+    ended: Rc<Cell<Option<Result<Time, Undrained>>>>,
+}
+
+/// A drain failed.
+#[derive(Clone, Copy)]
+struct Undrained;
 
 /// How long a future of a run may take in virtual time.
 const PATIENCE: Duration = Duration::from_secs(100 * 86_400);
@@ -215,7 +227,8 @@ impl<'a> Run<'a> {
         let clean = end.clean.as_ref().and_then(|name| {
             self.experiment.volumes.iter().position(|volume| volume.name == *name)
         });
-        let mut now = self.began;
+        let (mut now, mut sent) = (self.began, None);
+        let mut drain: Option<Drain> = None;
         let is_done = loop {
             // A turn may go beyond a sample's time: samples of all runs are at the same places.
             now = (now + every).min(last);
@@ -225,15 +238,45 @@ impl<'a> Run<'a> {
             if let Some(error) = self.tallies.iter().find_map(|tally| tally.take_error()) {
                 return Err(error);
             }
+            if end.when_sent && sent.is_none() && self.tallies.iter().all(|it| it.is_over()) {
+                sent = Some(samples.len());
+                drain = end.drain.as_ref().map(|name| self.drain(name)).transpose()?;
+            }
             let is_clean = clean.is_some_and(|index| sample.dirty[index] == 0);
-            let is_done = is_clean || end.when_sent && self.tallies.iter().all(|it| it.is_over());
+            let is_done = is_clean || sent.is_some() && self.is_drained(drain.as_ref())?;
             samples.push(sample);
             if is_done || now >= last {
                 break is_done || clean.is_none() && !end.when_sent;
             }
         };
         let clients = self.tallies.iter().map(|tally| tally.whole()).collect();
-        Ok(Record { samples, clients, is_done })
+        let drained = drain.and_then(|drain| Some(drain.ended.get()?.ok()?.since(drain.began)));
+        Ok(Record { samples, clients, is_done, sent, drained })
+    }
+
+    /// Begins to write the dirty data of a volume back.
+    fn drain(&self, name: &str) -> Outcome<Drain> {
+        let volume = self.registry.volume(name)?;
+        let drain = Drain { began: self.world.now(), ended: Rc::new(Cell::new(None)) };
+        let (env, ended) = (self.world.env(0).clone(), drain.ended.clone());
+        env.set_now(drain.began);
+        self.world.env(0).spawn(async move {
+            let drained = volume.drain_caches(&env).await;
+            ended.set(Some(drained.map(|()| env.now()).map_err(|_| Undrained)));
+        });
+        Ok(drain)
+    }
+
+    /// True if nothing is left to be written back.
+    fn is_drained(&self, drain: Option<&Drain>) -> Outcome<bool> {
+        match drain.map(|drain| drain.ended.get()) {
+            None | Some(Some(Ok(_))) => Ok(true),
+            Some(None) => Ok(false),
+            Some(Some(Err(Undrained))) => {
+                let expected = "none, as no drive fails";
+                Err(wrong(&self.experiment.file, "end drain", "an error", expected))
+            }
+        }
     }
 
     fn sample(&self) -> Sample {
@@ -254,10 +297,13 @@ impl<'a> Run<'a> {
                 number(&rate.value)
             })
         });
+        let hits =
+            targets().map(|mut targets| targets.find_map(|target| Hits::of(&target.report())));
         Sample {
             at: Time(self.world.now().0 - self.began.0),
             dirty: dirty.collect(),
             rate: rate.collect(),
+            hits: hits.collect(),
             drives: self.drives.iter().map(|drive| self.world.used(drive)).collect(),
             clients: self.tallies.iter().map(|tally| tally.sample()).collect(),
             busy: self.world.busy(),

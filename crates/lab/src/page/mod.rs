@@ -34,6 +34,7 @@ pub use reduce::POINTS_MAX;
 pub use style::LINES_MAX;
 pub use table::Table;
 pub use text::{NAME_CHARS_MAX, TITLE_CHARS_MAX};
+pub use ticks::with_unit;
 
 use text::escape;
 
@@ -124,25 +125,32 @@ impl Page {
         out + "</body>\n</html>\n"
     }
 
-    /// Its title and tables, for a terminal.
+    /// Its title, tables and texts, for a terminal.
     pub fn summary(&self) -> String {
         let mut out = format!("{}\n", self.title);
-        for part in self.parts() {
-            if let Part::Table(table) = part {
-                out += &format!("\n{}", table.text());
+        for section in &self.sections {
+            if section.parts.iter().any(|part| matches!(part, Part::Text(_))) {
+                out += &format!("\n{}\n", section.title);
+            }
+            for part in &section.parts {
+                match part {
+                    Part::Table(table) => out += &format!("\n{}", table.text()),
+                    Part::Text(text) => out += &format!("- {text}\n"),
+                    Part::Chart(_) => {}
+                }
             }
         }
         out
     }
 
-    /// An object per fact, row and point, one a line. Each names its part.
+    /// An object per fact, text, row and point, one a line. Each names its part.
     pub fn json(&self) -> String {
         let facts = self.facts.iter();
         let mut lines: Vec<Value> =
             facts.map(|(name, value)| json!({ "fact": name, "value": value })).collect();
         for part in self.parts() {
             match part {
-                Part::Text(_) => {}
+                Part::Text(text) => lines.push(json!({ "text": text })),
                 Part::Table(table) => lines.extend(table.to_json()),
                 Part::Chart(chart) => lines.extend(chart.to_json()),
             }

@@ -40,14 +40,14 @@ pub struct Asked {
 pub fn run(asked: &Asked) -> Outcome<u8> {
     let experiment = Experiment::read(&asked.file)?;
     if let Some(out) = &asked.out {
-        std::fs::create_dir_all(out).map_err(|error| system(shown(out), "create", error))?;
+        make_folder(out)?;
     }
     let costs = costs();
     let prices = costs.prices(asked.cpu_percent);
     let seeds: Vec<u64> = (1..=asked.seeds).collect();
     let mut variants = Vec::new();
     for name in &experiment.variants {
-        let records = seeds.iter().map(|&seed| run_one(&experiment, name, seed, prices));
+        let records = seeds.iter().map(|&seed| run_one(&experiment, name, seed, prices, EVERY));
         variants.push(Variant { name: name.clone(), records: records.collect::<Outcome<_>>()? });
     }
     let processor =
@@ -56,20 +56,46 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
     let page = Report { experiment, seeds, variants, processor }.page();
     if let Some(out) = &asked.out {
         let stem = asked.file.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-        for (name, text) in page.files(&stem.unwrap_or_default()) {
-            let path = out.join(name);
-            std::fs::write(&path, text).map_err(|error| system(shown(&path), "write", error))?;
-        }
+        write_files(out, page.files(&stem.unwrap_or_default()))?;
     }
     stdout::print(&if asked.json { page.json() } else { page.summary() })
+}
+
+fn make_folder(folder: &Path) -> Outcome<()> {
+    std::fs::create_dir_all(folder).map_err(|error| system(shown(folder), "create", error))
+}
+
+/// Writes files into a folder, which is made if it is not there.
+///
+/// # Errors
+/// The system refused.
+pub fn write_files(
+    folder: &Path,
+    files: impl IntoIterator<Item = (String, String)>,
+) -> Outcome<()> {
+    make_folder(folder)?;
+    for (name, text) in files {
+        let path = folder.join(name);
+        std::fs::write(&path, text).map_err(|error| system(shown(&path), "write", error))?;
+    }
+    Ok(())
 }
 
 fn shown(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// One run, with its progress on stderr.
-fn run_one(experiment: &Experiment, variant: &str, seed: u64, prices: Prices) -> Outcome<Record> {
+/// One run, with its progress on stderr. It is looked at every so often in virtual time.
+///
+/// # Errors
+/// A target refuses something, a trace cannot be read, or an operation fails.
+pub fn run_one(
+    experiment: &Experiment,
+    variant: &str,
+    seed: u64,
+    prices: Prices,
+    every: Duration,
+) -> Outcome<Record> {
     let whole = experiment.end.at_most.as_secs();
     let bar = std::io::stderr().is_terminal().then(|| {
         let style = "{prefix} {bar:30} {msg}  {elapsed}, at most {eta} left";
@@ -78,7 +104,7 @@ fn run_one(experiment: &Experiment, variant: &str, seed: u64, prices: Prices) ->
         bar.with_prefix(format!("{variant}, seed {seed}:"))
     });
     let run = Run::start(experiment, variant, seed, prices)?;
-    let record = run.finish(EVERY, |sample| {
+    let record = run.finish(every, |sample| {
         let Some(bar) = &bar else { return };
         let at = sample.at.0 / 1_000_000_000 * experiment.scale;
         let dirty = (sample.dirty.iter().sum::<u64>() * experiment.scale) >> 21;

@@ -5,6 +5,7 @@
 //! - [`workload`]: what clients ask for. [`trace`]: what they once asked for, from a file.
 //! - [`page`]: an experiment as one HTML file with plots, and its data.
 //! - [`fill`]: caches that are full of data when an experiment begins.
+//! - [`what_if`]: what a cache would do for a user's trace.
 //! - [`permutation`]: numbers in a random order, without memory.
 //!
 //! Promise: the same build prints the same figures, to the byte, on every machine. Nothing here
@@ -18,4 +19,5 @@ pub mod load;
 pub mod page;
 pub mod permutation;
 pub mod trace;
+pub mod what_if;
 pub mod workload;

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use cairn_lab::drives::{self, Row};
 use cairn_lab::experiment::verb::{self, Asked};
+use cairn_lab::what_if;
 use cairn_outcome::failure::Outcome;
 use cairn_outcome::{exit, program, stderr, stdout};
 use clap::{Parser, Subcommand};
@@ -45,6 +46,8 @@ enum Verb {
         #[arg(long)]
         json: bool,
     },
+    /// Replay a trace without a cache and with several, in virtual time, and say what to buy
+    WhatIf(what_if::Asked),
     /// Show each drive model beside the published rows. Exit code 2: a row is off by more than 15 %
     Drives {
         /// Print JSON: an object per row
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
         let _log = stderr::start_log(stderr::Log::Verb, args.verbose);
         match args.verb {
             Verb::Drives { json } => show_drives(json),
+            Verb::WhatIf(asked) => what_if::run(&asked),
             Verb::Run { file, seeds, out, cpu, json } => {
                 verb::run(&Asked { file, seeds, cpu_percent: cpu, out, json })
             }

@@ -49,7 +49,7 @@ impl Axis {
     }
 
     /// A value of the axis with its unit.
-    fn print(&self, value: f64) -> String {
+    pub fn print(&self, value: f64) -> String {
         let shown = shown(value.abs(), self.unit, self.scale == Scale::Time);
         if self.scale == Scale::Time && shown.unit != "s" {
             return format!("{:.1} {}", value / shown.by, shown.unit);

@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use crate::page::with_unit;
+use crate::page::{Axis, with_unit};
 
 /// A gain that counts.
 const WORTH: f64 = 1.2;
@@ -46,6 +46,8 @@ pub struct Figures {
     pub percentiles_ns: [Option<u64>; 3],
     /// Reads that the cache answered, in percent.
     pub hit_percent: Option<f64>,
+    /// How much of the time the backing device was busy until all was sent, in percent.
+    pub backing_busy_percent: f64,
     /// Bytes written to the backing device.
     pub backing_written: u64,
     /// Bytes written to the cache drive.
@@ -169,12 +171,11 @@ pub fn sentences(advice: Advice, bare: &Figures, runs: &[Figures], asked: Asked)
 /// What a cache brings, as the end of a sentence.
 fn brings(gain: Gain, bare: &Figures, run: &Figures) -> String {
     let times = format!("({} times faster)", digits(gain.times));
-    let seconds = |it: &Figures| with_unit(it.took.as_secs_f64(), "s");
     match gain.of {
         Measure::Trace if bare.is_whole && run.is_whole => format!(
             "replays the trace in {} instead of {} without a cache {times}",
-            seconds(run),
-            seconds(bare)
+            time(run.took),
+            time(bare.took)
         ),
         Measure::Trace => format!("does more of the trace in the same time {times}"),
         Measure::Operation => format!(
@@ -236,7 +237,7 @@ fn risk(run: &Figures) -> Option<String> {
     let dirty = with_unit(run.dirty_bytes as f64, "B");
     Some(match run.drained {
         Some(drained) => {
-            let time = with_unit(drained.as_secs_f64(), "s");
+            let time = time(drained);
             let long = if drained > DRAIN_LONG { ", which is long" } else { "" };
             format!(
                 "What only the cache has is lost with its drive: {dirty} at the end, which took \
@@ -269,6 +270,11 @@ fn unknown(asked: Asked) -> String {
          trace was recorded beneath, other traces, and the drives that you have, which may differ \
          from the models."
     )
+}
+
+/// A time with its unit.
+pub fn time(time: Duration) -> String {
+    Axis::time().print(time.as_secs_f64())
 }
 
 /// Three digits.

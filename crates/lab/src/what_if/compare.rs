@@ -52,6 +52,7 @@ impl Compared {
             mean_ns: done.waited_ns as f64 / done.operations.max(1) as f64,
             percentiles_ns: [done.p50_ns, done.p99_ns, done.p999_ns],
             hit_percent,
+            backing_busy_percent: busy_percent(first, end),
             backing_written: written(0),
             cache_written,
             years,
@@ -60,6 +61,13 @@ impl Compared {
         };
         Compared { setup, figures, samples: record.samples }
     }
+}
+
+/// How much of the time between two samples the backing device was busy: its arms, if it has some.
+fn busy_percent(first: &Sample, end: &Sample) -> f64 {
+    let used = end.drives[0] - first.drives[0];
+    let nanos = (end.at.0 - first.at.0).max(1) * used.arms.max(1);
+    100.0 * used.busy_ns() as f64 / nanos as f64
 }
 
 /// How long a drive lasts to which so much is written in so long, without a pause; none if nothing

@@ -1,6 +1,6 @@
 //! The page of a comparison.
 
-use super::advice::{Asked, judge, sentences};
+use super::advice::{Asked, Figures, judge, sentences, time};
 use super::compare::Compared;
 use super::drive::{DriveSpec, size_word};
 use super::setup::Common;
@@ -26,7 +26,7 @@ impl Comparison<'_> {
     pub fn page(&self, processor: String) -> Page {
         let text = |sentences: Vec<String>| sentences.into_iter().map(Part::Text).collect();
         let mut sections = vec![
-            section("Result", vec![Part::Table(self.results())]),
+            section("Result", vec![Part::Table(self.clients()), Part::Table(self.drives())]),
             section("Recommendation", text(self.advice())),
             section("What is modelled", text(self.modelled())),
         ];
@@ -117,7 +117,7 @@ impl Comparison<'_> {
         let pairs = [
             ("the trace asks for", asks),
             ("it touches", bytes(self.survey.touched_bytes)),
-            ("its length", with_unit(span.as_secs_f64(), "s")),
+            ("its length", time(*span)),
             ("operations widened to whole blocks of 4 KiB", changed.to_string()),
             ("backing device", self.common.backing.name()),
             ("endurance of the cache drive", endurance),
@@ -126,7 +126,8 @@ impl Comparison<'_> {
         pairs.map(|(name, value)| (name.to_owned(), value)).to_vec()
     }
 
-    fn results(&self) -> Table {
+    /// What clients got.
+    fn clients(&self) -> Table {
         let columns = [
             "setup",
             "took, s",
@@ -137,40 +138,60 @@ impl Comparison<'_> {
             "p99, us",
             "p99.9, us",
             "hits, %",
+        ];
+        self.table("What the trace got", &columns, |it| {
+            let seconds = it.took.as_secs_f64();
+            let rate = |amount: f64| (seconds > 0.0).then(|| amount / seconds);
+            let micros = |ns: Option<u64>| printed(ns.map(|ns| ns as f64 / 1e3), 1);
+            let [p50, p99, p999] = it.percentiles_ns.map(micros);
+            vec![
+                format!("{seconds:.3}"),
+                printed(rate(it.operations as f64), 1),
+                printed(rate(mega(it.bytes)), 2),
+                format!("{:.1}", it.mean_ns / 1e3),
+                p50,
+                p99,
+                p999,
+                printed(it.hit_percent, 1),
+            ]
+        })
+    }
+
+    /// What drives and caches did for it.
+    fn drives(&self) -> Table {
+        let columns = [
+            "setup",
+            "backing busy, %",
             "to backing, MB",
             "to cache, MB",
             "years",
             "dirty, MB",
             "drain, s",
         ];
-        let mut table = Table::new("The trace on each setup", &columns);
-        let none = || "-".to_owned();
-        let or_none = |value: Option<f64>, digits: usize| {
-            value.map_or_else(none, |value| format!("{value:.digits$}"))
-        };
-        let mega = |bytes: u64| bytes as f64 / 1e6;
-        for Compared { figures: it, .. } in self.runs {
-            let seconds = it.took.as_secs_f64();
-            let rate = |amount: f64| (seconds > 0.0).then(|| amount / seconds);
-            let name = if it.is_whole { "" } else { " (not all was sent)" };
-            let micros = |ns: Option<u64>| or_none(ns.map(|ns| ns as f64 / 1e3), 1);
-            let [p50, p99, p999] = it.percentiles_ns.map(micros);
-            let row = [
-                format!("{}{name}", it.label),
-                format!("{seconds:.3}"),
-                or_none(rate(it.operations as f64), 1),
-                or_none(rate(mega(it.bytes)), 2),
-                format!("{:.1}", it.mean_ns / 1e3),
-                p50,
-                p99,
-                p999,
-                or_none(it.hit_percent, 1),
+        self.table("What it took", &columns, |it| {
+            vec![
+                format!("{:.1}", it.backing_busy_percent),
                 format!("{:.1}", mega(it.backing_written)),
-                or_none(it.cache_written.map(mega), 1),
-                or_none(it.years, 1),
+                printed(it.cache_written.map(mega), 1),
+                printed(it.years, 1),
                 format!("{:.1}", mega(it.dirty_bytes)),
-                or_none(it.drained.map(|it| it.as_secs_f64()), 2),
-            ];
+                printed(it.drained.map(|it| it.as_secs_f64()), 2),
+            ]
+        })
+    }
+
+    /// A row per run, which begins with its setup.
+    fn table(
+        &self,
+        caption: &str,
+        columns: &[&str],
+        fields: impl Fn(&Figures) -> Vec<String>,
+    ) -> Table {
+        let mut table = Table::new(caption, columns);
+        for Compared { figures, .. } in self.runs {
+            let ended = if figures.is_whole { "" } else { " (not all was sent)" };
+            let mut row = vec![format!("{}{ended}", figures.label)];
+            row.extend(fields(figures));
             table.row(&row.iter().map(String::as_str).collect::<Vec<_>>());
         }
         table
@@ -223,6 +244,16 @@ impl Comparison<'_> {
             ..Chart::default()
         })
     }
+}
+
+/// A number, or `-` if there is none.
+fn printed(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
+}
+
+/// In megabytes.
+fn mega(bytes: u64) -> f64 {
+    bytes as f64 / 1e6
 }
 
 fn section(title: &str, parts: Vec<Part>) -> Section {

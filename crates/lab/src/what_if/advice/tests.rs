@@ -18,6 +18,7 @@ fn bare() -> Figures {
         mean_ns: 10e6,
         percentiles_ns: [Some(9_000_000), Some(20_000_000), Some(30_000_000)],
         hit_percent: None,
+        backing_busy_percent: 50.0,
         backing_written: GIB,
         cache_written: None,
         years: None,

@@ -255,6 +255,47 @@ fn drain_at_the_end_leaves_nothing_dirty_and_is_not_of_the_clients_time() {
 }
 
 #[test]
+fn phases_have_what_their_clients_did_and_by_how_much_numbers_rose() {
+    let folder = Folder::new("phases");
+    let phases = TRACED
+        .replace(
+            "[[volume]]",
+            "[drive.cache]\nmodel = \"optane\"\nsize = \"256M\"\n[[volume]]",
+        )
+        .replace("0 N linear one 0", "0 N writecache s one cache 4096 0")
+        .replace("trace = \"fio.log\"", "order = \"sequential\"\nblock = \"4K\"\nthink = \"10ms\"\nuntil = \"4s\"")
+        .replace(
+            "[end]\nsent = true\nat_most = \"1h\"",
+            "[[client]]\nvolume = \"disk\"\norder = \"sequential\"\nblock = \"64K\"\nthink = \"20ms\"\n\
+             from = \"6s\"\n[record]\ncounts = [\"writes_allocated\"]\n[end]\nat_most = \"10s\"",
+        );
+    let (code, out, said) = folder.lab(&phases, &["--json"]);
+    assert_eq!(code, 0, "{said}");
+    let lines: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let rows = lines.iter().filter(|line| line["table"] == "Phases").map(|line| &line["row"]);
+    let number = |row: &Value, field: &str| row[field].as_str().unwrap().parse::<f64>().unwrap();
+    let rows: Vec<[f64; 3]> = rows
+        .map(|row| {
+            let fields = ["operations", "cache: requests per operation", "writes_allocated"];
+            fields.map(|field| number(row, field))
+        })
+        .collect();
+    let [first, pause, second] = rows[..] else { panic!("three phases: {rows:?}") };
+    // A write each 10 ms, then none, then 16 blocks each 20 ms; the second writes them again.
+    assert!((380.0..=400.0).contains(&first[0]) && first[2] == first[0], "{first:?}");
+    assert!((1.0..1.5).contains(&first[1]), "a request each, and commits: {first:?}");
+    assert_eq!([pause[0], pause[2]], [0.0, 0.0]);
+    assert!((190.0..=200.0).contains(&second[0]), "{second:?}");
+    assert!((1.0..1.5).contains(&second[1]), "neighbours in one request: {second:?}");
+    let fresh = 16.0 * second[0] - first[0];
+    assert!((second[2] - fresh).abs() <= 16.0, "{second:?}, {fresh}");
+
+    let unknown = phases.replace("writes_allocated", "writes_alloc");
+    let (code, _, said) = folder.lab(&unknown, &[]);
+    assert!(code == 1 && said.contains("record counts: found 'writes_alloc', expected"), "{said}");
+}
+
+#[test]
 fn cache_that_is_filled_and_that_no_volume_uses_is_refused() {
     let folder = Folder::new("unused");
     let unused = TRACED.replace(

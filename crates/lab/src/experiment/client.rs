@@ -1,6 +1,7 @@
 //! [`Load`]: operations that are sent to a volume, so many in flight; and what becomes of them.
 
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
@@ -119,19 +120,19 @@ pub struct Load {
     /// Data of most operations: no drive keeps it.
     data: Segs,
     began: Time,
-    /// It starts no operation from then on.
-    until: Time,
+    /// It starts no operation before this, nor from the end on.
+    active: Range<Time>,
     tally: Rc<Tally>,
 }
 
 impl Load {
-    /// Starts `depth` operations on a volume.
+    /// Starts `depth` operations on a volume, within a time.
     pub fn start(
         env: &Env,
         disk: Arc<dyn Disk>,
         operations: Operations,
         depth: u32,
-        until: Time,
+        active: Range<Time>,
         tally: Rc<Tally>,
     ) {
         let load = Rc::new_cyclic(|me| Load {
@@ -140,7 +141,7 @@ impl Load {
             operations: RefCell::new(operations),
             data: data_of(env, SHARED),
             began: env.now(),
-            until,
+            active,
             tally,
         });
         load.tally.under_way.set(load.tally.under_way.get() + u64::from(depth));
@@ -172,14 +173,14 @@ impl Load {
 
     /// The next operation, and its time; none if there is none before the client stops.
     fn next(&self, env: &Env) -> Option<(Time, Operation)> {
-        if env.now() >= self.until {
+        if env.now() >= self.active.end {
             return None;
         }
         match self.operations.borrow_mut().next()? {
             Ok(operation) => {
                 let not_before = Time(self.began.0 + operation.not_before.0);
-                let at = (env.now() + operation.think).max(not_before);
-                (at < self.until).then_some((at, operation))
+                let at = (env.now() + operation.think).max(not_before).max(self.active.start);
+                (at < self.active.end).then_some((at, operation))
             }
             Err(error) => {
                 self.tally.error.borrow_mut().get_or_insert(error);

@@ -10,7 +10,8 @@
 //! depth = 1               # operations in flight of each
 //! count = 4               # clients
 //! think = "1ms"           # or "about 1ms": as if operations came independently
-//! until = "10m"           # it stops then, as reported
+//! from = "1m"             # it begins then, as reported
+//! until = "10m"           # it stops then
 //!
 //! [[client]]
 //! volume = "disk"
@@ -48,6 +49,8 @@ pub struct Clients {
     pub depth: u32,
     /// How many there are.
     pub count: u32,
+    /// They begin then, as reported.
+    pub from: Option<Duration>,
     /// They stop then, as reported.
     pub until: Option<Duration>,
 }
@@ -129,6 +132,7 @@ pub(super) struct RawClients {
     pace: Option<Pace>,
     depth: Option<u32>,
     count: Option<u32>,
+    from: Option<String>,
     until: Option<String>,
 }
 
@@ -187,7 +191,11 @@ impl Clients {
                 format!("trace {} {when}, widened to whole blocks", path.display())
             }
         };
-        format!("{} of depth {} on {}: {what}", self.count, self.depth, self.volume)
+        let moment = |word: &str, moment: Option<Duration>| {
+            moment.map(|moment| format!(", {word} {moment:?}")).unwrap_or_default()
+        };
+        let when = moment("from", self.from) + &moment("until", self.until);
+        format!("{} of depth {} on {}: {what}{when}", self.count, self.depth, self.volume)
     }
 
     /// Refuses blocks that are no multiple of those of the volume.
@@ -233,8 +241,15 @@ impl RawClients {
             let expected = "1, as a flush follows its write";
             return Err(wrong(file, &field("depth"), depth, expected));
         }
-        let until = self.until.map(|text| duration(file, &field("until"), &text)).transpose()?;
-        Ok(Clients { volume: self.volume, what, depth, count, until, name })
+        let moment = |what: &str, text: &Option<String>| {
+            text.as_ref().map(|text| duration(file, &field(what), text)).transpose()
+        };
+        let (from, until) = (moment("from", &self.from)?, moment("until", &self.until)?);
+        if until.is_some_and(|until| from.is_some_and(|from| from >= until)) {
+            let found = format!("{:?}", from.unwrap_or_default());
+            return Err(wrong(file, &field("from"), found, "a time before 'until'"));
+        }
+        Ok(Clients { volume: self.volume, what, depth, count, from, until, name })
     }
 
     fn traced(&self, trace: &str, file: &str, field: &dyn Fn(&str) -> String) -> Outcome<What> {

@@ -7,7 +7,7 @@
 //! - [`form`]: what a file may say, of [`clients`] in a file of their own. [`devices`]: drives by
 //!   their words. [`run`]: one world, from its beginning to its end. [`client`]: operations that
 //!   are sent. [`record`], [`histogram`]: what is kept. [`report`]: its
-//!   page. [`verb`]: what a user asks for.
+//!   page; [`phases`]: a table of it; [`variant`]: its runs. [`verb`]: what a user asks for.
 //!
 //! Promises:
 //! - X1. A run is decided by its experiment, variant, seed and prices: nothing else is random, and
@@ -20,7 +20,9 @@ pub mod clients;
 pub mod devices;
 pub mod form;
 pub mod histogram;
+pub mod phases;
 pub mod record;
 pub mod report;
 pub mod run;
+pub mod variant;
 pub mod verb;

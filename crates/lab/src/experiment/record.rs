@@ -18,6 +18,8 @@ pub struct Sample {
     pub rate: Vec<Option<u64>>,
     /// How often the cache of each volume had what was read; none without one.
     pub hits: Vec<Option<Hits>>,
+    /// Each number that the experiment records, of all volumes together.
+    pub counts: Vec<u64>,
     /// What each drive did.
     pub drives: Vec<Used>,
     /// What the clients of each kind did.

@@ -5,16 +5,10 @@
 use cairn_sim::drives::Used;
 
 use super::form::Experiment;
+use super::phases;
 use super::record::{Record, Sample};
+use super::variant::{Variant, median};
 use crate::page::{Axis, Chart, Line, Page, Part, Section, Table};
-
-/// The runs of one variant, one for each seed.
-pub struct Variant {
-    /// Its word.
-    pub name: String,
-    /// In the order of the seeds.
-    pub records: Vec<Record>,
-}
 
 /// A value at the end of an interval of a run.
 type Look<'a> = &'a dyn Fn(&Sample, &Sample) -> f64;
@@ -37,6 +31,10 @@ impl Report<'_> {
         let mut sections = vec![section("Result", vec![Part::Table(self.results())])];
         if !self.experiment.clients.is_empty() {
             sections[0].parts.push(Part::Table(self.clients()));
+        }
+        if !self.experiment.counts.is_empty() || phases::starts(self.experiment).len() > 1 {
+            let table = phases::table(self.experiment, self.variants);
+            sections[0].parts.push(Part::Table(table));
         }
         sections.push(section("Dirty data", self.dirty_charts()));
         let mut drives = vec![Part::Table(self.times())];
@@ -336,18 +334,6 @@ impl Report<'_> {
             parts.push(self.chart(&title, "", Axis::logarithmic("latency", "s"), &p99));
         }
         parts
-    }
-}
-
-/// The median of a value of each run with the least and the greatest, printed.
-fn median(variant: &Variant, value: impl Fn(&Record) -> f64, digits: usize) -> String {
-    let mut values: Vec<f64> = variant.records.iter().map(value).collect();
-    values.sort_unstable_by(f64::total_cmp);
-    let middle = values[(values.len() - 1) / 2];
-    let (low, high) = (values[0], values[values.len() - 1]);
-    match values.len() {
-        1 => format!("{middle:.digits$}"),
-        _ => format!("{middle:.digits$} ({low:.digits$} to {high:.digits$})"),
     }
 }
 

@@ -99,6 +99,7 @@ impl<'a> Run<'a> {
             return Err(wrong(&experiment.file, "fill cache", found, "a cache of a volume"));
         }
         run.expect_caches()?;
+        run.expect_counts()?;
         run.began = run.world.now();
         run.start_clients(seed)?;
         Ok(run)
@@ -116,6 +117,19 @@ impl<'a> Run<'a> {
         Err(wrong(&self.experiment.file, "end clean", format!("'{name}'"), expected))
     }
 
+    /// Refuses names of numbers that no volume has.
+    fn expect_counts(&self) -> Outcome<()> {
+        for name in &self.experiment.counts {
+            let mut values = self.volumes.iter().map(|volume| count_of(volume, name));
+            if !values.any(|value| value.is_some()) {
+                let expected = "a number of the status or the attributes of a volume";
+                let found = format!("'{name}'");
+                return Err(wrong(&self.experiment.file, "record counts", found, expected));
+            }
+        }
+        Ok(())
+    }
+
     fn start_clients(&mut self, seed: u64) -> Outcome<()> {
         let mut seeds = fastrand::Rng::with_seed(seed);
         let env = self.world.env(0);
@@ -123,16 +137,17 @@ impl<'a> Run<'a> {
         for kind in &self.experiment.clients {
             let tally = Rc::new(Tally::default());
             let disk: Arc<dyn Disk> = self.registry.volume(&kind.volume)?;
-            let until = kind
-                .until
-                .map_or(Time(u64::MAX), |until| self.began + self.experiment.unscaled(until));
+            let moment = |moment: Duration| self.began + self.experiment.unscaled(moment);
+            let from = kind.from.map_or(self.began, moment);
+            let active = from..kind.until.map_or(Time(u64::MAX), moment);
             kind.expect_blocks_of(&self.experiment.file, disk.limits().logical_sectors())?;
             let operations = kind.operations(&disk, seeds.u64(..)).map_err(|error| {
                 let (file, name) = (&self.experiment.file, &kind.name);
                 ConfigError::new(error.kind, file, format!("client '{name}': {error}"))
             })?;
             for operations in operations {
-                Load::start(env, disk.clone(), operations, kind.depth, until, tally.clone());
+                let (active, tally) = (active.clone(), tally.clone());
+                Load::start(env, disk.clone(), operations, kind.depth, active, tally);
             }
             self.tallies.push(tally);
         }
@@ -299,16 +314,33 @@ impl<'a> Run<'a> {
         });
         let hits =
             targets().map(|mut targets| targets.find_map(|target| Hits::of(&target.report())));
+        let counts = self.experiment.counts.iter().map(|name| {
+            let values = self.volumes.iter().filter_map(|volume| count_of(volume, name));
+            values.sum()
+        });
         Sample {
             at: Time(self.world.now().0 - self.began.0),
             dirty: dirty.collect(),
             rate: rate.collect(),
             hits: hits.collect(),
+            counts: counts.collect(),
             drives: self.drives.iter().map(|drive| self.world.used(drive)).collect(),
             clients: self.tallies.iter().map(|tally| tally.sample()).collect(),
             busy: self.world.busy(),
         }
     }
+}
+
+/// A number of a volume's status or attributes, of all its targets that have it.
+fn count_of(volume: &MappedDevice, name: &str) -> Option<u64> {
+    let table = volume.live_table()?;
+    let values = table.lines().iter().filter_map(|line| {
+        let attributes = line.target.attributes();
+        let attribute = attributes.iter().find(|it| it.name == name);
+        let report = line.target.report();
+        number(attribute.map(|it| &it.value).or_else(|| report.value(name))?)
+    });
+    values.reduce(|sum, value| sum + value)
 }
 
 /// Makes a writecache. An error says what is refused.

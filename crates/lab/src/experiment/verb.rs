@@ -12,8 +12,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::form::Experiment;
 use super::record::Record;
-use super::report::{Report, Variant};
+use super::report::Report;
 use super::run::Run;
+use super::variant::Variant;
 use crate::costs::costs;
 
 /// How often a run is looked at, in virtual time.

@@ -36,6 +36,7 @@ const PATHS: [&[Phase]; 6] = {
 struct Looked {
     serial_percent: f64,
     hottest: &'static str,
+    held_ns: f64,
     wait_ns: f64,
     waits_per_million: f64,
 }
@@ -73,8 +74,10 @@ fn look(fixture: &SnapshotFixture, shape: Shape, span: u64, phases: &[Phase]) ->
     let requests = (span / 4096) as f64;
     let busy_ns = last.us * 1000.0 * requests;
     let hottest = uses.iter().max_by_key(|lock| lock.hottest_held_ns);
+    let held_ns = hottest.map_or(0, |lock| lock.hottest_held_ns) as f64;
     Ok(Looked {
-        serial_percent: 100.0 * hottest.map_or(0, |lock| lock.hottest_held_ns) as f64 / busy_ns,
+        serial_percent: 100.0 * held_ns / busy_ns,
+        held_ns: held_ns / requests,
         hottest: hottest.map_or("none", |lock| lock.name),
         wait_ns: uses.iter().map(|lock| lock.waited_ns).sum::<u64>() as f64 / requests,
         waits_per_million: uses.iter().map(|lock| lock.waits).sum::<u64>() as f64 * 1e6 / requests,
@@ -100,6 +103,7 @@ fn tell(
     let name = last.hottest.rsplit("::").next().unwrap_or(last.hottest);
     let serial = row("% of busy time", |looked| looked.serial_percent);
     report.push(serial.with("hottest", name.trim_end_matches('>')));
+    report.push(row("ns held/request", |looked| looked.held_ns));
     report.push(row("ns waited/request", |looked| looked.wait_ns));
     report.push(row("waits/million", |looked| looked.waits_per_million));
 }

@@ -6,6 +6,7 @@
 //! - [`page`]: an experiment as one HTML file with plots, and its data.
 //! - [`fill`]: caches that are full of data when an experiment begins.
 //! - [`what_if`]: what a cache would do for a user's trace.
+//! - [`workers`]: a model of workers that share locks.
 //! - [`permutation`]: numbers in a random order, without memory.
 //!
 //! Promise: the same build prints the same figures, to the byte, on every machine. Nothing here
@@ -20,4 +21,5 @@ pub mod page;
 pub mod permutation;
 pub mod trace;
 pub mod what_if;
+pub mod workers;
 pub mod workload;

@@ -48,6 +48,15 @@ enum Verb {
     },
     /// Replay a trace without a cache and with several, in virtual time, and say what to buy
     WhatIf(what_if::Asked),
+    /// Show a model of workers that write to an origin with a snapshot, if only locks limit them
+    Workers {
+        /// Write FOLDER/workers.html with its plot and data beside it
+        #[arg(long, value_name = "FOLDER")]
+        out: Option<PathBuf>,
+        /// Print JSON: an object per fact, row and point
+        #[arg(long)]
+        json: bool,
+    },
     /// Show each drive model beside the published rows. Exit code 2: a row is off by more than 15 %
     Drives {
         /// Print JSON: an object per row
@@ -61,6 +70,7 @@ fn main() -> ExitCode {
         let _log = stderr::start_log(stderr::Log::Verb, args.verbose);
         match args.verb {
             Verb::Drives { json } => show_drives(json),
+            Verb::Workers { out, json } => cairn_lab::workers::run(out.as_deref(), json),
             Verb::WhatIf(asked) => what_if::run(&asked),
             Verb::Run { file, seeds, out, cpu, json } => {
                 verb::run(&Asked { file, seeds, cpu_percent: cpu, out, json })

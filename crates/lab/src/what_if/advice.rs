@@ -6,7 +6,8 @@
 //!     other that is worth it.
 //! A3. Among those within [`NEAR`] of the best, the smallest is advised; of one size one without
 //!     dirty data, as that loses nothing with its drive; then the better one.
-//! A4. The sentences say what was compared, and end with what is not known.
+//! A4. The sentences say what was compared, and end with what is not known; of a short trace
+//!     ([`OPERATIONS_FEW`], [`LENGTH_SHORT`]) that is said first.
 
 use std::time::Duration;
 
@@ -22,6 +23,11 @@ const YEARS_LEAST: f64 = 1.0;
 const YEARS_USUAL: f64 = 5.0;
 /// A drain that takes longer than this is spoken of as long.
 const DRAIN_LONG: Duration = Duration::from_secs(3600);
+
+/// A trace of fewer operations tells little about a cache.
+const OPERATIONS_FEW: u64 = 10_000;
+/// So does one that takes less.
+const LENGTH_SHORT: Duration = Duration::from_secs(600);
 
 /// What a run of the trace showed.
 #[derive(Clone, Debug, PartialEq)]
@@ -164,7 +170,7 @@ pub fn sentences(advice: Advice, bare: &Figures, runs: &[Figures], asked: Asked)
             said.extend(risk(run));
         }
     }
-    said.push(unknown(asked));
+    said.push(unknown(bare, asked));
     said
 }
 
@@ -252,7 +258,16 @@ fn risk(run: &Figures) -> Option<String> {
 }
 
 /// What is not known.
-fn unknown(asked: Asked) -> String {
+fn unknown(bare: &Figures, asked: Asked) -> String {
+    let is_short = bare.operations < OPERATIONS_FEW || bare.took < LENGTH_SHORT;
+    let short = match is_short {
+        true => format!(
+            "the rest of your days, as the trace is short ({} operations in {}); ",
+            bare.operations,
+            time(bare.took)
+        ),
+        false => String::new(),
+    };
     let clients = match asked.has_times {
         true => format!(
             "operations start at the times of the trace, with {} at most in flight, though a \
@@ -266,7 +281,7 @@ fn unknown(asked: Asked) -> String {
         ),
     };
     format!(
-        "Not known: {clients}; the cache begins empty; other memory caches than the one that the \
+        "Not known: {short}{clients}; the cache begins empty; other memory caches than the one that the \
          trace was recorded beneath, other traces, and the drives that you have, which may differ \
          from the models."
     )

@@ -131,7 +131,10 @@ fn advice_says_why_and_ends_with_what_is_not_known() {
     assert!(said[1].ends_with("the trace touches 2.15 GB, which it holds."), "{}", said[1]);
     assert!(said[2].contains("3.00 years of such days, less than the five"), "{}", said[2]);
     assert!(said[3].contains("took 60.0 s to go home."), "{}", said[3]);
-    assert!(said[4].starts_with("Not known: operations start at the times of the trace"));
+    assert!(said[4].starts_with("Not known: the rest of your days, as the trace is short"));
+    let long = Figures { operations: 20_000, took: Duration::from_secs(601), ..bare() };
+    let said = sentences(Advice::None(None), &long, &[], asked);
+    assert!(said[1].starts_with("Not known: operations start at the times of the trace"));
 
     let said = say(&[run(1, false, 10, 1.0, 0.1)]);
     assert_eq!(said.len(), 4, "{said:?}");

@@ -443,6 +443,7 @@ impl Timing for Raid5 {
         let own = self.meter.used;
         Used {
             requests: own.requests,
+            writes: own.writes,
             read_sectors: own.read_sectors,
             written_sectors: own.written_sectors,
             depth_ns: own.depth_ns,

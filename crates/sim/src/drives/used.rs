@@ -21,6 +21,8 @@ pub struct Used {
     pub idle_ns: u64,
     /// Arrivals, flushes among them.
     pub requests: u64,
+    /// Of these, writes and write-zeroes.
+    pub writes: u64,
     /// Arrivals that joined a neighbour that waited.
     pub merges: u64,
     /// Operations of the medium: of the arm, or of the command path.
@@ -57,6 +59,7 @@ impl Sub for Used {
             other_ns: self.other_ns - before.other_ns,
             idle_ns: self.idle_ns.saturating_sub(before.idle_ns),
             requests: self.requests - before.requests,
+            writes: self.writes - before.writes,
             merges: self.merges - before.merges,
             operations: self.operations - before.operations,
             read_sectors: self.read_sectors - before.read_sectors,
@@ -79,6 +82,7 @@ impl Add for Used {
             other_ns: self.other_ns + other.other_ns,
             idle_ns: self.idle_ns + other.idle_ns,
             requests: self.requests + other.requests,
+            writes: self.writes + other.writes,
             merges: self.merges + other.merges,
             operations: self.operations + other.operations,
             read_sectors: self.read_sectors + other.read_sectors,
@@ -146,7 +150,10 @@ impl Meter {
         assert!((count == 0) == (arrival.op == Op::Flush), "only a flush has no range");
         match arrival.op {
             Op::Read => self.used.read_sectors += count,
-            Op::Write | Op::WriteZeroes => self.used.written_sectors += count,
+            Op::Write | Op::WriteZeroes => {
+                self.used.writes += 1;
+                self.used.written_sectors += count;
+            }
             Op::Flush | Op::Discard => {}
         }
     }

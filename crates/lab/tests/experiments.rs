@@ -276,7 +276,7 @@ fn phases_have_what_their_clients_did_and_by_how_much_numbers_rose() {
     let number = |row: &Value, field: &str| row[field].as_str().unwrap().parse::<f64>().unwrap();
     let rows: Vec<[f64; 3]> = rows
         .map(|row| {
-            let fields = ["operations", "cache: requests per operation", "writes_allocated"];
+            let fields = ["operations", "cache: writes per operation", "writes_allocated"];
             fields.map(|field| number(row, field))
         })
         .collect();

@@ -59,10 +59,8 @@ pub fn table(experiment: &Experiment, variants: &[Variant]) -> Table {
     let mut columns: Vec<String> =
         ["variant and phase", "hours", "operations", "written, GiB"].map(str::to_owned).to_vec();
     for (name, _) in &experiment.drives {
-        columns.extend([
-            format!("{name}: requests per operation"),
-            format!("{name}: written per byte"),
-        ]);
+        columns
+            .extend([format!("{name}: writes per operation"), format!("{name}: written per byte")]);
     }
     columns.extend(experiment.counts.iter().cloned());
     let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
@@ -98,7 +96,7 @@ fn row(
     ];
     let quotient = |part: u64, of: u64| if of == 0 { 0.0 } else { part as f64 / of as f64 };
     for drive in 0..experiment.drives.len() {
-        row.push(value(&|it| quotient(it.used(drive).requests, it.clients().0), 3));
+        row.push(value(&|it| quotient(it.used(drive).writes, it.clients().0), 3));
         row.push(value(&|it| quotient(it.used(drive).written_sectors * 512, it.clients().1), 3));
     }
     for count in 0..experiment.counts.len() {

@@ -11,7 +11,7 @@
 //!
 //! # What it does not know
 //! - Memory that all processors share, and its caches: copies cost what they cost one worker.
-//! - What a processor pays for a lock that another one had, or for a thread that sleeps and is woken.
+//! - What a processor pays for a lock that another one had, and for a thread that sleeps.
 //! - All locks but the one that is held longest.
 
 use std::path::Path;
@@ -113,9 +113,9 @@ fn page(measured: &Measured) -> Page {
         title: "A model: workers that write to an origin with a snapshot".to_owned(),
         introduction: "This is a model, not a measurement. Each write is the first to its chunk of \
                        4 KiB, whose old data goes to the snapshot's store. Only the lock that is \
-                       held longest limits the workers: each has a processor of its own, and drives \
-                       and memory never limit. The cost of passing a lock from one processor to \
-                       another is not in it."
+                       held longest limits the workers: each has a processor of its own, and \
+                       drives and memory never limit. The cost of passing a lock from one \
+                       processor to another is not in it."
             .to_owned(),
         facts: vec![
             fact("measured on", &measured.date),

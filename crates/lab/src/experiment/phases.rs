@@ -1,5 +1,5 @@
-//! The phases of a run: the times between which the same clients are active, each as a row with what
-//! clients wrote, what the drives did for it, and by how much recorded numbers rose.
+//! The phases of a run: the times between which the same clients are active, each as a row with
+//! what clients wrote, what the drives did for it, and by how much recorded numbers rose.
 
 use std::time::Duration;
 

@@ -111,12 +111,13 @@ fn page(measured: &Measured) -> Page {
     let fact = |name: &str, value: &str| (name.to_owned(), value.to_owned());
     Page {
         title: "A model: workers that write to an origin with a snapshot".to_owned(),
-        introduction: "This is a model, not a measurement. Each write is the first to its chunk of \
+        introduction:
+            "This is a model, not a measurement. Each write is the first to its chunk of \
                        4 KiB, whose old data goes to the snapshot's store. Only the lock that is \
                        held longest limits the workers: each has a processor of its own, and \
                        drives and memory never limit. The cost of passing a lock from one \
                        processor to another is not in it."
-            .to_owned(),
+                .to_owned(),
         facts: vec![
             fact("measured on", &measured.date),
             fact("measured with", &measured.machine),

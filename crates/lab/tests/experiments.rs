@@ -258,16 +258,17 @@ fn drain_at_the_end_leaves_nothing_dirty_and_is_not_of_the_clients_time() {
 fn phases_have_what_their_clients_did_and_by_how_much_numbers_rose() {
     let folder = Folder::new("phases");
     let phases = TRACED
-        .replace(
-            "[[volume]]",
-            "[drive.cache]\nmodel = \"optane\"\nsize = \"256M\"\n[[volume]]",
-        )
+        .replace("[[volume]]", "[drive.cache]\nmodel = \"optane\"\nsize = \"256M\"\n[[volume]]")
         .replace("0 N linear one 0", "0 N writecache s one cache 4096 0")
-        .replace("trace = \"fio.log\"", "order = \"sequential\"\nblock = \"4K\"\nthink = \"10ms\"\nuntil = \"4s\"")
+        .replace(
+            "trace = \"fio.log\"",
+            "order = \"sequential\"\nblock = \"4K\"\nthink = \"10ms\"\nuntil = \"4s\"",
+        )
         .replace(
             "[end]\nsent = true\nat_most = \"1h\"",
-            "[[client]]\nvolume = \"disk\"\norder = \"sequential\"\nblock = \"64K\"\nthink = \"20ms\"\n\
-             from = \"6s\"\n[record]\ncounts = [\"writes_allocated\"]\n[end]\nat_most = \"10s\"",
+            "[[client]]\nvolume = \"disk\"\norder = \"sequential\"\nblock = \"64K\"\n\
+             think = \"20ms\"\nfrom = \"6s\"\n\
+             [record]\ncounts = [\"writes_allocated\"]\n[end]\nat_most = \"10s\"",
         );
     let (code, out, said) = folder.lab(&phases, &["--json"]);
     assert_eq!(code, 0, "{said}");

@@ -281,9 +281,9 @@ fn unknown(bare: &Figures, asked: Asked) -> String {
         ),
     };
     format!(
-        "Not known: {short}{clients}; the cache begins empty; other memory caches than the one that the \
-         trace was recorded beneath, other traces, and the drives that you have, which may differ \
-         from the models."
+        "Not known: {short}{clients}; the cache begins empty; other memory caches than the one \
+         that the trace was recorded beneath, other traces, and the drives that you have, which \
+         may differ from the models."
     )
 }
 

@@ -1,4 +1,5 @@
-//! [`DriveSpec`]: a drive as a user names it on the command line, and how much may be written to it.
+//! [`DriveSpec`]: a drive as a user names it on the command line, and how much may be written to
+//! it.
 
 use cairn_backends::parse_size;
 use cairn_outcome::failure::{Outcome, wrong};
@@ -91,8 +92,8 @@ fn usual(model: Model) -> Option<(u64, u64)> {
     }
 }
 
-/// How much may be written to the drive, or drives, of a cache of so many bytes: what the user says, or what is
-/// usual for a drive of its kind; a larger cache is on several of them.
+/// How much may be written to the drive, or drives, of a cache of so many bytes: what the user
+/// says, or what is usual for a drive of its kind; a larger cache is on several of them.
 pub fn endurance_bytes(given: Option<u64>, model: Model, bytes: u64) -> Option<u64> {
     let (holds, rated) = usual(model)?;
     Some(given.unwrap_or_else(|| rated.saturating_mul(bytes.div_ceil(holds).max(1))))

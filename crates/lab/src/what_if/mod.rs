@@ -7,7 +7,7 @@
 //!    '---------------------------------------------------- advice --> sentences, page <'
 //! ```
 //!
-//! - [`survey`]: the trace, read whole first. [`drive`]: drives as a user names them. [`setup`]: the
+//! - [`survey`]: the trace, read whole first. [`drive`]: drives as a user names them. [`setup`]:
 //!   ways to serve the trace, each an experiment as `cairn lab run` takes it. [`compare`]: figures
 //!   of their runs. [`advice`]: what follows from them. [`page`]: all of it for readers.
 //!

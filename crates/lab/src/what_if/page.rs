@@ -90,9 +90,9 @@ impl Comparison<'_> {
              sake, are not counted. Years are of the trace over and over, without a pause between."
                 .to_owned(),
             "Hits are counted as the target does: those of a bcache by extents, those of a \
-             writecache, which caches writes only, by blocks. Dirty data is what the backing device \
-             lacked when all was sent; the drain is then asked for, as by `cairn cache flush`, and \
-             what it writes counts."
+             writecache, which caches writes only, by blocks. Dirty data is what the backing \
+             device lacked when all was sent; the drain is then asked for, as by `cairn cache \
+             flush`, and what it writes counts."
                 .to_owned(),
         ]
     }

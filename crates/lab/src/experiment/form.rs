@@ -502,6 +502,7 @@ pub(super) fn duration(file: &str, field: &str, text: &str) -> Outcome<Duration>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiment::clients::Made;
     use crate::workload::{Durability, Order, Pause};
 
     const PLAIN: &str = r#"
@@ -544,13 +545,13 @@ at_most = "8h"
         assert_eq!(message, "set writeback_policy sweep");
         let [clients] = &found.clients[..] else { panic!("one kind of clients") };
         assert_eq!((clients.name.as_str(), clients.depth, clients.count), ("clients 1", 1, 1));
-        let expected = What::Made {
+        let expected = What::Made(Made {
             order: Order::Zipf(1.1),
             blocks: vec![8],
             read_percent: 0,
             durability: Durability::FuaAndFlush,
             pause: Pause::Exponential(Duration::from_millis(5)),
-        };
+        });
         assert_eq!(clients.what, expected);
     }
 
@@ -586,7 +587,7 @@ at_most = "8h"
         let text = std::fs::read_to_string(evidence.join("README.md")).unwrap();
         let example = text.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
         let found = Experiment::parse(example, "README.md").unwrap();
-        assert_eq!((found.clients.len(), found.end.when_sent), (2, true));
+        assert_eq!((found.clients.len(), found.end.when_sent), (4, true));
         let fill = found.fill.unwrap();
         assert_eq!(fill.kind, FillKind::Bcache { bucket_sectors: 1024 });
         // The other kind, in place of these parts of the example.
@@ -647,6 +648,8 @@ at_most = "8h"
                 "from: found 2s, expected a time bef",
             ),
             ("about 5ms", "5 ms", "think: found '5 ms', expected a time above 0"),
+            ("durable", "burst = \"4M\"\ndurable", "burst: found bursts and a generator's words"),
+            ("durable", "part = [50, 20]\ndurable", "part: found [50, 20], expected two numbers"),
             ("= \"disk\"\norder", "= \"dsk\"\norder", "client 'clients 1' volume: found 'dsk'"),
         ];
         for (good, bad, expected) in cases {

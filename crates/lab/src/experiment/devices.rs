@@ -1,6 +1,8 @@
 //! The drives of experiments, by the words of a file. Their figures are those that `cairn lab
 //! drives` shows.
 
+use std::time::Duration;
+
 use cairn_block::SectorCount;
 use cairn_sim::drives::{Hdd, HddFigures, Raid5, Raid5Figures, Ssd, SsdFigures, Timing};
 
@@ -78,18 +80,20 @@ impl Model {
         }
     }
 
-    /// A drive of so many bytes. What is random in it follows from the seed.
-    pub fn drive(self, bytes: u64, seed: u64) -> Box<dyn Timing> {
+    /// A drive of so many bytes. What is random in it follows from the seed. `flush` is the time
+    /// that a flush takes of an arm, if it is not the model's.
+    pub fn drive(self, bytes: u64, flush: Option<Duration>, seed: u64) -> Box<dyn Timing> {
         let sectors = SectorCount::of_bytes(bytes);
+        let figures = HddFigures::NEARLINE;
+        let hdd = HddFigures { flush: flush.unwrap_or(figures.flush), ..figures };
         match self {
-            Model::Hdd => Box::new(Hdd::new(HddFigures::NEARLINE, sectors)),
+            Model::Hdd => Box::new(Hdd::new(hdd, sectors)),
             Model::Ssd(flash) => Box::new(Ssd::new(flash.figures(), seed)),
             Model::Raid5 { members } => {
                 let own = sectors.0.div_ceil(u64::from(members) - 1);
                 let chunk = Raid5Figures::MD.chunk.0;
                 let own = SectorCount(own.div_ceil(chunk) * chunk);
-                let member =
-                    |_| -> Box<dyn Timing> { Box::new(Hdd::new(HddFigures::NEARLINE, own)) };
+                let member = |_| -> Box<dyn Timing> { Box::new(Hdd::new(hdd, own)) };
                 Box::new(Raid5::new(Raid5Figures::MD, (0..members).map(member).collect()))
             }
         }

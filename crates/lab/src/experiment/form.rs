@@ -74,6 +74,9 @@ pub struct Drive {
     pub model: Model,
     /// How much it holds, scaled.
     pub bytes: u64,
+    /// How long a flush takes of a drive with an arm, beyond the writes that it waits for; its
+    /// model's time if there is none.
+    pub flush: Option<Duration>,
 }
 
 /// A cache that has data when a run begins.
@@ -167,6 +170,7 @@ struct RawDrive {
     model: String,
     size: String,
     members: Option<u32>,
+    flush: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -410,7 +414,12 @@ impl RawDrive {
             let expected = format!("{} MiB to 256 TiB", (SIZE_STEP * scale) >> 20);
             return Err(wrong(file, &field, format!("'{}'", self.size), expected));
         }
-        Ok(Drive { model, bytes })
+        let field = format!("drive '{name}' flush");
+        let flush = self.flush.map(|text| duration(file, &field, &text)).transpose()?;
+        if flush.is_some() && matches!(model, Model::Ssd(_)) {
+            return Err(wrong(file, &field, "a drive without an arm", "one with an arm"));
+        }
+        Ok(Drive { model, bytes, flush })
     }
 }
 
@@ -622,6 +631,7 @@ at_most = "8h"
             ("\"10G\"", "\"10X\"", "drive 'cache' size: found '10X', expected a size"),
             ("\"10G\"", "\"10M\"", "drive 'cache' size: found '10M', expected 16 MiB to 256 TiB"),
             ("\"10G\"", "\"300T\"", "drive 'cache' size: found '300T', expected 16 MiB to 256"),
+            ("\"10G\"", "\"10G\"\nflush = \"1ms\"", "flush: found a drive without an arm"),
             ("\"8h\"", "\"2s\"", "end at_most: found 2s, or 500ms in virtual time, expected 1 s"),
             ("\"8h\"", "\"10000d\"", "end at_most: found"),
             ("[\"strict\", \"sweep\"]", "[\"a\", \"a\"]", "variants: found 2: a, a, expected 7"),

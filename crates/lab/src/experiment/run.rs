@@ -68,7 +68,8 @@ impl<'a> Run<'a> {
                 logical_block: 4096,
                 contents: Contents::Metadata,
             };
-            let model = drive.model.drive(drive.bytes, seed.wrapping_add(index as u64));
+            let seed = seed.wrapping_add(index as u64);
+            let model = drive.model.drive(drive.bytes, drive.flush, seed);
             world.add_timed_drive(options, image, model)
         });
         let drives: Vec<Arc<SimDrive>> = drives.collect();

@@ -58,9 +58,17 @@ pub struct Tally {
     under_way: Cell<u64>,
     /// Why no more are sent.
     error: RefCell<Option<ConfigError>>,
+    /// A flush follows each write: both are one operation to latencies.
+    flush_follows: bool,
 }
 
 impl Tally {
+    /// Of no operations. If a flush follows each write, latencies are from a write's beginning to
+    /// its flush's end.
+    pub fn new(flush_follows: bool) -> Tally {
+        Tally { flush_follows, ..Tally::default() }
+    }
+
     /// Counts until now. Percentiles begin again.
     pub fn sample(&self) -> Done {
         let mut latencies = self.latencies.borrow_mut();
@@ -92,7 +100,11 @@ impl Tally {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         let mut done = self.done.get();
         done.operations += 1;
-        done.waited_ns = done.waited_ns.saturating_add(nanos);
+        // The flush of a write that ended well waits for both.
+        let is_part = self.flush_follows && op == Op::Write && result.is_ok();
+        if !is_part {
+            done.waited_ns = done.waited_ns.saturating_add(nanos);
+        }
         done.last_end = done.last_end.max(end);
         match (op, result) {
             (_, Err(_)) => done.failed += 1,
@@ -101,6 +113,9 @@ impl Tally {
             _ => done.written_bytes += bytes,
         }
         self.done.set(done);
+        if is_part {
+            return;
+        }
         self.latencies.borrow_mut().add(nanos);
         self.all.borrow_mut().add(nanos);
     }
@@ -122,6 +137,8 @@ pub struct Load {
     began: Time,
     /// It starts no operation before this, nor from the end on.
     active: Range<Time>,
+    /// When its last write began, whose flush follows.
+    write_began: Cell<Time>,
     tally: Rc<Tally>,
 }
 
@@ -142,6 +159,7 @@ impl Load {
             data: data_of(env, SHARED),
             began: env.now(),
             active,
+            write_began: Cell::new(Time(0)),
             tally,
         });
         load.tally.under_way.set(load.tally.under_way.get() + u64::from(depth));
@@ -201,6 +219,9 @@ impl Load {
             _ => Io { segs: self.data.slice(0, bytes), ..Io::on(op, range).with(flags) },
         };
         let me: Rc<dyn Client> = self.me.upgrade().expect("it is running");
+        if op == Op::Write {
+            self.write_began.set(env.now());
+        }
         env.start(&self.disk, io, me, env.now().0);
     }
 }
@@ -216,7 +237,11 @@ impl Client for Load {
     fn complete(&self, env: &Env, began: u64, request: &mut Request, result: IoResult) {
         let operation = (request.op, request.range.to_bytes());
         let end = Time(env.now().0 - self.began.0);
-        self.tally.ended(operation, env.now().since(Time(began)), end, result);
+        let from = match self.tally.flush_follows && request.op == Op::Flush {
+            true => self.write_began.get(),
+            false => Time(began),
+        };
+        self.tally.ended(operation, env.now().since(from), end, result);
         match result {
             // It would fail for ever, perhaps at once.
             Err(_) => self.tally.leave(),

@@ -136,7 +136,7 @@ impl<'a> Run<'a> {
         let env = self.world.env(0);
         env.set_now(self.began);
         for kind in &self.experiment.clients {
-            let tally = Rc::new(Tally::default());
+            let tally = Rc::new(Tally::new(kind.flush()));
             let disk: Arc<dyn Disk> = self.registry.volume(&kind.volume)?;
             let moment = |moment: Duration| self.began + self.experiment.unscaled(moment);
             let from = kind.from.map_or(self.began, moment);

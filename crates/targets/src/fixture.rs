@@ -212,7 +212,7 @@ impl Fixture {
         let known = self.drives.iter().try_for_each(|drive| drive.refresh());
         known.expect("a simulated drive knows its size");
         async move {
-            let types = TargetTypes::new(crate::types());
+            let types = TargetTypes::new(crate::lab_types());
             let context = TableContext { types: &types, registry: &registry, read_only };
             let table = Table::build(&env, &volume, &lines?, context).await?;
             volume.load(table).await;

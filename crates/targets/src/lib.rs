@@ -70,6 +70,24 @@ pub fn types() -> Vec<Arc<dyn TargetType>> {
     KINDS.iter().map(|kind| Arc::new(*kind) as _).collect()
 }
 
+/// Every kind of target, for the lab: `bcache` has the words of experiments, too.
+fn lab_kinds() -> impl Iterator<Item = TargetKind> {
+    KINDS.iter().map(|kind| match kind.spec.name == bcache::LAB_KIND.spec.name {
+        true => bcache::LAB_KIND,
+        false => *kind,
+    })
+}
+
+/// Every kind of target, for the lab.
+pub fn lab_types() -> Vec<Arc<dyn TargetType>> {
+    lab_kinds().map(|kind| Arc::new(kind) as _).collect()
+}
+
+/// The declaration of a kind of target of the lab, by its name.
+pub fn lab_spec(name: &str) -> Option<&'static spec::Spec> {
+    lab_kinds().map(|kind| kind.spec).find(|spec| spec.name == name)
+}
+
 /// The declaration of a kind of target, by its name.
 pub fn spec(name: &str) -> Option<&'static spec::Spec> {
     KINDS.iter().map(|kind| kind.spec).find(|spec| spec.name == name)

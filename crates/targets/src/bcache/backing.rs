@@ -45,6 +45,9 @@ struct State {
     held: Vec<(RequestId, u32)>,
     is_releasing: bool,
     losses: Losses,
+    /// A write around the cache has begun since a flush of a client took this bit: for the policies
+    /// of [`super::flushing`] that have no more.
+    bit: bool,
     /// Where data is that no flush has covered: written since the last flush began, and before. And
     /// where a failure may have dropped data, which a page cache may show all the same.
     written: Zones,
@@ -123,6 +126,7 @@ impl Traffic {
             held: Vec::new(),
             is_releasing: false,
             losses: Losses::default(),
+            bit: false,
             written: Zones::default(),
             flushing: Vec::new(),
             suspect: Zones::default(),
@@ -163,6 +167,7 @@ impl Traffic {
     pub fn begin(&self, span: Span) -> u32 {
         let mut state = self.state.lock();
         state.writes.push(span);
+        state.bit = true;
         state.flushes.known() as u32
     }
 
@@ -218,6 +223,11 @@ impl Traffic {
     /// What was copied to these sectors may be lost, although the device may show it.
     pub fn distrust(&self, span: &Span) {
         self.state.lock().suspect.add(span);
+    }
+
+    /// Takes the bit.
+    pub fn take_bit(&self) -> bool {
+        std::mem::take(&mut self.state.lock().bit)
     }
 
     /// True if a write in flight has some of these sectors (A2).

@@ -6,6 +6,7 @@
 use cairn_block::{ConfigError, Ctor, Events, SectorCount, TableLine};
 use cairn_format::bcache::Uuid;
 
+use super::flushing::{self, Flushing};
 use crate::args::{Args, Device};
 use crate::spec::{Arg, Group, Kind, NO_DEVICE, Opt, Span, Spec, Use};
 
@@ -44,6 +45,23 @@ pub const SPEC: Spec = Spec {
             Arg::device("cache", Use::Owns(Span::Whole), "the fast device; `-`: none").or_none(),
         ],
     )
+};
+
+const LAB_OPTIONS: [Opt; OPTIONS.len() + 1] = {
+    let mut all = [flushing::OPTION; OPTIONS.len() + 1];
+    let mut at = 0;
+    while at < OPTIONS.len() {
+        all[at] = OPTIONS[at];
+        at += 1;
+    }
+    all
+};
+
+/// The same, with the words that only experiments have.
+pub(super) const LAB_SPEC: Spec = Spec {
+    group: Group { most: 11, options: &LAB_OPTIONS, ..SPEC.group },
+    measure: Some(super::measure::LAB_MEASURE),
+    ..SPEC
 };
 
 /// Makes a line of this target one whose backing device has joined the set: the word that asks for
@@ -124,14 +142,15 @@ pub(super) struct Config {
     pub keeps_clean: bool,
     /// The backing device joins the set (`attach`).
     pub attach: bool,
+    pub flushing: Flushing,
     pub len: SectorCount,
     pub args: Args,
 }
 
 impl Config {
     /// Parses the words after the target's name and opens the devices.
-    pub fn parse(ctor: &Ctor<'_>) -> Result<Config, ConfigError> {
-        let args = Args::parse(&SPEC, ctor)?;
+    pub fn parse(spec: &'static Spec, ctor: &Ctor<'_>) -> Result<Config, ConfigError> {
+        let args = Args::parse(spec, ctor)?;
         let (backing, cache) = (args.optional_device("backing"), args.optional_device("cache"));
         let (stale_ok, attach, force) =
             (args.has("stale_ok"), args.has("attach"), args.uuid("force"));
@@ -172,7 +191,9 @@ impl Config {
         let (volume, events, len) =
             (ctor.events.volume().to_owned(), ctor.events.clone(), ctor.len);
         let set = args.uuid("set");
-        Ok(Config { volume, events, devices, set, keeps_clean, attach, len, args })
+        let flushing = args.word("flushes").and_then(Flushing::of_word);
+        let flushing = flushing.unwrap_or(Flushing::OURS);
+        Ok(Config { volume, events, devices, set, keeps_clean, attach, flushing, len, args })
     }
 }
 
@@ -201,10 +222,33 @@ mod tests {
 
     const ID: &str = "00112233-4455-6677-8899-aabbccddeeff";
 
+    fn parse_by(spec: &'static Spec, line: &str) -> Result<Config, String> {
+        with_ctor(line, |ctor| Config::parse(spec, ctor).map_err(|error| error.to_string()))
+    }
+
     fn parse(line: &str) -> Result<String, String> {
-        with_ctor(line, |ctor| {
-            Config::parse(ctor).map(|it| it.args.to_string()).map_err(|error| error.to_string())
-        })
+        parse_by(&SPEC, line).map(|config| config.args.to_string())
+    }
+
+    #[test]
+    fn policies_of_flushes_are_words_of_experiments_only() {
+        let word_of = |option: &Opt| match option.values[0].kind {
+            Kind::Word(words) => words.to_vec(),
+            _ => Vec::new(),
+        };
+        let words = word_of(&flushing::OPTION);
+        assert!(words.len() > 5, "{words:?}");
+        for word in words {
+            let line = format!("/o /c 2 flushes {word}");
+            let refused = parse(&line).expect_err("no word of servers");
+            assert!(refused.contains("option: found 'flushes', expected one of set"), "{refused}");
+            let config = parse_by(&LAB_SPEC, &line).map_err(|error| panic!("{error}"));
+            let config = config.expect("a word of experiments");
+            assert_eq!(config.args.to_string(), line);
+            assert_eq!(config.flushing, Flushing::of_word(word).expect("a policy"));
+        }
+        let plain = parse_by(&LAB_SPEC, "/o /c 0").map(|config| config.flushing);
+        assert_eq!(plain, Ok(Flushing::OURS));
     }
 
     #[test]

@@ -6,29 +6,34 @@ use cairn_format::bcache::Uuid;
 use cairn_format::bcache::load::{LoadError, load_volumes};
 use cairn_format::bcache::uuids::UuidEntry;
 
-use super::config::SPEC;
+use super::config::{LAB_SPEC, SPEC};
 use super::set::DiskSource;
 use super::superblocks::{damaged, read_backing, read_cache};
 use crate::args::Device;
-use crate::spec::{Measure, NO_DEVICE};
+use crate::spec::{Measure, NO_DEVICE, Spec};
 
 /// See the module's description.
 pub(super) const MEASURE: Measure =
-    |env, registry, words, read_only| Box::pin(measure(env, registry, words, read_only));
+    |env, registry, words, read_only| Box::pin(measure(env, registry, words, read_only, &SPEC));
+
+/// Of a line of the lab.
+pub(super) const LAB_MEASURE: Measure =
+    |env, registry, words, read_only| Box::pin(measure(env, registry, words, read_only, &LAB_SPEC));
 
 async fn measure(
     env: &Env,
     registry: &Registry,
     words: &[String],
     read_only: bool,
+    spec: &Spec,
 ) -> Result<SectorCount, ConfigError> {
-    let (words, split) = SPEC.split(words.iter().map(String::as_str));
+    let (words, split) = spec.split(words.iter().map(String::as_str));
     split?;
     let named = |name| words.argument(name).filter(|word| *word != NO_DEVICE);
     let backing = named("backing");
     let Some(argument) = backing.or_else(|| named("cache")) else {
         let expected = "a device to take its length from";
-        return Err(ConfigError::argument(SPEC.name, "length", "no number", expected));
+        return Err(ConfigError::argument(spec.name, "length", "no number", expected));
     };
     let disk = registry.open_on(env, argument, read_only).await?;
     disk.refresh()?;
@@ -40,7 +45,7 @@ async fn measure(
             sectors.map(SectorCount).map_err(|error| damaged(&device, &error))
         }
         None => {
-            let flash = words.option(&SPEC, "flash").and_then(|values| values.first());
+            let flash = words.option(spec, "flash").and_then(|values| values.first());
             flash_sectors(env, &device, flash.and_then(|word| word.parse().ok())).await
         }
     }

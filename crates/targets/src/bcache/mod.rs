@@ -78,6 +78,7 @@ mod degraded;
 mod detach;
 mod fill;
 mod flash;
+mod flushing;
 mod gc;
 mod human;
 #[cfg(all(test, shuttle))]
@@ -112,4 +113,5 @@ mod zones;
 pub use attach::{CacheFound, first_sector_of};
 pub use config::{without_attach, without_cache};
 pub use detach::Attached;
-pub use volume::{BACKING_ROLE, Bcache, CACHE_ROLE, KIND};
+pub use flushing::flush_policies;
+pub use volume::{BACKING_ROLE, Bcache, CACHE_ROLE, KIND, LAB_KIND};

@@ -16,7 +16,7 @@ use cairn_format::bcache::{BackingSuperblock, CacheMode};
 
 use super::backing::Traffic;
 use super::bypass::Bypass;
-use super::config::{Config, Devices, SPEC, leave_set};
+use super::config::{Config, Devices, LAB_SPEC, SPEC, leave_set};
 use super::coverage::{self, Path};
 use super::degraded::Degraded;
 use super::passing::passes;
@@ -30,6 +30,7 @@ use super::zones::Zones;
 use crate::args::Device;
 use crate::fair::Fair;
 use crate::kind::TargetKind;
+use crate::spec::Spec;
 
 /// What the backing device is claimed as.
 pub const BACKING_ROLE: &str = "backing device";
@@ -38,7 +39,14 @@ pub const CACHE_ROLE: &str = "cache device of bcache";
 
 /// The kind of target `bcache`.
 pub const KIND: TargetKind =
-    TargetKind { spec: &SPEC, construct: |env, ctor| Box::pin(construct(env, ctor)) };
+    TargetKind { spec: &SPEC, construct: |env, ctor| Box::pin(construct(env, ctor, &SPEC)) };
+
+/// The same with the words of experiments, some of which lose data: for the lab, never for a
+/// server.
+pub const LAB_KIND: TargetKind = TargetKind {
+    spec: &LAB_SPEC,
+    construct: |env, ctor| Box::pin(construct(env, ctor, &LAB_SPEC)),
+};
 
 /// The target.
 pub struct Bcache {
@@ -128,8 +136,12 @@ pub struct Bcache {
     pub(super) is_told: AtomicBool,
 }
 
-async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigError> {
-    let config = Config::parse(&ctor)?;
+async fn construct(
+    env: &Env,
+    ctor: Ctor<'_>,
+    spec: &'static Spec,
+) -> Result<Arc<dyn Target>, ConfigError> {
+    let config = Config::parse(spec, &ctor)?;
     refuse_one_device(&config)?;
     refuse_volume(&config, ctor.read_only)?;
     let superblocks = read_superblocks(env, &config, ctor.read_only).await?;

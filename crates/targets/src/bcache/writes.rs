@@ -41,6 +41,7 @@ use super::bypass::{Bypass, DEEP, Direction};
 use super::canary::{Bug, planted};
 use super::config::Devices;
 use super::coverage::{self, Path};
+use super::flushing::Forwarded;
 use super::route::{Inputs, Overlap, Route, route};
 use super::set::{Core, Set};
 use super::status::Count;
@@ -206,7 +207,8 @@ impl Bcache {
         coverage::take_route(inputs, route);
         let goes_around = matches!(route, Route::Around | Route::Ordered);
         let is_volatile = inputs.mode == CacheMode::Writeback && !request.is_fua();
-        let bypass = self.bypass.as_ref().filter(|_| goes_around && is_volatile);
+        let is_restrained = self.config.flushing.is_restrained;
+        let bypass = self.bypass.as_ref().filter(|_| is_restrained && goes_around && is_volatile);
         let Some(bypass) = bypass.filter(|bypass| bypass.restraint.is_on(now)) else {
             return (route, Class::Around);
         };
@@ -529,7 +531,7 @@ impl Bcache {
         if let Some(bypass) = &self.bypass {
             bypass.restraint.flushed(env.now());
         }
-        if !self.is_traffic_durable() && !planted(Bug::FlushSwallowed) {
+        if self.forwards() {
             let id = request.id();
             self.spawn(env, async move |volume, env| match volume.flush_both(env).await {
                 Err(_) if volume.is_broken() => env.remap(id),
@@ -552,9 +554,26 @@ impl Bcache {
         Verdict::Queued
     }
 
+    /// True if the flush of a client that is mapped now reaches the backing device.
+    fn forwards(&self) -> bool {
+        match self.config.flushing.forwarded {
+            Forwarded::Owed => !self.is_traffic_durable() && !planted(Bug::FlushSwallowed),
+            Forwarded::Always => self.config.devices.backing().is_some(),
+            Forwarded::Never => false,
+            Forwarded::OneBit => self.traffic.take_bit(),
+        }
+    }
+
     async fn flush_both(&self, env: &Env) -> IoResult {
         let core = self.core.as_ref().expect("it has a cache");
-        let flush = self.flush_traffic(env);
+        let flush = async {
+            match self.config.flushing.forwarded {
+                Forwarded::Always if self.is_traffic_durable() => {
+                    self.flush_backing(env, self.backing_failures()).await
+                }
+                _ => self.flush_traffic(env).await,
+            }
+        };
         let flush = mutants::step("bcache: flush of the backing device for clients", (), flush);
         let commit = async {
             match core.with(|set| core.owes(set)) {

@@ -19,7 +19,7 @@ use cairn_block::sync::atomic::{AtomicUsize, Ordering};
 use cairn_block::{Env, IoError, RequestId};
 use cairn_format::bcache::Key;
 
-use super::{How, Undrained};
+use super::Undrained;
 use crate::bcache::btree::Span;
 use crate::bcache::set::Set;
 use crate::bcache::volume::Bcache;
@@ -117,7 +117,7 @@ impl Bcache {
         if keys.is_empty() {
             return Ok(false);
         }
-        let how = How::of_drain(&|| false);
+        let how = self.how_to_drain(&|| false);
         let failed = |error: Undrained| error.to_string();
         let batch = self.write_batch(env, keys, how).await.map_err(failed)?;
         self.make_clean(env, &batch.written).await.map_err(failed)?;

@@ -12,7 +12,6 @@ use cairn_block::sync::atomic::Ordering;
 use cairn_block::{CopyError, Env, Time};
 use cairn_format::bcache::Key;
 
-use super::batch::BATCH_TIME;
 use super::policy::Policy;
 use super::sweep::Sweep;
 use super::uncopied::Uncopied;
@@ -188,8 +187,9 @@ impl Bcache {
             is_wanted || has_ended || is_short()
         };
         let ends = || self.is_resting() || is_paced && gives_way();
-        let time = if is_paced { BATCH_TIME } else { URGENT_TIME };
-        let how = How { ends: &ends, is_paced, time, shape: policy.shape() };
+        let [paced, paced_time] = self.config.flushing.batch_time;
+        let time = if is_paced { paced } else { URGENT_TIME };
+        let how = How { ends: &ends, is_paced, time, paced_time, shape: policy.shape() };
         let mut batch = self.write_batch(env, keys, how).await?;
         pass.from = batch.next;
         if let Some(sweep) = &mut pass.sweep {

@@ -14,17 +14,18 @@ use super::policy::Shape;
 use super::uncopied::Uncopied;
 use crate::bcache::btree::{Span, Which};
 use crate::bcache::canary::{Bug, planted};
+use crate::bcache::flushing::{Covered, Flushing};
 use crate::bcache::set::WriteError;
 use crate::bcache::stripes::Stripes;
 use crate::bcache::volume::Bcache;
 
-/// A batch is full once it has so many keys or so many sectors; then it gets the keys that are one
-/// write with its last one as well. It is sealed after this time.
-pub(super) const BATCH_KEYS: usize = 20_000;
+/// A batch is full once it has so many sectors, or as many keys as its [`Flushing`] says; then it
+/// gets the keys that are one write with its last one as well.
 pub(super) const BATCH_SECTORS: u64 = (256 << 20) / 512;
-pub(super) const BATCH_TIME: Duration = Duration::from_secs(2);
+/// It is sealed after this time.
+pub(super) const BATCH_TIME: Duration = Flushing::OURS.batch_time[0];
 /// A batch that waits for its pace is sealed after this time, or [`BATCH_TIME`] without the waits.
-pub(super) const PACED_TIME: Duration = Duration::from_secs(10);
+pub(super) const PACED_TIME: Duration = Flushing::OURS.batch_time[1];
 /// The longest write.
 pub(super) const WRITE_SECTORS: u64 = (1 << 20) / 512;
 /// Memory of the copies in flight.
@@ -54,8 +55,13 @@ impl Copied {
 }
 
 /// Copies that begin as soon as possible.
-const AT_ONCE: How<'static> =
-    How { ends: &|| false, is_paced: false, time: BATCH_TIME, shape: Shape::MERGED };
+const AT_ONCE: How<'static> = How {
+    ends: &|| false,
+    is_paced: false,
+    time: BATCH_TIME,
+    paced_time: PACED_TIME,
+    shape: Shape::MERGED,
+};
 
 /// When copies of a batch begin.
 struct Pace<'e> {
@@ -76,7 +82,7 @@ impl<'e> Pace<'e> {
 
     /// How long the batch may take until now.
     fn time_of_batch(&self) -> Duration {
-        (self.how.time + self.waited.get()).min(PACED_TIME)
+        (self.how.time + self.waited.get()).min(self.how.paced_time)
     }
 
     /// Waits until a run may be copied. False if the batch ends before.
@@ -145,20 +151,22 @@ struct Gathering {
     keys: Vec<Key>,
     sectors: u64,
     most: u64,
+    most_keys: usize,
     write: Most,
     /// What the last write has, once the batch is full.
     last: Option<SectorRange>,
 }
 
 impl Gathering {
-    /// Of about `most` sectors at most, in writes like `write`.
-    fn new(most: u64, write: Most) -> Gathering {
-        Gathering { keys: Vec::new(), sectors: 0, most: most.min(BATCH_SECTORS), write, last: None }
+    /// Of about `most` sectors and `most_keys` keys at most, in writes like `write`.
+    fn new(most: u64, most_keys: usize, write: Most) -> Gathering {
+        let (keys, most) = (Vec::new(), most.min(BATCH_SECTORS));
+        Gathering { keys, sectors: 0, most, most_keys, write, last: None }
     }
 
     /// Takes the next extent. False if the batch ends before it.
     fn take(&mut self, key: &Key) -> bool {
-        let is_full = self.keys.len() >= BATCH_KEYS || self.sectors >= self.most;
+        let is_full = self.keys.len() >= self.most_keys || self.sectors >= self.most;
         if is_full {
             let keys = &self.keys[..];
             let last = self.last.get_or_insert_with(|| {
@@ -208,7 +216,8 @@ impl Bcache {
     /// The next dirty extents from a sector on, in order: one batch, of about `most` sectors at
     /// most, which is not 0.
     pub(super) async fn next_dirty(&self, env: &Env, from: u64, most: u64) -> Vec<Key> {
-        let mut gathering = Gathering::new(most, self.most_of(WRITE_SECTORS));
+        let most_keys = self.config.flushing.batch_keys;
+        let mut gathering = Gathering::new(most, most_keys, self.most_of(WRITE_SECTORS));
         let own = |key: &Key| !self.is_written(key);
         self.each_dirty(env, from, |key| !own(key) || gathering.take(key)).await;
         gathering.keys
@@ -332,12 +341,16 @@ impl Bcache {
             let grant = self.copier.grant(range_of(run).to_bytes()).await;
             (place, run, grant.read(env, &pieces).await)
         };
+        let flags = match self.config.flushing.covered {
+            Covered::ByFua => Flags::FUA,
+            Covered::ByFlush | Covered::Nothing => Flags::empty(),
+        };
         type Read<'k, 'c> = (usize, &'k [Key], Result<CopyData<'c>, IoError>);
         let write = async |(place, run, data): Read<'k, '_>| {
             let result = match data {
                 Ok(data) => {
                     let (began, range) = (env.now(), range_of(run));
-                    let written = data.write(env, &backing, range, Flags::empty()).await;
+                    let written = data.write(env, &backing, range, flags).await;
                     self.throttle.prices.lock().wrote(range, began, env.now());
                     written.map_err(CopyError::Write)
                 }
@@ -394,6 +407,7 @@ mod tests {
     use super::*;
     use cairn_format::bcache::{Generation, Pointer};
 
+    const BATCH_KEYS: usize = Flushing::OURS.batch_keys;
     const WRITE: Most = Most { sectors: WRITE_SECTORS, multiple: 0 };
 
     fn key(start: u64, sectors: u64) -> Key {
@@ -425,7 +439,7 @@ mod tests {
     #[test]
     fn a_batch_ends_where_a_write_does() {
         let length_of = |keys: Vec<Key>, most| {
-            let mut gathering = Gathering::new(most, WRITE);
+            let mut gathering = Gathering::new(most, BATCH_KEYS, WRITE);
             keys.iter().take_while(|key| gathering.take(key)).count()
         };
         let length = |keys| length_of(keys, u64::MAX);

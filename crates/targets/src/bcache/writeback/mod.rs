@@ -80,11 +80,12 @@ use super::canary::{Bug, planted};
 use super::config::Devices;
 use super::coverage::{self, Path};
 use super::degraded::Service;
+use super::flushing::Covered;
 use super::set::{Session, TakenOut, WriteError};
 use super::volume::Bcache;
 use crate::fair::{Fair, Held};
 
-use batch::{BATCH_TIME, Copied, FAILED_IN_A_ROW, apart};
+use batch::{Copied, FAILED_IN_A_ROW, apart};
 use policy::Shape;
 use uncopied::{AllUncopied, Uncopied};
 
@@ -104,17 +105,12 @@ struct How<'e> {
     ends: &'e dyn Fn() -> bool,
     /// Its writes begin at the pace of the throttle, not as soon as possible.
     is_paced: bool,
-    /// It is sealed after this time, without the waits for its pace.
+    /// It is sealed after this time, without the waits for its pace, and after the second one with
+    /// them.
     time: Duration,
+    paced_time: Duration,
     /// How they are issued.
     shape: Shape,
-}
-
-impl<'e> How<'e> {
-    /// A batch of a drain.
-    fn of_drain(ends: &'e dyn Fn() -> bool) -> How<'e> {
-        How { ends, is_paced: false, time: BATCH_TIME, shape: Shape::MERGED }
-    }
 }
 
 /// How the batches of a drain ended.
@@ -295,6 +291,12 @@ impl Bcache {
         }
     }
 
+    /// How a batch of a drain is copied.
+    fn how_to_drain<'e>(&self, ends: &'e dyn Fn() -> bool) -> How<'e> {
+        let [time, paced_time] = self.config.flushing.batch_time;
+        How { ends, is_paced: false, time, paced_time, shape: Shape::MERGED }
+    }
+
     /// Steps 2 to 4 until each dirty extent was tried. While a batch is flushed and made clean, the
     /// next one is copied, unless extents of the first one failed.
     async fn drain_batches(
@@ -304,7 +306,7 @@ impl Bcache {
         ends: &dyn Fn() -> bool,
     ) -> Result<Drained, Undrained> {
         let seals = || ends() || self.ahead.is_wanted();
-        let how = How::of_drain(&seals);
+        let how = self.how_to_drain(&seals);
         let (mut from, mut failed_in_a_row) = (0, 0);
         let (mut turn, mut open) = (None, None::<Open>);
         loop {
@@ -427,9 +429,11 @@ impl Bcache {
             let has_failed = !copied.failed.is_empty();
             failed.extend(copied.failed);
             let written = copied.written;
-            let covered = match written.is_empty() || planted(Bug::CleanBeforeFlush) {
-                true => Ok(()),
-                false => self.flush_backing(env, known).await,
+            let covered = match self.config.flushing.covered {
+                _ if written.is_empty() || planted(Bug::CleanBeforeFlush) => Ok(()),
+                Covered::ByFlush => self.flush_backing(env, known).await,
+                Covered::ByFua if self.backing_failures() != known => Err(IoError::IO),
+                Covered::ByFua | Covered::Nothing => Ok(()),
             };
             match covered {
                 Ok(()) => {
@@ -462,12 +466,12 @@ impl Bcache {
         keys.iter().for_each(|key| self.traffic.distrust(&Span::of(key)));
     }
 
-    fn backing_failures(&self) -> u64 {
+    pub(super) fn backing_failures(&self) -> u64 {
         self.config.devices.backing().expect("a volume that is drained").disk.failures()
     }
 
     /// Flushes the backing device. `known` is its failure count before the writes to cover.
-    async fn flush_backing(&self, env: &Env, known: u64) -> IoResult {
+    pub(super) async fn flush_backing(&self, env: &Env, known: u64) -> IoResult {
         let backing = &self.config.devices.backing().expect("a volume that is drained").disk;
         self.traffic.flushes.fetch_add(1, Ordering::Relaxed);
         let flushed = env.make_durable(backing).await;

@@ -15,8 +15,9 @@ use cairn_block::sync::atomic::Ordering;
 use cairn_block::{Env, Sector, SectorCount, SectorRange, Time, yield_once};
 use cairn_format::bcache::Key;
 
-use super::batch::{BATCH_KEYS, BATCH_SECTORS, BATCH_TIME};
+use super::batch::BATCH_SECTORS;
 use crate::bcache::btree::Which;
+use crate::bcache::flushing::Flushing;
 use crate::bcache::stripes::Stripes;
 use crate::bcache::volume::Bcache;
 use crate::bcache::work;
@@ -30,9 +31,9 @@ fn piece_keys() -> usize {
 /// How long a planner knows enough of what is dirty.
 const REFILL: Duration = Duration::from_secs(60);
 
-/// A batch gets no more extents once the drive is expected to take so long: it is sealed by time
-/// before that, and clients do not write in place what is in it.
-const PLANNED_TIME: Duration = Duration::from_secs(2 * BATCH_TIME.as_secs());
+/// A batch gets no more extents once the drive is expected to take so many times the time after
+/// which it is sealed: clients do not write in place what is in it.
+const PLANNED_TIMES: u32 = 2;
 
 /// What is left of a pass.
 pub(super) struct Sweep {
@@ -148,7 +149,9 @@ impl Bcache {
         let (mut keys, mut sectors, mut looked_at) = (Vec::new(), 0, 0);
         let mut time = Duration::ZERO;
         let most = most.min(BATCH_SECTORS);
-        while keys.len() < BATCH_KEYS && sectors < most && time < PLANNED_TIME {
+        let Flushing { batch_keys, batch_time, .. } = self.config.flushing;
+        let planned_time = PLANNED_TIMES * batch_time[0];
+        while keys.len() < batch_keys && sectors < most && time < planned_time {
             let is_drain = self.throttle.settings.percent.load(Ordering::Relaxed) == 0;
             let (planner, piece) = match self.ask(sweep, env.now(), is_drain) {
                 (planner, Answer::Look(piece)) => (planner, piece),
@@ -191,7 +194,8 @@ impl Bcache {
         most: u64,
         keys: &mut Vec<Key>,
     ) -> Option<Sector> {
-        let (mut sectors, room) = (0, BATCH_KEYS.saturating_sub(keys.len()).max(1));
+        let (mut sectors, room) =
+            (0, self.config.flushing.batch_keys.saturating_sub(keys.len()).max(1));
         let (start, end) = (piece.range.start.0, piece.range.end().0);
         let (mut looked, mut to) = (0, piece.range.end());
         let mut take = |key: &Key| {

@@ -225,7 +225,11 @@ impl<'a> Run<'a> {
         let (registry, name) = (self.registry.clone(), volume.name.clone());
         let file = self.experiment.file.clone();
         self.world.block_on(0, move |env| async move {
-            open(&env, &registry, &name, &table, &messages).await.map_err(|error| {
+            let opened = async {
+                let device = open(&env, &registry, &name, &table, &messages).await?;
+                write_first(&env, &device).await.map(|()| device)
+            };
+            opened.await.map_err(|error: ConfigError| {
                 ConfigError::new(error.kind, file, format!("volume '{name}': {error}"))
             })
         })
@@ -389,7 +393,7 @@ async fn give_length(env: &Env, registry: &Registry, lines: &mut [TableLine]) ->
         return Ok(());
     };
     // An unknown target is refused when the table is built.
-    if let Some(spec) = cairn_targets::spec(&last.target) {
+    if let Some(spec) = cairn_targets::lab_spec(&last.target) {
         last.len = match spec.measure {
             Some(measure) => measure(env, registry, &last.args, false).await?,
             None => {
@@ -401,14 +405,18 @@ async fn give_length(env: &Env, registry: &Registry, lines: &mut [TableLine]) ->
     Ok(())
 }
 
-async fn open(
+/// Creates a volume and makes it live.
+///
+/// # Errors
+/// Its table or a message is refused.
+pub async fn open(
     env: &Env,
     registry: &Arc<Registry>,
     name: &str,
     table: &str,
     messages: &[String],
 ) -> Outcome<Arc<MappedDevice>> {
-    let types = TargetTypes::new(cairn_targets::types());
+    let types = TargetTypes::new(cairn_targets::lab_types());
     let device = registry.create_volume(name)?;
     let mut lines = TableLine::parse_all(table)?;
     give_length(env, registry, &mut lines).await?;
@@ -423,6 +431,5 @@ async fn open(
             ConfigError::new(ConfigKind::Argument, "message", format!("'{message}': {error}"))
         })?;
     }
-    write_first(env, &device).await?;
     Ok(device)
 }

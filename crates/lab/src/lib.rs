@@ -1,6 +1,7 @@
 //! The lab: experiments with the simulator's drives, and the figures that its models must meet.
 //!
 //! - [`experiment`]: targets on simulated drives, from a file. [`costs`]: of the processor.
+//! - [`dsync`]: durable writes through a cache, by policy of flushes.
 //! - [`load`]: a closed loop over a timing model. [`drives`]: each model beside published rows.
 //! - [`workload`]: what clients ask for. [`trace`]: what they once asked for, from a file.
 //! - [`page`]: an experiment as one HTML file with plots, and its data.
@@ -14,6 +15,7 @@
 
 pub mod costs;
 pub mod drives;
+pub mod dsync;
 pub mod experiment;
 pub mod fill;
 pub mod load;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use cairn_lab::drives::{self, Row};
+use cairn_lab::dsync;
 use cairn_lab::experiment::verb::{self, Asked};
 use cairn_lab::what_if;
 use cairn_outcome::failure::Outcome;
@@ -48,6 +49,9 @@ enum Verb {
     },
     /// Replay a trace without a cache and with several, in virtual time, and say what to buy
     WhatIf(what_if::Asked),
+    /// Measure durable writes through a cache by policy of flushes, and what each policy loses in
+    /// power cuts. Exit code 2: a bar is missed
+    Dsync(dsync::Asked),
     /// Show a model of workers that write to an origin with a snapshot, if only locks limit them
     Workers {
         /// Write FOLDER/workers.html with its plot and data beside it
@@ -72,6 +76,7 @@ fn main() -> ExitCode {
             Verb::Drives { json } => show_drives(json),
             Verb::Workers { out, json } => cairn_lab::workers::run(out.as_deref(), json),
             Verb::WhatIf(asked) => what_if::run(&asked),
+            Verb::Dsync(asked) => dsync::run(&asked),
             Verb::Run { file, seeds, out, cpu, json } => {
                 verb::run(&Asked { file, seeds, cpu_percent: cpu, out, json })
             }

@@ -136,11 +136,10 @@ pub struct Bcache {
     pub(super) is_told: AtomicBool,
 }
 
-async fn construct(
-    env: &Env,
-    ctor: Ctor<'_>,
-    spec: &'static Spec,
-) -> Result<Arc<dyn Target>, ConfigError> {
+/// A target, or why there is none.
+type Built = Result<Arc<dyn Target>, ConfigError>;
+
+async fn construct(env: &Env, ctor: Ctor<'_>, spec: &'static Spec) -> Built {
     let config = Config::parse(spec, &ctor)?;
     refuse_one_device(&config)?;
     refuse_volume(&config, ctor.read_only)?;

@@ -3,10 +3,11 @@
 use cairn_outcome::failure::Outcome;
 use cairn_outcome::stderr;
 
-use super::runs::{DRAIN, Settings, flushes, median, read, run, seconds};
+use super::runs::{DRAIN, Settings, flushes, median, read, run};
 use super::{Bar, Shown};
 use crate::experiment::form::Experiment;
 use crate::experiment::record::{Record, Sample};
+use crate::experiment::report::seconds;
 use crate::page::{Part, Table};
 
 /// Orders of writeback, and the policies of flushes that each is run with.

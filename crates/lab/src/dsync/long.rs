@@ -3,9 +3,10 @@
 use cairn_outcome::failure::Outcome;
 
 use super::drain::rescaled;
-use super::runs::{Settings, TWO_DAYS, flushes, median, read, run, seconds};
+use super::runs::{Settings, TWO_DAYS, flushes, median, read, run};
 use super::{Bar, Shown};
 use crate::experiment::record::Record;
+use crate::experiment::report::seconds;
 use crate::page::{Part, Table};
 
 /// Bar.

@@ -7,7 +7,8 @@ use cairn_sim::Prices;
 
 use crate::experiment::clients::What;
 use crate::experiment::form::Experiment;
-use crate::experiment::record::{Record, Sample};
+use crate::experiment::record::Record;
+use crate::experiment::report::used_of;
 use crate::experiment::verb::run_one;
 use crate::workload::Durability;
 
@@ -72,6 +73,7 @@ pub fn with_shape(mut experiment: Experiment, shape: Durability) -> Experiment {
 #[must_use]
 pub fn on_cache_alone(mut experiment: Experiment, sectors: u64) -> Experiment {
     experiment.fill = None;
+    experiment.counts.clear();
     experiment.clients.truncate(1);
     for volume in &mut experiment.volumes {
         "0 N linear cache 0".clone_into(&mut volume.table);
@@ -110,19 +112,5 @@ pub fn median(records: &[Record], figure: impl Fn(&Record) -> f64) -> f64 {
 pub fn flushes(experiment: &Experiment, record: &Record) -> f64 {
     let index = experiment.drives.iter().position(|(name, _)| name == BACKING);
     let index = index.expect("the experiment has it");
-    let done = |sample: &Sample| sample.drives[index].flushes;
-    (done(last(record)) - done(&record.samples[0])) as f64
-}
-
-/// The last sample.
-///
-/// # Panics
-/// There is none.
-pub fn last(record: &Record) -> &Sample {
-    record.samples.last().expect("a run has an end")
-}
-
-/// How long a run took, in virtual time.
-pub fn seconds(record: &Record) -> f64 {
-    record.took().as_nanos() as f64 / 1e9
+    used_of(record, index).flushes as f64
 }

@@ -7,12 +7,12 @@ use cairn_outcome::failure::Outcome;
 use cairn_outcome::stderr;
 
 use super::runs::{
-    BACKING, CLIENTS, SHAPES, Settings, flushes, last, median, on_cache_alone, read, run, seconds,
-    with_shape,
+    BACKING, CLIENTS, SHAPES, Settings, flushes, median, on_cache_alone, read, run, with_shape,
 };
 use super::{Bar, Shown};
 use crate::experiment::form::Experiment;
 use crate::experiment::record::{Record, Sample};
+use crate::experiment::report::{last, seconds};
 use crate::page::{Part, Table};
 use crate::workload::Durability;
 

@@ -342,17 +342,24 @@ fn section(title: &str, parts: Vec<Part>) -> Section {
 }
 
 /// What a drive did from the first sample to the last.
-fn used_of(record: &Record, index: usize) -> Used {
+///
+/// # Panics
+/// The record has no sample.
+pub fn used_of(record: &Record, index: usize) -> Used {
     let first = record.samples.first().expect("a run has a beginning");
     last(record).drives[index] - first.drives[index]
 }
 
-fn last(record: &Record) -> &Sample {
+/// The last sample.
+///
+/// # Panics
+/// There is none.
+pub fn last(record: &Record) -> &Sample {
     record.samples.last().expect("a run has an end")
 }
 
-/// In virtual time.
-fn seconds(record: &Record) -> f64 {
+/// How long a run took, in virtual time.
+pub fn seconds(record: &Record) -> f64 {
     record.took().as_nanos() as f64 / 1e9
 }
 

@@ -28,6 +28,8 @@ use super::{Members, ZONE_SECTORS};
 
 /// Writes count less by this part with each later one.
 const FORGET: f64 = 1.0 / 256.0;
+/// The same for each flush.
+const FORGET_FLUSH: f64 = 1.0 / 4.0;
 /// A write counts for so many times its price at most (C2), and for this many seconds in any case.
 const SURPRISE: f64 = 4.0;
 const UNSURPRISING: f64 = 0.000_1;
@@ -142,11 +144,35 @@ impl Fit {
     }
 }
 
+/// What flushes take for the writes that they cover. A drive with a volatile cache has taken those
+/// before it has done their work: its flushes tell what the ends of writes do not. The work is
+/// measured by what it would take at [`Price::FIRST`], as its prices are those of the cache.
+#[derive(Clone, Copy, Debug, Default)]
+struct Residue {
+    flushes: f64,
+    work: f64,
+}
+
+impl Residue {
+    fn flushed(&mut self, work: f64, took: f64) {
+        self.flushes += took - self.flushes * FORGET_FLUSH;
+        self.work += work - self.work * FORGET_FLUSH;
+    }
+
+    fn of(self, work: f64) -> f64 {
+        match self.work > 0.0 {
+            true => work * (self.flushes / self.work),
+            false => 0.0,
+        }
+    }
+}
+
 /// The prices of all members of a disk.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Prices {
     members: Option<Members>,
     fits: Vec<Fit>,
+    residue: Residue,
 }
 
 impl Prices {
@@ -176,17 +202,31 @@ impl Prices {
         self.fits.is_empty() || self.fits.iter().any(has_arm)
     }
 
-    /// What runs of touching sectors take that are written in this order.
+    /// What runs of touching sectors take that are written in this order, until a flush has covered
+    /// them.
     pub fn time_of(&self, runs: impl Iterator<Item = SectorRange>) -> Duration {
-        let Some(members) = &self.members else { return Duration::ZERO };
-        let (mut end, mut seconds) = (None, 0.0);
+        let [seconds, work] = self.time_and_work(runs);
+        Duration::from_secs_f64(seconds + self.residue.of(work))
+    }
+
+    /// A flush that began after the ends of these writes took so long.
+    pub fn flushed(&mut self, runs: impl Iterator<Item = SectorRange>, took: Duration) {
+        let [_, work] = self.time_and_work(runs);
+        self.residue.flushed(work, took.as_secs_f64());
+    }
+
+    /// What runs take at the prices of their members, and at the first ones.
+    fn time_and_work(&self, runs: impl Iterator<Item = SectorRange>) -> [f64; 2] {
+        let (mut end, mut seconds, mut work) = (None, 0.0, 0.0);
+        let Some(members) = &self.members else { return [0.0; 2] };
         for run in runs.filter(|run| run.start < members.end()) {
             let (member, _) = members.zone_of(run.start);
-            let distance = run.start.0.abs_diff(end.unwrap_or(self.fits[member].end).0);
-            seconds += self.of(member).of(distance as f64, run.count.0 as f64);
+            let distance = run.start.0.abs_diff(end.unwrap_or(self.fits[member].end).0) as f64;
+            seconds += self.of(member).of(distance, run.count.0 as f64);
+            work += Price::FIRST.of(distance, run.count.0 as f64);
             end = Some(run.end());
         }
-        Duration::from_secs_f64(seconds)
+        [seconds, work]
     }
 
     /// Those of a member.
@@ -198,7 +238,7 @@ impl Prices {
     #[cfg(test)]
     pub(super) fn fixed(prices: &[Price]) -> Prices {
         let fits = prices.iter().map(|&price| Fit { price, ..Fit::NEW }).collect();
-        Prices { members: None, fits }
+        Prices { fits, ..Prices::default() }
     }
 }
 
@@ -257,7 +297,7 @@ mod tests {
             let sector = fit.price.sector;
             fit_to(price, &[8], &mut fit, seed + 2);
             assert_near(fit.price, price);
-            let prices = Prices { members: None, fits: vec![fit.clone()] };
+            let prices = Prices { fits: vec![fit.clone()], ..Prices::default() };
             assert_eq!(prices.have_arm(), price == ARM);
             assert!((fit.price.sector - sector).abs() < f64::EPSILON);
         }
@@ -275,6 +315,34 @@ mod tests {
         let runs = [run(0, 1000), run(1_001_000, 8), run(1_001_010, 8), run(DISK, 8)];
         let found = prices.time_of(runs.into_iter()).as_secs_f64();
         assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+    }
+
+    #[test]
+    fn writes_that_a_cache_takes_at_once_cost_what_their_flush_does() {
+        let mut prices = Prices::default();
+        prices.know(&Members::of_one(SectorCount(DISK)));
+        let runs = |count: u64| {
+            (0..count).map(|number| SectorRange::new(Sector(number * 5000), SectorCount(8)))
+        };
+        let time = |prices: &Prices, count| prices.time_of(runs(count)).as_secs_f64();
+        let cached = |prices: &mut Prices, flush| {
+            let mut now = Time(0);
+            for range in runs(1000) {
+                let began = now;
+                now = now + Duration::from_micros(10);
+                prices.wrote(range, began, now);
+            }
+            prices.flushed(runs(1000), Duration::from_millis(flush));
+        };
+        (0..50).for_each(|_| cached(&mut prices, 8));
+        assert!(time(&prices, 1000) < 0.1, "{}", time(&prices, 1000));
+        (0..50).for_each(|_| cached(&mut prices, 2000));
+        for (count, expected) in [(1000, 2.0), (100, 0.2)] {
+            let found = time(&prices, count);
+            assert!((expected * 0.98..expected * 1.1).contains(&found), "{count}: {found}");
+        }
+        (0..50).for_each(|_| cached(&mut prices, 8));
+        assert!(time(&prices, 1000) < 0.1, "{}", time(&prices, 1000));
     }
 
     #[test]

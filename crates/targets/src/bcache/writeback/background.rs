@@ -46,6 +46,8 @@ struct Pass {
     /// The next batch begins here, unless there is a sweep.
     from: u64,
     sweep: Option<Sweep>,
+    /// Requests of clients, as of the last batch.
+    requests: u64,
     /// What is at most the target waits until then; none if nothing was dirty.
     calm_until: Option<Time>,
     /// After a failure all waits until then.
@@ -60,6 +62,7 @@ impl Bcache {
             has_begun: false,
             from: 0,
             sweep: None,
+            requests: 0,
             calm_until: None,
             failed_until: Time(0),
         };
@@ -131,7 +134,14 @@ impl Bcache {
     }
 
     /// The keys of the next batch of a pass.
-    async fn next_keys(&self, env: &Env, pass: &mut Pass, policy: Policy, most: u64) -> Vec<Key> {
+    async fn next_keys(
+        &self,
+        env: &Env,
+        pass: &mut Pass,
+        policy: Policy,
+        most: u64,
+        is_active: bool,
+    ) -> Vec<Key> {
         if policy != Policy::Sweep {
             pass.sweep = None;
             return self.next_dirty(env, pass.from, most).await;
@@ -141,7 +151,7 @@ impl Bcache {
             Some(sweep) if !sweep.is_old(env.now()) || is_above() != Some(true) => sweep,
             before => self.plan_pass(env, before).await,
         };
-        let keys = self.next_swept(env, &mut sweep, most).await;
+        let keys = self.next_swept(env, &mut sweep, most, is_active).await;
         pass.sweep = Some(sweep);
         keys
     }
@@ -173,7 +183,9 @@ impl Bcache {
         let _batch = self.batching.lock().await;
         let policy = self.throttle.settings.policy();
         let most = if is_paced { self.paced_batch() } else { u64::MAX };
-        let keys = self.next_keys(env, pass, policy, most).await;
+        let (requests, _) = self.requests();
+        let is_active = std::mem::replace(&mut pass.requests, requests) != requests;
+        let keys = self.next_keys(env, pass, policy, most, is_active).await;
         if keys.is_empty() {
             return Ok(false);
         }

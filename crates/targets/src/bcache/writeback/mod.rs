@@ -87,6 +87,7 @@ use crate::fair::{Fair, Held};
 
 use batch::{Copied, FAILED_IN_A_ROW, apart};
 use policy::Shape;
+use sweep::rows_of;
 use uncopied::{AllUncopied, Uncopied};
 
 pub(super) use ahead::Ahead;
@@ -390,7 +391,11 @@ impl Bcache {
         how: How<'_>,
     ) -> Result<Batch, Undrained> {
         let open = self.copy_batch(env, keys, how).await?;
-        self.cover(env, open.expect("a batch has keys"), how).await
+        let began = env.now();
+        let batch = self.cover(env, open.expect("a batch has keys"), how).await?;
+        let took = env.now().since(began);
+        self.throttle.prices.lock().flushed(rows_of(&batch.written), took);
+        Ok(batch)
     }
 
     /// Step 2: commits keys, if there are any, and copies as many as there is time for. Those that

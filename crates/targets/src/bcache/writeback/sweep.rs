@@ -32,8 +32,14 @@ fn piece_keys() -> usize {
 const REFILL: Duration = Duration::from_secs(60);
 
 /// A batch gets no more extents once the drive is expected to take so many times the time after
-/// which it is sealed: clients do not write in place what is in it.
+/// which it is sealed, its flush included: clients do not write in place what is in it, and what
+/// they ask of the drive waits for the flush.
 const PLANNED_TIMES: u32 = 2;
+/// While clients are active it is this part of that time: half a second, in which hosts expect an
+/// answer to a read.
+const ACTIVE_PART: u32 = 4;
+/// How many extents are looked at then, before it is asked how long they take.
+const LOOKED_ACTIVE: usize = 64;
 
 /// What is left of a pass.
 pub(super) struct Sweep {
@@ -50,8 +56,16 @@ struct Row {
     end: u64,
 }
 
+/// How many extents are looked at, and how many sectors are taken, before the planner is asked
+/// again.
+#[derive(Clone, Copy)]
+struct Room {
+    extents: usize,
+    sectors: u64,
+}
+
 /// The rows that keys make, in their order.
-fn rows_of(keys: &[Key]) -> impl Iterator<Item = SectorRange> {
+pub(super) fn rows_of(keys: &[Key]) -> impl Iterator<Item = SectorRange> {
     let rows = keys.chunk_by(|key, next| key.end() == next.start());
     rows.map(|row| range_of(row[0].start(), row[row.len() - 1].end()))
 }
@@ -144,14 +158,24 @@ impl Bcache {
         sweep.next(if is_drain { Urgency::Drain } else { Urgency::Target { now, prices: &prices } })
     }
 
-    /// The dirty extents that the sweep chooses, of about `most` sectors at most.
-    pub(super) async fn next_swept(&self, env: &Env, sweep: &mut Sweep, most: u64) -> Vec<Key> {
+    /// The dirty extents that the sweep chooses, of about `most` sectors at most; fewer while
+    /// clients are active.
+    pub(super) async fn next_swept(
+        &self,
+        env: &Env,
+        sweep: &mut Sweep,
+        most: u64,
+        is_active: bool,
+    ) -> Vec<Key> {
         let (mut keys, mut sectors, mut looked_at) = (Vec::new(), 0, 0);
         let mut time = Duration::ZERO;
         let most = most.min(BATCH_SECTORS);
-        let Flushing { batch_keys, batch_time, .. } = self.config.flushing;
-        let planned_time = PLANNED_TIMES * batch_time[0];
-        while keys.len() < batch_keys && sectors < most && time < planned_time {
+        let Flushing { batch_keys, batch_time: [sealed, _], .. } = self.config.flushing;
+        let (planned, step) = match is_active {
+            true => (sealed / ACTIVE_PART, LOOKED_ACTIVE),
+            false => (PLANNED_TIMES * sealed, piece_keys()),
+        };
+        while keys.len() < batch_keys && sectors < most && time < planned {
             let is_drain = self.throttle.settings.percent.load(Ordering::Relaxed) == 0;
             let (planner, piece) = match self.ask(sweep, env.now(), is_drain) {
                 (planner, Answer::Look(piece)) => (planner, piece),
@@ -161,8 +185,11 @@ impl Bcache {
                 }
                 (_, Answer::Nothing) => break,
             };
-            let room = (most - sectors).min(piece.most.0);
             let before = keys.len();
+            let room = Room {
+                sectors: (most - sectors).min(piece.most.0),
+                extents: step.min(batch_keys.saturating_sub(before)).max(1),
+            };
             let looked = self.dirty_of(env, &piece, room, &mut keys).await;
             let taken = keys[before..].iter().map(Key::sectors).sum();
             sectors += taken;
@@ -185,21 +212,20 @@ impl Bcache {
         keys
     }
 
-    /// Takes the dirty extents of a piece, until they have `most` sectors. Answers how far it has
-    /// looked; none if the set is broken.
+    /// Takes the dirty extents of a piece that there is room for. Answers how far it has looked;
+    /// none if the set is broken.
     async fn dirty_of(
         &self,
         env: &Env,
         piece: &Piece,
-        most: u64,
+        room: Room,
         keys: &mut Vec<Key>,
     ) -> Option<Sector> {
-        let (mut sectors, room) =
-            (0, self.config.flushing.batch_keys.saturating_sub(keys.len()).max(1));
+        let mut sectors = 0;
         let (start, end) = (piece.range.start.0, piece.range.end().0);
         let (mut looked, mut to) = (0, piece.range.end());
         let mut take = |key: &Key| {
-            if looked == piece_keys().min(room) || sectors >= most {
+            if looked == room.extents || sectors >= room.sectors {
                 to = Sector(key.start());
                 return false;
             }

@@ -119,7 +119,7 @@ pub(in super::super) struct Throttle {
 impl Bcache {
     /// Requests that clients have sent to the volumes of the set: all of them share its cache
     /// device. And how many backing devices these have.
-    fn requests(&self) -> (u64, u64) {
+    pub(super) fn requests(&self) -> (u64, u64) {
         let core = self.core.as_ref().expect("a cache is written back");
         let users = core.users();
         (users.requests(), users.attached().1)

@@ -12,7 +12,7 @@ use cairn_block::sync::atomic::Ordering;
 use cairn_block::{CopyError, Env, Time};
 use cairn_format::bcache::Key;
 
-use super::policy::Policy;
+use super::policy::{Policy, Shape};
 use super::sweep::Sweep;
 use super::uncopied::Uncopied;
 use super::{How, Undrained};
@@ -171,6 +171,15 @@ impl Bcache {
         }
     }
 
+    /// How the copies of a batch are issued.
+    fn shape(&self, policy: Policy, is_active: bool) -> Shape {
+        let has_parity = self.stripes.as_ref().is_some_and(|it| it.expensive_size() > 0);
+        match policy {
+            Policy::Sweep if has_parity && !is_active => Shape::GATHERED,
+            policy => policy.shape(),
+        }
+    }
+
     /// Writes back one batch. Answers false if nothing of the pass is left, or nothing could be
     /// copied.
     async fn write_back_some(
@@ -201,7 +210,8 @@ impl Bcache {
         let ends = || self.is_resting() || is_paced && gives_way();
         let [paced, paced_time] = self.config.flushing.batch_time;
         let time = if is_paced { paced } else { URGENT_TIME };
-        let how = How { ends: &ends, is_paced, time, paced_time, shape: policy.shape() };
+        let shape = self.shape(policy, is_active);
+        let how = How { ends: &ends, is_paced, time, paced_time, shape };
         let mut batch = self.write_batch(env, keys, how).await?;
         pass.from = batch.next;
         if let Some(sweep) = &mut pass.sweep {

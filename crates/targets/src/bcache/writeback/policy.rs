@@ -97,6 +97,10 @@ impl Shape {
         row_keys: 1,
         row_sectors: 0,
     };
+
+    /// To a device with parity while no client waits behind what is in its queue: what waits there
+    /// together is written by rows, which read less the more of them is written.
+    pub const GATHERED: Shape = Shape { in_flight: [256; 2], ..Shape::MERGED };
 }
 
 #[cfg(test)]

@@ -17,8 +17,11 @@ use super::run::Run;
 use super::variant::Variant;
 use crate::costs::costs;
 
-/// How often a run is looked at, in virtual time.
+/// How often a run is looked at, in virtual time, and in times as reported. A run whose times are
+/// scaled is shorter, so it is looked at more often.
 const EVERY: Duration = Duration::from_secs(1);
+const EVERY_REPORTED: Duration = Duration::from_secs(16);
+const EVERY_MIN: Duration = Duration::from_millis(10);
 
 /// What a user asks for.
 pub struct Asked {
@@ -43,23 +46,40 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
     if let Some(out) = &asked.out {
         make_folder(out)?;
     }
-    let costs = costs();
-    let prices = costs.prices(asked.cpu_percent);
     let seeds: Vec<u64> = (1..=asked.seeds).collect();
-    let mut variants = Vec::new();
-    for name in &experiment.variants {
-        let records = seeds.iter().map(|&seed| run_one(&experiment, name, seed, prices, EVERY));
-        variants.push(Variant { name: name.clone(), records: records.collect::<Outcome<_>>()? });
-    }
-    let processor =
-        format!("{} % of what {} took on {}", asked.cpu_percent, costs.date, costs.machine);
+    let variants = measure(&experiment, &seeds, asked.cpu_percent)?;
     let (seeds, variants, experiment) = (&seeds[..], &variants[..], &experiment);
+    let processor = processor(asked.cpu_percent);
     let page = Report { experiment, seeds, variants, processor }.page();
     if let Some(out) = &asked.out {
         let stem = asked.file.file_stem().map(|stem| stem.to_string_lossy().into_owned());
         write_files(out, page.files(&stem.unwrap_or_default()))?;
     }
     stdout::print(&if asked.json { page.json() } else { page.summary() })
+}
+
+/// All variants of an experiment, with these seeds. `cpu_percent` is that of [`Asked`].
+///
+/// # Errors
+/// A target refuses something, a trace cannot be read, or an operation fails.
+pub fn measure(
+    experiment: &Experiment,
+    seeds: &[u64],
+    cpu_percent: u64,
+) -> Outcome<Vec<Variant>> {
+    let prices = costs().prices(cpu_percent);
+    let every = experiment.unscaled(EVERY_REPORTED).clamp(EVERY_MIN, EVERY);
+    let all = experiment.variants.iter().map(|name| {
+        let records = seeds.iter().map(|&seed| run_one(experiment, name, seed, prices, every));
+        Ok(Variant { name: name.clone(), records: records.collect::<Outcome<_>>()? })
+    });
+    all.collect()
+}
+
+/// What is charged for the processor, in words.
+pub fn processor(cpu_percent: u64) -> String {
+    let costs = costs();
+    format!("{cpu_percent} % of what {} took on {}", costs.date, costs.machine)
 }
 
 fn make_folder(folder: &Path) -> Outcome<()> {

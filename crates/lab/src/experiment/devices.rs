@@ -11,6 +11,8 @@ use cairn_sim::drives::{Hdd, HddFigures, Raid5, Raid5Figures, Ssd, SsdFigures, T
 pub enum Model {
     /// One arm.
     Hdd,
+    /// The same with its write cache turned off.
+    HddUncached,
     /// No arm.
     Ssd(Flash),
     /// An md array of so many drives with one arm.
@@ -44,7 +46,8 @@ impl Flash {
         ("optane", Flash::Optane, SsdFigures::OPTANE),
     ];
 
-    fn figures(self) -> SsdFigures {
+    /// Its figures.
+    pub fn figures(self) -> SsdFigures {
         Flash::WORDS[self as usize].2
     }
 }
@@ -59,10 +62,11 @@ impl Model {
             ("raid5", Some(members @ 3..=64)) => return Ok(Model::Raid5 { members }),
             ("raid5", _) => return Err("3 to 64 members".to_owned()),
             ("hdd", _) => Model::Hdd,
+            ("hdd-uncached", _) => Model::HddUncached,
             _ => {
                 let found = Flash::WORDS.into_iter().find(|(own, ..)| *own == word);
                 let words = Flash::WORDS.map(|(own, ..)| own).join(", ");
-                Model::Ssd(found.ok_or_else(|| format!("hdd, {words} or raid5"))?.1)
+                Model::Ssd(found.ok_or_else(|| format!("hdd, hdd-uncached, {words} or raid5"))?.1)
             }
         };
         match members {
@@ -75,6 +79,7 @@ impl Model {
     pub fn name(self) -> String {
         match self {
             Model::Hdd => "hdd".to_owned(),
+            Model::HddUncached => "hdd-uncached".to_owned(),
             Model::Ssd(flash) => Flash::WORDS[flash as usize].0.to_owned(),
             Model::Raid5 { members } => format!("raid5 of {members} hdd"),
         }
@@ -88,6 +93,10 @@ impl Model {
         let hdd = HddFigures { flush: flush.unwrap_or(figures.flush), ..figures };
         match self {
             Model::Hdd => Box::new(Hdd::new(hdd, sectors)),
+            Model::HddUncached => {
+                let figures = HddFigures { cache: SectorCount::ZERO, ..hdd };
+                Box::new(Hdd::new(figures, sectors))
+            }
             Model::Ssd(flash) => Box::new(Ssd::new(flash.figures(), seed)),
             Model::Raid5 { members } => {
                 let own = sectors.0.div_ceil(u64::from(members) - 1);
@@ -105,12 +114,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_drive_without_its_cache_has_nothing_volatile() {
+        let is_volatile = |model: Model| model.drive(1 << 30, None, 1).nature().volatile;
+        assert!(is_volatile(Model::Hdd) && !is_volatile(Model::HddUncached));
+    }
+
+    #[test]
     fn words_name_models() {
         for (index, (word, flash, _)) in Flash::WORDS.into_iter().enumerate() {
             assert_eq!(flash as usize, index);
             assert_eq!(Model::of_word(word, None), Ok(Model::Ssd(flash)));
         }
         assert_eq!(Model::of_word("hdd", None), Ok(Model::Hdd));
+        assert_eq!(Model::of_word("hdd-uncached", None), Ok(Model::HddUncached));
         assert_eq!(Model::of_word("raid5", Some(4)), Ok(Model::Raid5 { members: 4 }));
         assert!(Model::of_word("raid5", None).is_err());
         assert!(Model::of_word("hdd", Some(4)).is_err());

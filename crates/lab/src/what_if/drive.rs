@@ -83,7 +83,7 @@ pub fn size_word(bytes: u64) -> String {
 /// whole once a day for five years.
 fn usual(model: Model) -> Option<(u64, u64)> {
     match model {
-        Model::Hdd | Model::Raid5 { .. } => None,
+        Model::Hdd | Model::HddUncached | Model::Raid5 { .. } => None,
         Model::Ssd(Flash::Sata | Flash::Nvme) => Some((TERABYTE, 600 * TERABYTE)),
         Model::Ssd(Flash::SataProtected | Flash::NvmeProtected) => {
             Some((TERABYTE, 5 * 365 * TERABYTE))

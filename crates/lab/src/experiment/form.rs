@@ -23,8 +23,8 @@
 //! ```
 //!
 //! Tables and messages are those of `cairn serve`; devices are the names of drives, or of volumes
-//! before. A cache is filled before the first volume that uses it is opened. In both, `{variant}`
-//! is the variant's word, and `{backing}` the length of the drive `backing` in sectors.
+//! before. A cache is filled before the first volume that uses it is opened. Both may have
+//! [`Words`](super::words::Words).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -37,6 +37,7 @@ use serde::Deserialize;
 
 use super::clients::{Clients, RawClients, What};
 use super::devices::Model;
+use super::words::Words;
 use crate::fill;
 use crate::page::LINES_MAX;
 
@@ -127,8 +128,8 @@ pub struct Volume {
 /// When a run ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
-    /// When this volume has no dirty data.
-    pub clean: Option<String>,
+    /// When none of these volumes has dirty data, if there are some.
+    pub clean: Vec<String>,
     /// When no client has anything left to send.
     pub when_sent: bool,
     /// Not before the dirty data of this volume, which is left then, is written back.
@@ -233,7 +234,7 @@ impl OneOrMany {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawEnd {
-    clean: Option<String>,
+    clean: Option<OneOrMany>,
     #[serde(default)]
     sent: bool,
     drain: Option<String>,
@@ -304,7 +305,7 @@ impl Experiment {
                 .collect::<Outcome<_>>()?,
             counts: raw.record.counts,
             end: End {
-                clean: raw.end.clean,
+                clean: raw.end.clean.map(OneOrMany::into_vec).unwrap_or_default(),
                 when_sent: raw.end.sent,
                 drain: raw.end.drain,
                 at_most: duration(file, "end at_most", &raw.end.at_most)?,
@@ -350,7 +351,7 @@ impl Experiment {
             let found = format!("{:?}, or {at_most:?} in virtual time", self.end.at_most);
             return Err(wrong(file, "end at_most", found, "1 s to 50 days in virtual time"));
         }
-        if let Some(clean) = &self.end.clean {
+        for clean in &self.end.clean {
             self.expect_volume("end clean", clean)?;
         }
         if let Some(drain) = &self.end.drain {
@@ -381,20 +382,17 @@ impl Experiment {
         Err(wrong(&self.file, field, format!("'{name}'"), expected))
     }
 
-    /// True if a volume uses the cache that is filled.
-    pub fn uses(&self, volume: &Volume, fill: &Fill, variant: &str) -> bool {
+    /// True if a volume with this table uses the cache that is filled.
+    pub fn uses(&self, table: &str, fill: &Fill) -> bool {
         let (cache, _) = &self.drives[fill.cache];
-        let table = self.fill_in(&volume.table, variant);
         // The first three words of a line are no devices.
         table.lines().any(|line| line.split_whitespace().skip(3).any(|word| word == cache))
     }
 
-    /// Puts the words of a run into a text.
-    pub fn fill_in(&self, text: &str, variant: &str) -> String {
-        let text = text.replace("{variant}", variant);
-        self.drives.iter().fold(text, |text, (name, drive)| {
-            text.replace(&format!("{{{name}}}"), &(drive.bytes / 512).to_string())
-        })
+    /// What stands for something else in a run, before a volume is opened.
+    pub fn words<'a>(&'a self, variant: &'a str, seed: u64) -> Words<'a> {
+        let drives = self.drives.iter();
+        Words::new(variant, seed, drives.map(|(name, drive)| (&**name, drive.bytes / 512)))
     }
 }
 
@@ -548,9 +546,10 @@ at_most = "8h"
         let bytes: Vec<u64> = found.drives.iter().map(|(_, drive)| drive.bytes >> 20).collect();
         assert_eq!(bytes, [25_600, 2560], "MiB, scaled, by name");
         assert_eq!(found.end.at_most, Duration::from_secs(8 * 3600));
-        let table = found.fill_in(&found.volumes[0].table, "sweep");
+        let words = found.words("sweep", 1);
+        let table = words.put(&found.volumes[0].table);
         assert_eq!(table, "0 52428800 bcache backing cache 0");
-        let message = found.fill_in(&found.volumes[0].messages[0], "sweep");
+        let message = words.put(&found.volumes[0].messages[0]);
         assert_eq!(message, "set writeback_policy sweep");
         let [clients] = &found.clients[..] else { panic!("one kind of clients") };
         assert_eq!((clients.name.as_str(), clients.depth, clients.count), ("clients 1", 1, 1));

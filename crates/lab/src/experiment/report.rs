@@ -86,8 +86,9 @@ impl Report<'_> {
             facts.push((clients.name.clone(), clients.describe()));
         }
         let mut end = format!("after {:?}", experiment.end.at_most);
-        if let Some(clean) = &experiment.end.clean {
-            end += &format!(", or when {clean} has no dirty data");
+        if !experiment.end.clean.is_empty() {
+            let clean = experiment.end.clean.join(", ");
+            end += &format!(", or when nothing is dirty in {clean}");
         }
         if experiment.end.when_sent {
             end += ", or when all is sent";

@@ -16,6 +16,7 @@ use cairn_sim::{Contents, Image, Prices, SimDrive, SimWorld, TimedOptions};
 use super::client::{Load, Tally};
 use super::form::{Experiment, Fill, FillKind, Volume};
 use super::record::{Hits, Record, Sample, number};
+use super::words::Words;
 use crate::fill::bcache::{BackingSpec, CacheSpec, Plan};
 use crate::fill::{ImageSink, writecache};
 
@@ -85,11 +86,14 @@ impl<'a> Run<'a> {
             began: Time(0),
         };
         let mut fill = experiment.fill.as_ref();
+        let mut words = experiment.words(variant, seed);
         for volume in &experiment.volumes {
-            if let Some(fill) = fill.take_if(|fill| experiment.uses(volume, fill, variant)) {
+            let table = words.put(&volume.table);
+            if let Some(fill) = fill.take_if(|fill| experiment.uses(&table, fill)) {
                 run.fill(fill, seed)?;
             }
-            let opened = run.open(volume, variant)?;
+            let opened = run.open(volume, table, &words)?;
+            words.add(&volume.name, opened.sectors().0);
             // It is a device for the volumes behind it, as an array of the kernel is for `serve`.
             opener.put(&volume.name, opened.clone());
             run.volumes.push(opened);
@@ -108,14 +112,20 @@ impl<'a> Run<'a> {
 
     /// Refuses to wait until a volume is clean that cannot be dirty.
     fn expect_caches(&self) -> Outcome<()> {
-        let Some(name) = &self.experiment.end.clean else { return Ok(()) };
-        let table = self.registry.volume(name)?.live_table().expect("it was opened");
         let caches = |word: &str| ["bcache", "writecache"].contains(&word);
-        if table.lines().iter().any(|line| caches(&line.name)) {
-            return Ok(());
+        for name in &self.experiment.end.clean {
+            let table = self.registry.volume(name)?.live_table().expect("it was opened");
+            if !table.lines().iter().any(|line| caches(&line.name)) {
+                let expected = "a volume with a cache";
+                return Err(wrong(
+                    &self.experiment.file,
+                    "end clean",
+                    format!("'{name}'"),
+                    expected,
+                ));
+            }
         }
-        let expected = "a volume with a cache";
-        Err(wrong(&self.experiment.file, "end clean", format!("'{name}'"), expected))
+        Ok(())
     }
 
     /// Refuses names of numbers that no volume has.
@@ -217,11 +227,13 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn open(&self, volume: &Volume, variant: &str) -> Outcome<Arc<MappedDevice>> {
-        let table = self.experiment.fill_in(&volume.table, variant);
-        let messages = volume.messages.iter();
-        let messages: Vec<String> =
-            messages.map(|text| self.experiment.fill_in(text, variant)).collect();
+    fn open(
+        &self,
+        volume: &Volume,
+        table: String,
+        words: &Words<'_>,
+    ) -> Outcome<Arc<MappedDevice>> {
+        let messages: Vec<String> = volume.messages.iter().map(|text| words.put(text)).collect();
         let (registry, name) = (self.registry.clone(), volume.name.clone());
         let file = self.experiment.file.clone();
         self.world.block_on(0, move |env| async move {
@@ -244,9 +256,9 @@ impl<'a> Run<'a> {
         look(&samples[0]);
         let end = &self.experiment.end;
         let last = self.began + self.experiment.unscaled(end.at_most);
-        let clean = end.clean.as_ref().and_then(|name| {
-            self.experiment.volumes.iter().position(|volume| volume.name == *name)
-        });
+        let volumes = self.experiment.volumes.iter().enumerate();
+        let waits_for = volumes.filter(|(_, volume)| end.clean.contains(&volume.name));
+        let clean: Vec<usize> = waits_for.map(|(index, _)| index).collect();
         let (mut now, mut sent) = (self.began, None);
         let mut drain: Option<Drain> = None;
         let is_done = loop {
@@ -262,11 +274,11 @@ impl<'a> Run<'a> {
                 sent = Some(samples.len());
                 drain = end.drain.as_ref().map(|name| self.drain(name)).transpose()?;
             }
-            let is_clean = clean.is_some_and(|index| sample.dirty[index] == 0);
+            let is_clean = !clean.is_empty() && clean.iter().all(|index| sample.dirty[*index] == 0);
             let is_done = is_clean || sent.is_some() && self.is_drained(drain.as_ref())?;
             samples.push(sample);
             if is_done || now >= last {
-                break is_done || clean.is_none() && !end.when_sent;
+                break is_done || clean.is_empty() && !end.when_sent;
             }
         };
         let clients = self.tallies.iter().map(|tally| tally.whole()).collect();

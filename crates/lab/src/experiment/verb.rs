@@ -62,11 +62,7 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
 ///
 /// # Errors
 /// A target refuses something, a trace cannot be read, or an operation fails.
-pub fn measure(
-    experiment: &Experiment,
-    seeds: &[u64],
-    cpu_percent: u64,
-) -> Outcome<Vec<Variant>> {
+pub fn measure(experiment: &Experiment, seeds: &[u64], cpu_percent: u64) -> Outcome<Vec<Variant>> {
     let prices = costs().prices(cpu_percent);
     let every = experiment.unscaled(EVERY_REPORTED).clamp(EVERY_MIN, EVERY);
     let all = experiment.variants.iter().map(|name| {

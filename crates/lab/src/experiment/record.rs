@@ -16,6 +16,9 @@ pub struct Sample {
     pub dirty: Vec<u64>,
     /// Sectors per second that the controller of each volume allows; none without one.
     pub rate: Vec<Option<u64>>,
+    /// Percent of the buckets of each volume's cache that have dirty data or metadata; none without
+    /// buckets.
+    pub in_use: Vec<Option<u64>>,
     /// How often the cache of each volume had what was read; none without one.
     pub hits: Vec<Option<Hits>>,
     /// Each number that the experiment records, of all volumes together.

@@ -275,6 +275,9 @@ impl Report<'_> {
             let rates = after.rate.iter().flatten();
             rates.sum::<u64>() as f64 * 512.0
         };
+        let in_use = |_: &Sample, after: &Sample| {
+            after.in_use.iter().flatten().max().map_or(f64::NAN, |percent| *percent as f64)
+        };
         vec![
             self.chart(
                 "Dirty data",
@@ -287,6 +290,12 @@ impl Report<'_> {
                 "The rate of writeback that the controllers of all volumes set.",
                 Axis::logarithmic("rate", "B/s"),
                 &rate,
+            ),
+            self.chart(
+                "Buckets in use",
+                "Those with dirty data or metadata.",
+                Axis::linear("in use", "%"),
+                &in_use,
             ),
         ]
     }

@@ -322,13 +322,15 @@ impl<'a> Run<'a> {
         let dirty = targets().map(|targets| {
             targets.filter_map(|target| target.dirty()).map(|dirty| dirty.sectors.0).sum()
         });
-        let rate = targets().map(|mut targets| {
-            targets.find_map(|target| {
-                let attributes = target.attributes();
-                let rate = attributes.iter().find(|it| it.name == "writeback_rate")?;
-                number(&rate.value)
+        let number_of = |name: &'static str| {
+            targets().map(move |mut targets| {
+                targets.find_map(|target| {
+                    let attributes = target.attributes();
+                    number(&attributes.iter().find(|it| it.name == name)?.value)
+                })
             })
-        });
+        };
+        let available = number_of("cache_available_percent");
         let hits =
             targets().map(|mut targets| targets.find_map(|target| Hits::of(&target.report())));
         let counts = self.experiment.counts.iter().map(|name| {
@@ -338,7 +340,8 @@ impl<'a> Run<'a> {
         Sample {
             at: Time(self.world.now().0 - self.began.0),
             dirty: dirty.collect(),
-            rate: rate.collect(),
+            rate: number_of("writeback_rate").collect(),
+            in_use: available.map(|it| it.map(|percent| 100 - percent.min(100))).collect(),
             hits: hits.collect(),
             counts: counts.collect(),
             drives: self.drives.iter().map(|drive| self.world.used(drive)).collect(),

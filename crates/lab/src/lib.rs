@@ -6,6 +6,7 @@
 //! - [`workload`]: what clients ask for. [`trace`]: what they once asked for, from a file.
 //! - [`page`]: an experiment as one HTML file with plots, and its data.
 //! - [`fill`]: caches that are full of data when an experiment begins.
+//! - [`writeback`]: experiments about the order of writeback, side by side.
 //! - [`what_if`]: what a cache would do for a user's trace.
 //! - [`workers`]: a model of workers that share locks.
 //! - [`permutation`]: numbers in a random order, without memory.
@@ -25,3 +26,4 @@ pub mod trace;
 pub mod what_if;
 pub mod workers;
 pub mod workload;
+pub mod writeback;

@@ -8,6 +8,7 @@ use cairn_lab::drives::{self, Row};
 use cairn_lab::dsync;
 use cairn_lab::experiment::verb::{self, Asked};
 use cairn_lab::what_if;
+use cairn_lab::writeback::verb as writeback;
 use cairn_outcome::failure::Outcome;
 use cairn_outcome::{exit, program, stderr, stdout};
 use clap::{Parser, Subcommand};
@@ -47,6 +48,31 @@ enum Verb {
         #[arg(long)]
         json: bool,
     },
+    /// Compare policies of writeback where their reviewers did, and with what these saw
+    Writeback {
+        /// The rows, like row-1.1; all if none is named
+        rows: Vec<String>,
+        /// Run less: at larger scales, without the rows that have none
+        #[arg(long)]
+        quick: bool,
+        /// Run each variant with so many seeds, from 1
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
+        seeds: u64,
+        /// Write the pages of all rows into FOLDER, and index.html with the tables
+        #[arg(long, value_name = "FOLDER")]
+        out: Option<PathBuf>,
+        /// Charge the processor's time by its prices, times so many percent
+        #[arg(
+            long,
+            value_name = "PERCENT",
+            default_value_t = 100,
+            value_parser = clap::value_parser!(u64).range(0..=10_000)
+        )]
+        cpu: u64,
+        /// Print JSON: an object per fact and row
+        #[arg(long)]
+        json: bool,
+    },
     /// Replay a trace without a cache and with several, in virtual time, and say what to buy
     WhatIf(what_if::Asked),
     /// Measure durable writes through a cache by policy of flushes, and what each policy loses in
@@ -74,6 +100,10 @@ fn main() -> ExitCode {
         let _log = stderr::start_log(stderr::Log::Verb, args.verbose);
         match args.verb {
             Verb::Drives { json } => show_drives(json),
+            Verb::Writeback { rows, quick, seeds, out, cpu, json } => {
+                let cpu_percent = cpu;
+                writeback::run(&writeback::Asked { rows, quick, seeds, cpu_percent, out, json })
+            }
             Verb::Workers { out, json } => cairn_lab::workers::run(out.as_deref(), json),
             Verb::WhatIf(asked) => what_if::run(&asked),
             Verb::Dsync(asked) => dsync::run(&asked),

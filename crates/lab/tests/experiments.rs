@@ -151,6 +151,47 @@ fn seconds(lines: &[Value]) -> f64 {
     last.unwrap()["x"].as_f64().unwrap()
 }
 
+/// A disk takes a batch into its cache at once, and writes all of it in a flush, for which reads wait.
+#[test]
+fn clients_that_read_a_disk_do_not_wait_for_a_flush_of_many_seconds() {
+    let folder = Folder::new("beside");
+    let disk = "[drive.one]\nmodel = \"hdd\"\nsize = \"64G\"\n";
+    let (before, after) = SMALL.split_once("[drive.one]").unwrap();
+    let (_, after) = after.split_once("[fill]").unwrap();
+    let beside = format!("{before}{disk}[fill]{after}")
+        .replace("[[volume]]\nname = \"array\"\ntable = \"0 N striped 2 128 one 0 two 0\"\n", "")
+        .replace("array", "one")
+        .replace("\"strict\", ", "")
+        .replace("size = \"128M\"", "size = \"256M\"")
+        .replace("clustered", "uniform")
+        .replace("zipf-1.1", "random")
+        .replace("clean = \"disk\"\nat_most = \"1h\"", "at_most = \"30s\"");
+    let (code, out, said) = folder.lab(&beside, &["--json"]);
+    assert_eq!(code, 0, "{said}");
+    let lines: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let got = lines.iter().find(|line| line["table"] == "What clients got").unwrap();
+    let p99: f64 = got["row"]["p99, us"].as_str().unwrap().parse().unwrap();
+    assert!(p99 < 1e6, "{got}");
+    let done = lines.iter().find(|line| line["table"] == "What each variant did").unwrap();
+    let operations: u64 = done["row"]["one: operations"].as_str().unwrap().parse().unwrap();
+    assert!(operations > 5000, "{done}");
+}
+
+#[test]
+fn rows_of_writeback_are_known_by_name_and_quick_ones_have_a_scale() {
+    let lab = |words: &[&str]| {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_cairn-lab"));
+        let output = program.arg("writeback").args(words).stdin(Stdio::null()).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    };
+    let (code, out, said) = lab(&["row-9"]);
+    assert!(code != 0 && out.is_empty() && said.lines().count() == 1, "{said}");
+    assert!(said.contains("found 'row-9', expected row-1.1, row-1.2,"), "{said}");
+    let (code, out, said) = lab(&["row-2.1", "--quick"]);
+    assert!(code == 0 && out.contains("Policies side by side") && said.is_empty(), "{said}");
+}
+
 /// A disk, and what fio once asked of it.
 const TRACED: &str = r#"
 title = "A trace"

@@ -1,0 +1,220 @@
+//! How runs of a row compare: times, ratios over paired seeds, and what was seen elsewhere.
+
+use std::time::Duration;
+
+use super::rows::{Claim, When};
+use crate::experiment::record::Record;
+use crate::experiment::variant::Variant;
+
+/// The runs of a row.
+pub struct Runs<'a> {
+    /// One of each policy.
+    pub variants: &'a [Variant],
+    /// Times are reported times this.
+    pub scale: u64,
+}
+
+/// The median with the least and the greatest of several values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Median {
+    /// Of an even number the lower one.
+    pub middle: f64,
+    /// The least.
+    pub low: f64,
+    /// The greatest.
+    pub high: f64,
+}
+
+impl Median {
+    /// None if there are no values.
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Median> {
+        let mut values: Vec<f64> = values.into_iter().collect();
+        values.sort_unstable_by(f64::total_cmp);
+        let (low, high) = (*values.first()?, *values.last()?);
+        Some(Median { middle: values[(values.len() - 1) / 2], low, high })
+    }
+
+    /// Printed, with the spread if there is one.
+    pub fn print(&self, digits: usize) -> String {
+        let Median { middle, low, high } = *self;
+        let [middle, low, high] = [middle, low, high].map(|it| format!("{it:.digits$}"));
+        if low == high { middle } else { format!("{middle} ({low} to {high})") }
+    }
+}
+
+/// Dirty sectors of all volumes at a time, in proportion between two samples.
+fn dirty_at(record: &Record, at: Duration) -> f64 {
+    let sum = |index: usize| record.samples[index].dirty.iter().sum::<u64>() as f64;
+    let time = |index: usize| record.samples[index].at.0 as f64;
+    let at = at.as_nanos() as f64;
+    let after = record.samples.partition_point(|sample| (sample.at.0 as f64) < at);
+    match after {
+        0 => sum(0),
+        after if after == record.samples.len() => sum(after - 1),
+        after => {
+            let (from, to) = (time(after - 1), time(after));
+            let part = (at - from) / (to - from);
+            sum(after - 1) + (sum(after) - sum(after - 1)) * part
+        }
+    }
+}
+
+/// When so many sectors or fewer were dirty for the first time, in proportion between two samples,
+/// in virtual seconds; none if that did not come.
+fn time_to(record: &Record, dirty: f64) -> Option<f64> {
+    let seconds = |at: Duration| at.as_secs_f64();
+    let sum = |index: usize| record.samples[index].dirty.iter().sum::<u64>() as f64;
+    let at = |index: usize| seconds(Duration::from_nanos(record.samples[index].at.0));
+    let index = (0..record.samples.len()).find(|&index| sum(index) <= dirty)?;
+    let Some(before) = index.checked_sub(1) else { return Some(0.0) };
+    let part = (sum(before) - dirty) / (sum(before) - sum(index));
+    Some(at(before) + (at(index) - at(before)) * part)
+}
+
+impl Runs<'_> {
+    fn of(&self, policy: &str) -> Option<&Variant> {
+        self.variants.iter().find(|variant| variant.name == policy)
+    }
+
+    /// Hours until so many sectors or fewer were dirty; none if that did not come in each run.
+    pub fn hours_to(&self, variant: &Variant, dirty: u64) -> Option<Median> {
+        let hours = |record: &Record| {
+            time_to(record, dirty as f64).map(|seconds| seconds * self.scale as f64 / 3600.0)
+        };
+        let all: Option<Vec<f64>> = variant.records.iter().map(hours).collect();
+        Median::of(all?)
+    }
+
+    /// GiB that went home.
+    pub fn gib_written(&self, variant: &Variant) -> Option<Median> {
+        let gib = |record: &Record| {
+            let gone = dirty_at(record, Duration::ZERO) - dirty_at(record, record.took());
+            gone * self.scale as f64 / f64::from(1 << 21)
+        };
+        Median::of(variant.records.iter().map(gib))
+    }
+
+    /// How much went home in a second, at a part of a run, in sectors. To a run that became clean
+    /// before the end of the part only the time counts until then.
+    fn speed(&self, record: &Record, when: When) -> f64 {
+        let scale = u32::try_from(self.scale).unwrap_or(u32::MAX);
+        let took = record.took();
+        let (from, to) = match when {
+            When::Whole => (Duration::ZERO, took),
+            When::First(time) => (Duration::ZERO, (time / scale).min(took)),
+            When::After(time) => (time / scale, took),
+        };
+        let clean = time_to(record, 0.0).map_or(to, Duration::from_secs_f64);
+        let to = to.min(clean);
+        let gone = dirty_at(record, from) - dirty_at(record, to);
+        gone / to.saturating_sub(from).as_secs_f64()
+    }
+
+    /// How many times as fast a policy is as another, over paired seeds; none if one has no runs,
+    /// or the other wrote nothing.
+    pub fn times(&self, policy: &str, than: &str, when: When) -> Option<Median> {
+        let (own, other) = (self.of(policy)?, self.of(than)?);
+        let pairs = own.records.iter().zip(&other.records);
+        let ratio = |(own, other): (&Record, &Record)| {
+            let (own, other) = (self.speed(own, when), self.speed(other, when));
+            (own.is_finite() && other > 0.0).then(|| own / other)
+        };
+        let all: Option<Vec<f64>> = pairs.map(ratio).collect();
+        Median::of(all?)
+    }
+}
+
+/// Whether the model shows what was seen, in words; none if the runs do not tell.
+pub fn verdict(claim: &Claim, runs: &Runs<'_>) -> Option<[String; 2]> {
+    let found = runs.times(claim.policy, claim.than, claim.when)?;
+    let (from, to) = claim.times;
+    let shown = format!("{} is {}x {}", claim.policy, found.print(2), claim.than);
+    let verdict = match (from..=to).contains(&found.middle) {
+        true => "agrees".to_owned(),
+        false if claim.because.is_empty() => "does not agree; why is not known".to_owned(),
+        false => format!("does not agree: {}", claim.because),
+    };
+    Some([shown, verdict])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::record::Sample;
+    use cairn_block::Time;
+
+    /// A run with so much dirty at each second.
+    fn record(dirty: &[u64]) -> Record {
+        let sample = |(second, dirty): (u64, &u64)| Sample {
+            at: Time(second * 1_000_000_000),
+            dirty: vec![*dirty],
+            rate: vec![None],
+            in_use: vec![None],
+            hits: Vec::new(),
+            counts: Vec::new(),
+            drives: Vec::new(),
+            clients: Vec::new(),
+            busy: Duration::ZERO,
+        };
+        let samples = (0..).zip(dirty).map(sample).collect();
+        Record { samples, clients: Vec::new(), is_done: true, sent: None, drained: None }
+    }
+
+    fn variants() -> Vec<Variant> {
+        let of = |name: &str, runs: &[&[u64]]| Variant {
+            name: name.to_owned(),
+            records: runs.iter().map(|dirty| record(dirty)).collect(),
+        };
+        vec![
+            of("slow", &[&[100, 80, 60, 40, 20, 0], &[100, 80, 60, 40, 20, 0]]),
+            of("fast", &[&[100, 60, 20, 0], &[100, 80, 40, 0]]),
+        ]
+    }
+
+    #[test]
+    fn times_lie_between_samples() {
+        let record = record(&[100, 60, 20, 0]);
+        assert_eq!(time_to(&record, 100.0), Some(0.0));
+        assert_eq!(time_to(&record, 40.0), Some(1.5));
+        assert_eq!(time_to(&record, 0.0), Some(3.0));
+        assert_eq!(dirty_at(&record, Duration::from_millis(1500)), 40.0);
+        assert_eq!(dirty_at(&record, Duration::from_secs(9)), 0.0);
+        let variants = variants();
+        let runs = Runs { variants: &variants, scale: 3600 };
+        let to = |dirty| runs.hours_to(&variants[1], dirty).map(|it| it.print(1));
+        assert_eq!(to(20).as_deref(), Some("2.0 (2.0 to 2.5)"));
+        assert_eq!(runs.gib_written(&variants[0]).map(|it| it.print(2)).as_deref(), Some("0.17"));
+    }
+
+    #[test]
+    fn ratios_are_of_paired_seeds_and_of_parts_of_runs() {
+        let variants = variants();
+        let runs = Runs { variants: &variants, scale: 60 };
+        let times = |when| runs.times("fast", "slow", when).map(|it| it.print(2));
+        assert_eq!(times(When::Whole).as_deref(), Some("1.67"));
+        let first = When::First(Duration::from_secs(60));
+        assert_eq!(times(first).as_deref(), Some("1.00 (1.00 to 2.00)"));
+        // 60 and 80 in 2 s, beside 20 a second.
+        let after = When::After(Duration::from_secs(60));
+        assert_eq!(times(after).as_deref(), Some("1.50 (1.50 to 2.00)"));
+        assert_eq!(runs.times("fast", "none", When::Whole), None);
+    }
+
+    #[test]
+    fn verdict_names_what_is_shown_and_why_it_differs() {
+        let variants = variants();
+        let runs = Runs { variants: &variants, scale: 1 };
+        let claim = |times, because| Claim {
+            seen: "",
+            policy: "fast",
+            than: "slow",
+            when: When::Whole,
+            times,
+            because,
+        };
+        let of = |times, because| verdict(&claim(times, because), &runs).expect("both have runs");
+        assert_eq!(of((1.5, 1.8), ""), ["fast is 1.67x slow", "agrees"]);
+        assert_eq!(of((1.8, 2.5), "")[1], "does not agree; why is not known");
+        assert_eq!(of((1.8, 2.5), "the cache")[1], "does not agree: the cache");
+    }
+}

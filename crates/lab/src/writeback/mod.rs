@@ -1,0 +1,14 @@
+//! `cairn lab writeback`: the order of writeback, on the configurations that reviewers of ordered
+//! writeback used.
+//!
+//! - [`rows`]: the experiments, which are files of `docs/evidence/writeback`, with what was seen
+//!   elsewhere. [`bound`]: the least time of a row. [`judge`]: how runs compare. [`table`]: all of
+//!   it, side by side. [`verb`]: what a user asks for.
+//!
+//! Promise: a page is that of `cairn lab run` with the file that is written beside it.
+
+pub mod bound;
+pub mod judge;
+pub mod rows;
+pub mod table;
+pub mod verb;

@@ -9,6 +9,7 @@
 //! - [`writeback`]: experiments about the order of writeback, side by side.
 //! - [`what_if`]: what a cache would do for a user's trace.
 //! - [`workers`]: a model of workers that share locks.
+//! - [`jobs`]: runs beside each other.
 //! - [`permutation`]: numbers in a random order, without memory.
 //!
 //! Promise: the same build prints the same figures, to the byte, on every machine. Nothing here
@@ -19,6 +20,7 @@ pub mod drives;
 pub mod dsync;
 pub mod experiment;
 pub mod fill;
+pub mod jobs;
 pub mod load;
 pub mod page;
 pub mod permutation;

@@ -9,7 +9,7 @@ use crate::experiment::clients::What;
 use crate::experiment::form::Experiment;
 use crate::experiment::record::Record;
 use crate::experiment::report::used_of;
-use crate::experiment::verb::run_one;
+use crate::experiment::runs::{Wanted, run_each};
 use crate::workload::Durability;
 
 /// How often a run is looked at, in virtual time.
@@ -88,11 +88,10 @@ pub fn on_cache_alone(mut experiment: Experiment, sectors: u64) -> Experiment {
 /// One run for each seed.
 ///
 /// # Errors
-/// As [`run_one`].
+/// As [`run_each`].
 pub fn run(experiment: &Experiment, variant: &str, settings: &Settings) -> Outcome<Vec<Record>> {
-    (1..=settings.seeds)
-        .map(|seed| run_one(experiment, variant, seed, settings.prices, EVERY))
-        .collect()
+    let wanted = (1..=settings.seeds).map(|seed| Wanted { experiment, variant, seed });
+    run_each(&wanted.collect::<Vec<_>>(), settings.prices, EVERY)
 }
 
 /// The median of a figure over records.

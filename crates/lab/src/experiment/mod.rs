@@ -6,7 +6,7 @@
 //!
 //! - [`form`]: what a file may say, of [`clients`] in a file of their own. [`devices`]: drives by
 //!   their words. [`words`]: what stands for something else. [`run`]: one world, from its beginning
-//!   to its end. [`client`]: operations that are sent. [`record`], [`histogram`]: what is kept.
+//!   to its end; [`runs`]: several. [`client`]: operations that are sent. [`record`], [`histogram`]: what is kept.
 //!   [`report`]: its page; [`phases`]: a table of it; [`variant`]: its runs. [`verb`]: what a user
 //!   asks for.
 //!
@@ -25,6 +25,7 @@ pub mod phases;
 pub mod record;
 pub mod report;
 pub mod run;
+pub mod runs;
 pub mod variant;
 pub mod verb;
 pub mod words;

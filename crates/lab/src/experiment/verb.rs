@@ -1,19 +1,14 @@
 //! `cairn lab run`: all variants and seeds of a file, and what is left of them.
 
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cairn_block::ConfigKind;
-use cairn_outcome::failure::{Outcome, refused, system};
-use cairn_outcome::{stderr, stdout};
-use cairn_sim::Prices;
-use indicatif::{ProgressBar, ProgressStyle};
+use cairn_outcome::failure::{Outcome, system};
+use cairn_outcome::stdout;
 
 use super::form::Experiment;
-use super::record::Record;
 use super::report::Report;
-use super::run::Run;
+use super::runs::{Wanted, run_each};
 use super::variant::Variant;
 use crate::costs::costs;
 
@@ -65,11 +60,16 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
 pub fn measure(experiment: &Experiment, seeds: &[u64], cpu_percent: u64) -> Outcome<Vec<Variant>> {
     let prices = costs().prices(cpu_percent);
     let every = experiment.unscaled(EVERY_REPORTED).clamp(EVERY_MIN, EVERY);
+    let runs = experiment
+        .variants
+        .iter()
+        .flat_map(|variant| seeds.iter().map(move |&seed| Wanted { experiment, variant, seed }));
+    let mut records = run_each(&runs.collect::<Vec<_>>(), prices, every)?.into_iter();
     let all = experiment.variants.iter().map(|name| {
-        let records = seeds.iter().map(|&seed| run_one(experiment, name, seed, prices, every));
-        Ok(Variant { name: name.clone(), records: records.collect::<Outcome<_>>()? })
+        let records = records.by_ref().take(seeds.len()).collect();
+        Variant { name: name.clone(), records }
     });
-    all.collect()
+    Ok(all.collect())
 }
 
 /// What is charged for the processor, in words.
@@ -100,49 +100,4 @@ pub fn write_files(
 
 fn shown(path: &Path) -> String {
     path.display().to_string()
-}
-
-/// One run, with its progress on stderr. It is looked at every so often in virtual time.
-///
-/// # Errors
-/// A target refuses something, a trace cannot be read, or an operation fails.
-pub fn run_one(
-    experiment: &Experiment,
-    variant: &str,
-    seed: u64,
-    prices: Prices,
-    every: Duration,
-) -> Outcome<Record> {
-    let whole = experiment.end.at_most.as_secs();
-    let bar = std::io::stderr().is_terminal().then(|| {
-        let style = "{prefix} {bar:30} {msg}  {elapsed}, at most {eta} left";
-        let style = ProgressStyle::with_template(style).expect("the template is well formed");
-        let bar = ProgressBar::new(whole).with_style(style);
-        bar.with_prefix(format!("{variant}, seed {seed}:"))
-    });
-    let run = Run::start(experiment, variant, seed, prices)?;
-    let record = run.finish(every, |sample| {
-        let Some(bar) = &bar else { return };
-        let at = sample.at.0 / 1_000_000_000 * experiment.scale;
-        let dirty = (sample.dirty.iter().sum::<u64>() * experiment.scale) >> 21;
-        bar.set_position(at);
-        bar.set_message(format!("{:.1} h, {dirty} GiB dirty", at as f64 / 3600.0));
-    })?;
-    if let Some(bar) = bar {
-        bar.finish_and_clear();
-    }
-    let hours = record.took().as_secs_f64() * experiment.scale as f64 / 3600.0;
-    stderr::say(format_args!("{variant}, seed {seed}: ended after {hours:.2} h, as reported"));
-    let failed: u64 = record.clients.iter().map(|done| done.failed).sum();
-    if failed > 0 {
-        let expected = "none, as no drive fails";
-        return Err(refused(
-            ConfigKind::System,
-            &experiment.file,
-            "failed operations",
-            failed,
-            expected,
-        ));
-    }
-    Ok(record)
 }

@@ -36,7 +36,8 @@ use crate::experiment::clients::{Pace, open_trace};
 use crate::experiment::form::Experiment;
 use crate::experiment::record::Record;
 use crate::experiment::run::Run;
-use crate::experiment::verb::{run_one, write_files};
+use crate::experiment::runs::{Wanted, run_each};
+use crate::experiment::verb::write_files;
 use compare::Compared;
 use drive::{DriveSpec, endurance_bytes, parse_endurance};
 use setup::{Common, Kind, Setup};
@@ -131,13 +132,19 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
         write_files(save, texts)?;
     }
     let every = sampling(&survey);
-    let mut runs = Vec::new();
-    for (setup, experiment) in setups.into_iter().zip(&experiments) {
-        let record: Record = run_one(experiment, &setup.word(), SEED, prices, every)?;
-        let limit =
-            setup.cache.as_ref().and_then(|it| endurance_bytes(endurance, it.model, it.bytes));
-        runs.push(Compared::of(setup, record, limit, survey.span));
-    }
+    let words: Vec<String> = setups.iter().map(Setup::word).collect();
+    let wanted: Vec<Wanted<'_>> = words
+        .iter()
+        .zip(&experiments)
+        .map(|(variant, experiment)| Wanted { experiment, variant, seed: SEED })
+        .collect();
+    let records = run_each(&wanted, prices, every)?;
+    let compare = |(setup, record): (Setup, Record)| {
+        let cache = setup.cache.as_ref();
+        let limit = cache.and_then(|it| endurance_bytes(endurance, it.model, it.bytes));
+        Compared::of(setup, record, limit, survey.span)
+    };
+    let runs: Vec<Compared> = setups.into_iter().zip(records).map(compare).collect();
     let processor =
         format!("{} % of what {} took on {}", asked.cpu_percent, costs.date, costs.machine);
     let shown = page::Comparison { common: &common, survey: &survey, runs: &runs, endurance };

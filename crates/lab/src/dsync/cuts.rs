@@ -229,15 +229,15 @@ fn contents(world: &SimWorld, disk: &Arc<dyn Disk>, first: u64) -> Outcome<Vec<C
 mod tests {
     use super::{Lost, POLICIES, live};
 
-    /// The first loss of so many lives.
-    fn first_lost(policy: &str, lives: u64) -> Option<Lost> {
-        (0..lives).find_map(|life| live(policy, life).expect("it opens"))
+    /// The losses of so many lives.
+    fn lost(policy: &str, lives: u64) -> impl Iterator<Item = Lost> {
+        (0..lives).filter_map(move |life| live(policy, life).expect("it opens"))
     }
 
     #[test]
     fn safe_policies_lose_nothing() {
         for (policy, _) in POLICIES.into_iter().filter(|(_, window)| window.is_empty()) {
-            let lost = first_lost(policy, 30);
+            let lost = lost(policy, 30).next();
             assert!(lost.is_none(), "{policy}: {lost:?}");
         }
     }
@@ -245,8 +245,10 @@ mod tests {
     #[test]
     fn each_of_the_other_policies_loses_acknowledged_writes_in_its_window() {
         for (policy, _) in POLICIES.into_iter().filter(|(_, window)| !window.is_empty()) {
-            let lost = first_lost(policy, 200).unwrap_or_else(|| panic!("{policy}: nothing lost"));
-            assert_eq!(lost.is_detached, policy == "stock", "{policy}: {lost:?}");
+            // The clean copy of stock is gone after a detach, or when its bucket is used again.
+            let mut lost = lost(policy, 200);
+            let found = lost.find(|lost| lost.is_detached == (policy == "stock"));
+            assert!(found.is_some(), "{policy}: nothing of its window is lost");
         }
     }
 }

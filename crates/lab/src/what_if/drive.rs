@@ -127,7 +127,7 @@ mod tests {
         assert_eq!((array.word.as_str(), array.members), ("raid5", Some(4)));
         assert_eq!(parse("hdd", Some(4 << 40)).unwrap().name(), "hdd of 4T");
         let cases = [
-            ("tape:1T", "model: found 'tape', expected hdd, sata-ssd,"),
+            ("tape:1T", "model: found 'tape', expected hdd, hdd-uncached,"),
             ("", "model: found '', expected hdd"),
             ("raid5-2:1T", "model: found 'raid5-2', expected 3 to 64 members"),
             ("raid5-x:1T", "model: found 'raid5-x', expected 3 to 64 members"),

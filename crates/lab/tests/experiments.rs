@@ -151,7 +151,7 @@ fn seconds(lines: &[Value]) -> f64 {
     last.unwrap()["x"].as_f64().unwrap()
 }
 
-/// A disk takes a batch into its cache at once, and writes all of it in a flush, for which reads wait.
+/// A disk takes a batch into its cache at once, and writes it in a flush, for which reads wait.
 #[test]
 fn clients_that_read_a_disk_do_not_wait_for_a_flush_of_many_seconds() {
     let folder = Folder::new("beside");

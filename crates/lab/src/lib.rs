@@ -9,7 +9,7 @@
 //! - [`writeback`]: experiments about the order of writeback, side by side.
 //! - [`what_if`]: what a cache would do for a user's trace.
 //! - [`workers`]: a model of workers that share locks.
-//! - [`jobs`]: runs beside each other.
+//! - [`publish`]: all pages of the evidence. [`jobs`]: runs beside each other.
 //! - [`permutation`]: numbers in a random order, without memory.
 //!
 //! Promise: the same build prints the same figures, to the byte, on every machine. Nothing here
@@ -24,6 +24,7 @@ pub mod jobs;
 pub mod load;
 pub mod page;
 pub mod permutation;
+pub mod publish;
 pub mod trace;
 pub mod what_if;
 pub mod workers;

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use cairn_lab::drives::{self, Row};
 use cairn_lab::dsync;
 use cairn_lab::experiment::verb::{self, Asked};
+use cairn_lab::publish;
 use cairn_lab::what_if;
 use cairn_lab::writeback::verb as writeback;
 use cairn_outcome::failure::Outcome;
@@ -56,7 +57,7 @@ enum Verb {
         #[arg(long)]
         quick: bool,
         /// Run each variant with so many seeds, from 1
-        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
         seeds: u64,
         /// Write the pages of all rows into FOLDER, and index.html with the tables
         #[arg(long, value_name = "FOLDER")]
@@ -87,6 +88,8 @@ enum Verb {
         #[arg(long)]
         json: bool,
     },
+    /// Make all pages of the evidence again, from their seeds
+    Publish(publish::Asked),
     /// Show each drive model beside the published rows. Exit code 2: a row is off by more than 15 %
     Drives {
         /// Print JSON: an object per row
@@ -107,6 +110,7 @@ fn main() -> ExitCode {
             Verb::Workers { out, json } => cairn_lab::workers::run(out.as_deref(), json),
             Verb::WhatIf(asked) => what_if::run(&asked),
             Verb::Dsync(asked) => dsync::run(&asked),
+            Verb::Publish(asked) => publish::run(&asked),
             Verb::Run { file, seeds, out, cpu, json } => {
                 verb::run(&Asked { file, seeds, cpu_percent: cpu, out, json })
             }

@@ -5,10 +5,10 @@
 //! ```
 //!
 //! - [`form`]: what a file may say, of [`clients`] in a file of their own. [`devices`]: drives by
-//!   their words. [`words`]: what stands for something else. [`run`]: one world, from its beginning
-//!   to its end; [`runs`]: several. [`client`]: operations that are sent. [`record`], [`histogram`]: what is kept.
-//!   [`report`]: its page; [`phases`]: a table of it; [`variant`]: its runs. [`verb`]: what a user
-//!   asks for.
+//!   their words. [`words`]: what stands for something else. [`run`]: one world, from its
+//!   beginning to its end; [`runs`]: several. [`client`]: operations that are sent. [`record`],
+//!   [`histogram`]: what is kept. [`report`]: its page; [`phases`]: a table of it; [`variant`]: its
+//!   runs. [`verb`]: what a user asks for.
 //!
 //! Promises:
 //! - X1. A run is decided by its experiment, variant, seed and prices: nothing else is random, and

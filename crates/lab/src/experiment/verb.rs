@@ -11,6 +11,7 @@ use super::report::Report;
 use super::runs::{Wanted, run_each};
 use super::variant::Variant;
 use crate::costs::costs;
+use crate::page::Page;
 
 /// How often a run is looked at, in virtual time, and in times as reported. A run whose times are
 /// scaled is shorter, so it is looked at more often.
@@ -42,15 +43,22 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
         make_folder(out)?;
     }
     let seeds: Vec<u64> = (1..=asked.seeds).collect();
-    let variants = measure(&experiment, &seeds, asked.cpu_percent)?;
-    let (seeds, variants, experiment) = (&seeds[..], &variants[..], &experiment);
-    let processor = processor(asked.cpu_percent);
-    let page = Report { experiment, seeds, variants, processor }.page();
+    let page = page(&experiment, &seeds, asked.cpu_percent)?;
     if let Some(out) = &asked.out {
         let stem = asked.file.file_stem().map(|stem| stem.to_string_lossy().into_owned());
         write_files(out, page.files(&stem.unwrap_or_default()))?;
     }
     stdout::print(&if asked.json { page.json() } else { page.summary() })
+}
+
+/// Runs an experiment with these seeds, for its page. `cpu_percent` is that of [`Asked`].
+///
+/// # Errors
+/// As [`measure`].
+pub fn page(experiment: &Experiment, seeds: &[u64], cpu_percent: u64) -> Outcome<Page> {
+    let variants = &measure(experiment, seeds, cpu_percent)?[..];
+    let processor = processor(cpu_percent);
+    Ok(Report { experiment, seeds, variants, processor }.page())
 }
 
 /// All variants of an experiment, with these seeds. `cpu_percent` is that of [`Asked`].

@@ -6,6 +6,9 @@
 //! L2. A suspend fails while a loss since the last resume is *untold*: no client has got an error
 //!     since. It may have come before the suspend, by another user of the disk or by a copy of
 //!     writeback, and no client needs to flush again.
+//! L3. The mapped device says when a client was told of all its failures, also of those that other
+//!     targets pass on ([`cairn_block::Target::acknowledge_failures`]). The count of what was told
+//!     has these, too, so that alone it does not tell whether this loss is among them.
 
 use cairn_block::FailureCount;
 
@@ -13,8 +16,8 @@ use cairn_block::FailureCount;
 #[derive(Default)]
 pub(crate) struct Losses {
     count: u64,
-    /// The failure count of the mapped device after the last loss since the last resume; 0 if there
-    /// is none.
+    are_untold: bool,
+    /// The mapped device's own failure count after the last loss.
     last: u64,
 }
 
@@ -29,16 +32,22 @@ impl Losses {
         self.count += 1;
         failures.raise();
         self.last = failures.count();
+        self.are_untold = true;
+    }
+
+    /// A client was told of all failures (L3). A loss that came meanwhile is not among them.
+    pub fn told(&mut self, failures: &FailureCount) {
+        self.are_untold &= failures.told() < self.last;
     }
 
     /// True if no client was told of a loss since the last resume (L2).
-    pub fn are_untold(&self, failures: &FailureCount) -> bool {
-        failures.told() < self.last
+    pub fn are_untold(&self) -> bool {
+        self.are_untold
     }
 
     /// The mapped device is resumed: the suspend before reported what was untold.
     pub fn resume(&mut self) {
-        self.last = 0;
+        self.are_untold = false;
     }
 }
 
@@ -49,16 +58,17 @@ mod tests {
     #[test]
     fn a_loss_is_untold_until_a_client_was_told_of_it() {
         let (failures, mut losses) = (FailureCount::default(), Losses::default());
-        assert!(!losses.are_untold(&failures));
+        assert!(!losses.are_untold());
         losses.add(&failures);
-        failures.raise();
-        assert!(losses.are_untold(&failures));
+        losses.told(&failures);
+        assert!(losses.are_untold(), "the client was told of what came before it");
         failures.acknowledge(1);
-        assert!(!losses.are_untold(&failures), "the failure after it is another's");
+        assert!(losses.are_untold(), "another target's failure may be what it was told of");
+        losses.told(&failures);
+        assert!(!losses.are_untold());
         losses.add(&failures);
-        assert!(losses.are_untold(&failures));
         losses.resume();
-        assert!(!losses.are_untold(&failures));
+        assert!(!losses.are_untold());
         assert_eq!(losses.count(), 2);
     }
 }

@@ -244,13 +244,18 @@ impl Traffic {
     /// True if acknowledged writes may have been lost since the last resume, and no client was told
     /// since (A4).
     pub fn has_untold_loss(&self) -> bool {
-        self.state.lock().losses.are_untold(&self.failures)
+        self.state.lock().losses.are_untold()
+    }
+
+    /// A client was told of all failures of the mapped device.
+    pub fn told(&self) {
+        self.state.lock().losses.told(&self.failures);
     }
 
     /// Counts a loss (A4). Losses between two answers to clients are one line of the log.
     fn lose(&self, mut state: MutexGuard<'_, State>) {
         coverage::take(Path::LoseTraffic);
-        let is_logged = state.losses.are_untold(&self.failures);
+        let is_logged = state.losses.are_untold();
         state.losses.add(&self.failures);
         drop(state);
         if !is_logged {

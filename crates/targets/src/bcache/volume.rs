@@ -392,6 +392,7 @@ impl Target for Bcache {
     }
 
     fn acknowledge_failures(&self) {
+        self.traffic.told();
         if let Some(disk) = self.passes_to() {
             disk.acknowledge_failures(disk.failures());
         }

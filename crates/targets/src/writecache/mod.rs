@@ -430,7 +430,9 @@ impl Target for WriteCache {
         0
     }
 
-    fn acknowledge_failures(&self) {}
+    fn acknowledge_failures(&self) {
+        self.state.lock().losses.told(&self.failures);
+    }
 
     fn report(&self) -> Report {
         self.make_report()

@@ -522,7 +522,7 @@ impl WriteCache {
         if mutants::skips("writecache: result of a suspend") {
             return Ok(());
         }
-        let is_untold = state.losses.are_untold(&self.failures);
+        let is_untold = state.losses.are_untold();
         let device = match (state.broken && state.has_volatile(), is_untold) {
             (true, _) => &self.config.cache,
             (false, true) => &self.config.origin,

@@ -28,6 +28,10 @@
 //! [`SLOW_BY`]. The mean of flushes counts while clients flush ([`FLUSHING`]). All times are those
 //! of the reactors' turns: an answer within the same turn counts as zero.
 //!
+//! A disk with an arm and a volatile cache answers at once, until that cache is full: then whatever
+//! a client asks of it waits for seconds. So an origin with an arm is slow, whatever it answers,
+//! unless the cache device has one, too.
+//!
 //! # Worst case
 //! Writes never stop. With a quick origin, the cache drains at the rate of the writes divided by
 //! [`SHARE_QUICK`], and its content serves only overwrites and reads of cached blocks. With a slow
@@ -37,7 +41,7 @@
 
 use std::time::Duration;
 
-use cairn_block::Time;
+use cairn_block::{Nature, Time};
 
 /// The mean is used from this number of answers on.
 const TELLING: u32 = 16;
@@ -105,6 +109,8 @@ fn lately(at: Option<Time>, now: Time, within: Duration) -> bool {
 /// Measurements of both devices and of the load.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Pace {
+    /// The origin has an arm, and the cache device has none.
+    has_slow_arm: bool,
     cache: Answers,
     origin: Answers,
     cache_flushes: Answers,
@@ -122,6 +128,12 @@ pub(super) struct Pace {
 }
 
 impl Pace {
+    /// Nothing is measured yet of these devices.
+    pub fn of(cache: Nature, origin: Nature) -> Pace {
+        let has_arm = |nature: Nature| nature.rotational == Some(true);
+        Pace { has_slow_arm: has_arm(origin) && !has_arm(cache), ..Pace::default() }
+    }
+
     /// The cache device answered.
     pub fn cache_answered(&mut self, took: Duration) {
         self.cache.add(took);
@@ -171,6 +183,9 @@ impl Pace {
     }
 
     pub fn origin(&self, now: Time) -> Origin {
+        if self.has_slow_arm {
+            return Origin::Slow;
+        }
         if self.cache.count < TELLING || self.origin.count < TELLING {
             return Origin::Unknown;
         }
@@ -212,8 +227,8 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::{
-        Answers, BUSY, CHUNK, Duration, FLUSHES_TELLING, FLUSHING, LANES_MAX, LOOK, Origin, Pace,
-        QUIET, SHARE, SHARE_QUICK, TELLING, Time,
+        Answers, BUSY, CHUNK, Duration, FLUSHES_TELLING, FLUSHING, LANES_MAX, LOOK, Nature, Origin,
+        Pace, QUIET, SHARE, SHARE_QUICK, TELLING, Time,
     };
 
     const MS: Duration = Duration::from_millis(1);
@@ -255,6 +270,26 @@ mod tests {
         assert_eq!(pace(us(1), us(40)).origin(NOW), Origin::Quick, "by a factor only");
         assert_eq!(pace(us(100), us(300)).origin(NOW), Origin::Quick, "by a time only");
         assert_eq!(pace(us(100), us(500)).origin(NOW), Origin::Slow);
+    }
+
+    #[test]
+    fn origin_with_an_arm_is_slow_however_quickly_its_cache_answers() {
+        let nature = |rotational| Nature { rotational, ..Nature::UNKNOWN };
+        let [arm, none, unknown] = [Some(true), Some(false), None].map(nature);
+        for (cache, origin, expected) in [
+            (none, arm, Origin::Slow),
+            (unknown, arm, Origin::Slow),
+            (arm, arm, Origin::Quick),
+            (none, unknown, Origin::Quick),
+            (none, none, Origin::Quick),
+        ] {
+            let mut pace = Pace::of(cache, origin);
+            for _ in 0..TELLING {
+                pace.cache_answered(MS);
+                pace.origin_answered(MS);
+            }
+            assert_eq!(pace.origin(NOW), expected, "{cache:?} {origin:?}");
+        }
     }
 
     #[test]

@@ -42,6 +42,7 @@ use cairn_format::writecache::{
 use super::commit::Metadata;
 use super::config::{Config, SPEC};
 use super::index::{BLOCK_END, Builder, Index, SLOTS_END, VERSIONS_MAX};
+use super::pace::Pace;
 use super::writeback::{Undrained, copy_budget_bytes};
 use super::{State, WriteCache};
 use crate::args::Device;
@@ -446,6 +447,7 @@ impl WriteCache {
     fn take_over(&self, env: &Env, mut state: State) {
         state.last_around = env.now();
         state.last_write = state.last_around;
+        state.pace = Pace::of(self.cache.nature(), self.origin.nature());
         state.origin_flushes = Flushes::new(self.origin.failures());
         let mut old = self.state.lock();
         state.cleaner = old.cleaner;

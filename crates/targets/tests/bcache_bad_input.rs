@@ -398,3 +398,13 @@ fn extents_that_lead_nowhere_or_overlap_are_refused() {
         set.refused(&format!("cache: {expected}"));
     }
 }
+
+#[test]
+fn servers_know_no_policies_of_flushes_but_their_own() {
+    for (policy, _) in cairn_targets::bcache::flush_policies() {
+        let lab = leaf().lab();
+        let line = format!("0 8 bcache backing cache 2 flushes {policy}");
+        let refused = lab.refusal(&line, false);
+        assert!(refused.contains("option: found 'flushes', expected one of set"), "{refused}");
+    }
+}

@@ -45,9 +45,9 @@ struct State {
     held: Vec<(RequestId, u32)>,
     is_releasing: bool,
     losses: Losses,
-    /// A write around the cache has begun since a flush of a client took this bit: for the policies
+    /// A write around the cache has begun since a flush of a client asked: for the policies
     /// of [`super::flushing`] that have no more.
-    bit: bool,
+    written_since_flush: bool,
     /// Where data is that no flush has covered: written since the last flush began, and before. And
     /// where a failure may have dropped data, which a page cache may show all the same.
     written: Zones,
@@ -126,7 +126,7 @@ impl Traffic {
             held: Vec::new(),
             is_releasing: false,
             losses: Losses::default(),
-            bit: false,
+            written_since_flush: false,
             written: Zones::default(),
             flushing: Vec::new(),
             suspect: Zones::default(),
@@ -167,7 +167,7 @@ impl Traffic {
     pub fn begin(&self, span: Span) -> u32 {
         let mut state = self.state.lock();
         state.writes.push(span);
-        state.bit = true;
+        state.written_since_flush = true;
         state.flushes.known() as u32
     }
 
@@ -225,9 +225,10 @@ impl Traffic {
         self.state.lock().suspect.add(span);
     }
 
-    /// Takes the bit.
-    pub fn take_bit(&self) -> bool {
-        std::mem::take(&mut self.state.lock().bit)
+    /// True if a write around the cache has begun since the last call: all that the patches for
+    /// deferred flushes know of them.
+    pub fn take_written_since_flush(&self) -> bool {
+        std::mem::take(&mut self.state.lock().written_since_flush)
     }
 
     /// True if a write in flight has some of these sectors (A2).

@@ -560,7 +560,7 @@ impl Bcache {
             Forwarded::Owed => !self.is_traffic_durable() && !planted(Bug::FlushSwallowed),
             Forwarded::Always => self.config.devices.backing().is_some(),
             Forwarded::Never => false,
-            Forwarded::OneBit => self.traffic.take_bit(),
+            Forwarded::OneBit => self.traffic.take_written_since_flush(),
         }
     }
 

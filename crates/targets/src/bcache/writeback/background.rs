@@ -48,6 +48,8 @@ struct Pass {
     sweep: Option<Sweep>,
     /// Requests of clients, as of the last batch.
     requests: u64,
+    /// How long the drive may take for a batch.
+    planned: Duration,
     /// What is at most the target waits until then; none if nothing was dirty.
     calm_until: Option<Time>,
     /// After a failure all waits until then.
@@ -63,6 +65,7 @@ impl Bcache {
             from: 0,
             sweep: None,
             requests: 0,
+            planned: Duration::ZERO,
             calm_until: None,
             failed_until: Time(0),
         };
@@ -134,14 +137,7 @@ impl Bcache {
     }
 
     /// The keys of the next batch of a pass.
-    async fn next_keys(
-        &self,
-        env: &Env,
-        pass: &mut Pass,
-        policy: Policy,
-        most: u64,
-        is_active: bool,
-    ) -> Vec<Key> {
+    async fn next_keys(&self, env: &Env, pass: &mut Pass, policy: Policy, most: u64) -> Vec<Key> {
         if policy != Policy::Sweep {
             pass.sweep = None;
             return self.next_dirty(env, pass.from, most).await;
@@ -151,7 +147,7 @@ impl Bcache {
             Some(sweep) if !sweep.is_old(env.now()) || is_above() != Some(true) => sweep,
             before => self.plan_pass(env, before).await,
         };
-        let keys = self.next_swept(env, &mut sweep, most, is_active).await;
+        let keys = self.next_swept(env, &mut sweep, most, pass.planned).await;
         pass.sweep = Some(sweep);
         keys
     }
@@ -172,10 +168,10 @@ impl Bcache {
     }
 
     /// How the copies of a batch are issued.
-    fn shape(&self, policy: Policy, is_active: bool) -> Shape {
+    fn shape(&self, policy: Policy, is_calm: bool) -> Shape {
         let has_parity = self.stripes.as_ref().is_some_and(|it| it.expensive_size() > 0);
         match policy {
-            Policy::Sweep if has_parity && !is_active => Shape::GATHERED,
+            Policy::Sweep if has_parity && is_calm => Shape::GATHERED,
             policy => policy.shape(),
         }
     }
@@ -193,8 +189,10 @@ impl Bcache {
         let policy = self.throttle.settings.policy();
         let most = if is_paced { self.paced_batch() } else { u64::MAX };
         let (requests, _) = self.requests();
-        let is_active = std::mem::replace(&mut pass.requests, requests) != requests;
-        let keys = self.next_keys(env, pass, policy, most, is_active).await;
+        let are_active = std::mem::replace(&mut pass.requests, requests) != requests;
+        // Requests that wait for a bucket are not counted again.
+        pass.planned = self.planned_time(pass.planned, are_active || !is_paced);
+        let keys = self.next_keys(env, pass, policy, most).await;
         if keys.is_empty() {
             return Ok(false);
         }
@@ -210,7 +208,7 @@ impl Bcache {
         let ends = || self.is_resting() || is_paced && gives_way();
         let [paced, paced_time] = self.config.flushing.batch_time;
         let time = if is_paced { paced } else { URGENT_TIME };
-        let shape = self.shape(policy, is_active);
+        let shape = self.shape(policy, self.is_calm(pass.planned));
         let how = How { ends: &ends, is_paced, time, paced_time, shape };
         let mut batch = self.write_batch(env, keys, how).await?;
         pass.from = batch.next;

@@ -36,10 +36,13 @@ const REFILL: Duration = Duration::from_secs(60);
 /// they ask of the drive waits for the flush.
 const PLANNED_TIMES: u32 = 2;
 /// While clients are active it is this part of that time: half a second, in which hosts expect an
-/// answer to a read.
+/// answer to a read. It doubles with each batch in which no client asked for anything.
 const ACTIVE_PART: u32 = 4;
 /// How many extents are looked at then, before it is asked how long they take.
 const LOOKED_ACTIVE: usize = 64;
+/// So many extents are taken in any case: what a flush takes beyond the work of the batch is not
+/// told apart, and must not make batches ever shorter.
+const EXTENTS_MIN: usize = 256;
 
 /// What is left of a pass.
 pub(super) struct Sweep {
@@ -158,24 +161,37 @@ impl Bcache {
         sweep.next(if is_drain { Urgency::Drain } else { Urgency::Target { now, prices: &prices } })
     }
 
-    /// The dirty extents that the sweep chooses, of about `most` sectors at most; fewer while
-    /// clients are active.
+    /// How long the drive may take for the next batch, if that was `before` for the last one.
+    pub(super) fn planned_time(&self, before: Duration, are_active: bool) -> Duration {
+        let [sealed, _] = self.config.flushing.batch_time;
+        let least = sealed / ACTIVE_PART;
+        match are_active {
+            true => least,
+            false => (2 * before).clamp(least, PLANNED_TIMES * sealed),
+        }
+    }
+
+    /// True if no client has asked for anything for some batches.
+    pub(super) fn is_calm(&self, planned: Duration) -> bool {
+        planned >= self.config.flushing.batch_time[0]
+    }
+
+    /// The dirty extents that the sweep chooses, of about `most` sectors at most, for which the
+    /// drive takes about the planned time.
     pub(super) async fn next_swept(
         &self,
         env: &Env,
         sweep: &mut Sweep,
         most: u64,
-        is_active: bool,
+        planned: Duration,
     ) -> Vec<Key> {
         let (mut keys, mut sectors, mut looked_at) = (Vec::new(), 0, 0);
         let mut time = Duration::ZERO;
         let most = most.min(BATCH_SECTORS);
-        let Flushing { batch_keys, batch_time: [sealed, _], .. } = self.config.flushing;
-        let (planned, step) = match is_active {
-            true => (sealed / ACTIVE_PART, LOOKED_ACTIVE),
-            false => (PLANNED_TIMES * sealed, piece_keys()),
-        };
-        while keys.len() < batch_keys && sectors < most && time < planned {
+        let Flushing { batch_keys, .. } = self.config.flushing;
+        let step = if self.is_calm(planned) { piece_keys() } else { LOOKED_ACTIVE };
+        let is_full = |keys: &[Key], time| time >= planned && keys.len() >= EXTENTS_MIN;
+        while keys.len() < batch_keys && sectors < most && !is_full(&keys, time) {
             let is_drain = self.throttle.settings.percent.load(Ordering::Relaxed) == 0;
             let (planner, piece) = match self.ask(sweep, env.now(), is_drain) {
                 (planner, Answer::Look(piece)) => (planner, piece),

@@ -74,7 +74,7 @@ pub fn leave(why: &str, code: impl Into<i32>) -> ! {
     say(why);
     // Held until the process ends, so that no file becomes finished any more.
     let unfinished = UNFINISHED.lock();
-    unfinished.iter().for_each(|path| remove(path));
+    unfinished.iter().for_each(|(path, kind)| remove(path, *kind));
     std::process::exit(code.into());
 }
 
@@ -86,19 +86,35 @@ fn is_repeat(first: (i32, Instant), next: (i32, Instant)) -> bool {
 }
 
 /// The paths of all unfinished files and folders.
-static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+static UNFINISHED: Mutex<Vec<(PathBuf, Kind)>> = Mutex::new(Vec::new());
 
 /// A new file that is useless until it is finished, or a folder for the time of this process.
 pub struct Unfinished {
     path: PathBuf,
+    kind: Kind,
     finished: bool,
 }
 
+#[derive(Clone, Copy)]
+enum Kind {
+    File,
+    Folder,
+}
+
 impl Unfinished {
-    /// Notes a file or a folder that was made.
-    pub fn at(path: &Path) -> Unfinished {
-        UNFINISHED.lock().push(path.to_owned());
-        Unfinished { path: path.to_owned(), finished: false }
+    /// Notes a file that was made.
+    pub fn file(path: &Path) -> Unfinished {
+        Unfinished::note(path, Kind::File)
+    }
+
+    /// Notes a folder that was made, with whatever comes into it.
+    pub fn folder(path: &Path) -> Unfinished {
+        Unfinished::note(path, Kind::Folder)
+    }
+
+    fn note(path: &Path, kind: Kind) -> Unfinished {
+        UNFINISHED.lock().push((path.to_owned(), kind));
+        Unfinished { path: path.to_owned(), kind, finished: false }
     }
 
     /// Where it is.
@@ -115,19 +131,22 @@ impl Unfinished {
 impl Drop for Unfinished {
     fn drop(&mut self) {
         let mut all = UNFINISHED.lock();
-        all.retain(|path| *path != self.path);
+        all.retain(|(path, _)| *path != self.path);
         if !self.finished {
-            remove(&self.path);
+            remove(&self.path, self.kind);
         }
     }
 }
 
-/// An error is dropped: the program is ending with another result.
-fn remove(path: &Path) {
-    drop(match path.is_dir() {
-        true => std::fs::remove_dir_all(path),
-        false => std::fs::remove_file(path),
-    });
+/// An error does not change the result of the program.
+fn remove(path: &Path, kind: Kind) {
+    let removed = match kind {
+        Kind::File => std::fs::remove_file(path),
+        Kind::Folder => std::fs::remove_dir_all(path),
+    };
+    if let Err(error) = removed {
+        tracing::warn!("{}: cannot remove: {error}", path.display());
+    }
 }
 
 #[cfg(test)]

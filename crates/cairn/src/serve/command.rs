@@ -25,7 +25,7 @@ impl PrivateFolder {
         for attempt in 0u32.. {
             let path = temp.join(format!("cairn-run-{pid}-{attempt}"));
             match std::fs::DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => return Ok(PrivateFolder(Unfinished::at(&path))),
+                Ok(()) => return Ok(PrivateFolder(Unfinished::folder(&path))),
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(system(path.display().to_string(), "make", error)),
             }

@@ -113,7 +113,7 @@ fn write_new(store: &Store<'_>, plan: &Plan, salvage: bool, path: &Path) -> Outc
     // At least as large as the device, so that the snapshot has the same space to grow.
     let sectors = plan.needed_sectors().max(store.limits.device_sectors);
     let output = Source::create(path, sectors * SECTOR_BYTES)?;
-    let made = Unfinished::at(path);
+    let made = Unfinished::file(path);
     fill(store, sectors, salvage, &output)?;
     sync_folder(path)?;
     made.finish();

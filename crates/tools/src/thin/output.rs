@@ -68,7 +68,7 @@ impl<'a> Output<'a> {
             true => (Source::write(path)?, None),
             false => {
                 let made = Source::create(path, BLOCKS_MIN * BLOCK_BYTES as u64)?;
-                (made, Some(Unfinished::at(path)))
+                (made, Some(Unfinished::file(path)))
             }
         };
         let is_old = made.is_none() && judge(&target, leave, command)?;

@@ -11,20 +11,17 @@ use cairn_outcome::failure::Outcome;
 /// Threads at most: the memory of a large experiment is gigabytes.
 const THREADS_MAX: usize = 4;
 
-/// Runs `run` for each item, as many at a time as there are processors, and answers the results in
-/// the order of the items. After a failure no more are begun.
+/// As many threads as there are processors for this process.
+pub fn threads() -> usize {
+    thread::available_parallelism().map_or(1, NonZero::get).min(THREADS_MAX)
+}
+
+/// Runs `run` for each item, on so many threads, and answers the results in the order of the items.
+/// After a failure no more are begun.
 ///
 /// # Errors
 /// Of the first item that failed, in the order of the items.
 pub fn each<T: Sync, R: Send>(
-    items: &[T],
-    run: impl Fn(&T) -> Outcome<R> + Sync,
-) -> Outcome<Vec<R>> {
-    let processors = thread::available_parallelism().map_or(1, NonZero::get);
-    each_on(processors.min(THREADS_MAX), items, run)
-}
-
-fn each_on<T: Sync, R: Send>(
     threads: usize,
     items: &[T],
     run: impl Fn(&T) -> Outcome<R> + Sync,
@@ -65,11 +62,11 @@ mod tests {
     fn results_have_the_order_of_the_items_with_any_number_of_threads() {
         let items: Vec<u64> = (0..40).collect();
         for threads in [1, 2, 7, 100] {
-            let results = each_on(threads, &items, |item| Ok(item * item)).unwrap();
+            let results = each(threads, &items, |item| Ok(item * item)).unwrap();
             assert!(results.iter().zip(&items).all(|(result, item)| *result == item * item));
             assert_eq!(results.len(), items.len());
         }
-        assert!(each_on(4, &[], |item: &u64| Ok(*item)).unwrap().is_empty());
+        assert!(each(4, &[], |item: &u64| Ok(*item)).unwrap().is_empty());
     }
 
     #[test]
@@ -77,7 +74,7 @@ mod tests {
         let items: Vec<u64> = (0..1000).collect();
         for threads in [1, 2, 7] {
             let begun = AtomicUsize::new(0);
-            let failed = each_on(threads, &items, |item| {
+            let failed = each(threads, &items, |item| {
                 begun.fetch_add(1, Ordering::Relaxed);
                 match *item {
                     3.. => Err(wrong("", "item", item, "less than 3")),

@@ -41,8 +41,8 @@ pub struct Asked {
 /// # Errors
 /// A target refuses an experiment, or a file cannot be written.
 pub fn run(asked: &Asked) -> Outcome<u8> {
-    let &Asked { ref folder, quick, cuts, .. } = asked;
-    let seeds = if quick { 1 } else { asked.seeds };
+    let &Asked { ref folder, quick, .. } = asked;
+    let (seeds, cuts) = if quick { (1, asked.cuts.min(100)) } else { (asked.seeds, asked.cuts) };
     let out = Some(folder.clone());
     workers::run(Some(folder), false)?;
     stderr::say("durable writes");

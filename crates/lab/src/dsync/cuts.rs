@@ -235,6 +235,16 @@ mod tests {
     }
 
     #[test]
+    fn power_is_cut_with_each_policy_of_the_target() {
+        let own = POLICIES.map(|(policy, _)| policy);
+        let all = cairn_targets::bcache::flush_policies().map(|(policy, _)| policy);
+        let (mut own, mut all) = (own.to_vec(), all.collect::<Vec<_>>());
+        own.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(own, all);
+    }
+
+    #[test]
     fn safe_policies_lose_nothing() {
         for (policy, _) in POLICIES.into_iter().filter(|(_, window)| window.is_empty()) {
             let lost = lost(policy, 30).next();

@@ -46,6 +46,6 @@ pub fn show(settings: &Settings) -> Outcome<Shown> {
         found: rates[1] / rates[0],
         least: LEAST,
     };
-    let scale = format!("Sizes and the two days are divided by {}.", experiment.scale);
+    let scale = format!("One seed. Sizes and the two days are divided by {}.", experiment.scale);
     Ok(Shown { parts: vec![Part::Text(scale), Part::Table(table)], bars: vec![bar] })
 }

@@ -10,6 +10,7 @@ use crate::experiment::form::Experiment;
 use crate::experiment::record::Record;
 use crate::experiment::report::used_of;
 use crate::experiment::runs::{Wanted, run_each};
+use crate::jobs::threads;
 use crate::workload::Durability;
 
 /// How often a run is looked at, in virtual time.
@@ -91,7 +92,7 @@ pub fn on_cache_alone(mut experiment: Experiment, sectors: u64) -> Experiment {
 /// As [`run_each`].
 pub fn run(experiment: &Experiment, variant: &str, settings: &Settings) -> Outcome<Vec<Record>> {
     let wanted = (1..=settings.seeds).map(|seed| Wanted { experiment, variant, seed });
-    run_each(&wanted.collect::<Vec<_>>(), settings.prices, EVERY)
+    run_each(threads(), &wanted.collect::<Vec<_>>(), settings.prices, EVERY)
 }
 
 /// The median of a figure over records.

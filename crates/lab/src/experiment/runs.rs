@@ -24,15 +24,20 @@ pub struct Wanted<'a> {
     pub seed: u64,
 }
 
-/// Runs all of them; the records have their order. A run is looked at every so often in virtual
-/// time.
+/// Runs all of them, on so many threads; the records have their order. A run is looked at every so
+/// often in virtual time.
 ///
 /// # Errors
 /// Of the first that failed: a target refuses something, a trace cannot be read, or an operation
 /// fails.
-pub fn run_each(wanted: &[Wanted<'_>], prices: Prices, every: Duration) -> Outcome<Vec<Record>> {
+pub fn run_each(
+    threads: usize,
+    wanted: &[Wanted<'_>],
+    prices: Prices,
+    every: Duration,
+) -> Outcome<Vec<Record>> {
     let bars = std::io::stderr().is_terminal().then(MultiProgress::new);
-    jobs::each(wanted, |one| one.run(prices, every, bars.as_ref()))
+    jobs::each(threads, wanted, |one| one.run(prices, every, bars.as_ref()))
 }
 
 impl Wanted<'_> {

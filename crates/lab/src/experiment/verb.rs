@@ -11,6 +11,7 @@ use super::report::Report;
 use super::runs::{Wanted, run_each};
 use super::variant::Variant;
 use crate::costs::costs;
+use crate::jobs::threads;
 use crate::page::Page;
 
 /// How often a run is looked at, in virtual time, and in times as reported. A run whose times are
@@ -72,7 +73,7 @@ pub fn measure(experiment: &Experiment, seeds: &[u64], cpu_percent: u64) -> Outc
         .variants
         .iter()
         .flat_map(|variant| seeds.iter().map(move |&seed| Wanted { experiment, variant, seed }));
-    let mut records = run_each(&runs.collect::<Vec<_>>(), prices, every)?.into_iter();
+    let mut records = run_each(threads(), &runs.collect::<Vec<_>>(), prices, every)?.into_iter();
     let all = experiment.variants.iter().map(|name| {
         let records = records.by_ref().take(seeds.len()).collect();
         Variant { name: name.clone(), records }

@@ -38,6 +38,7 @@ use crate::experiment::record::Record;
 use crate::experiment::run::Run;
 use crate::experiment::runs::{Wanted, run_each};
 use crate::experiment::verb::write_files;
+use crate::jobs::threads;
 use compare::Compared;
 use drive::{DriveSpec, endurance_bytes, parse_endurance};
 use setup::{Common, Kind, Setup};
@@ -122,7 +123,7 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
         return Err(wrong("--policy", "number", asked.policies.len(), expected));
     }
     let (common, survey) = read_trace(asked, backing)?;
-    expect_memory(asked, &caches, &survey)?;
+    let beside = runs_beside(asked, &caches, &survey)?;
     let setups = setups(&caches, &asked.policies);
     let costs = costs();
     let prices = costs.prices(asked.cpu_percent);
@@ -138,7 +139,7 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
         .zip(&experiments)
         .map(|(variant, experiment)| Wanted { experiment, variant, seed: SEED })
         .collect();
-    let records = run_each(&wanted, prices, every)?;
+    let records = run_each(beside.min(threads()), &wanted, prices, every)?;
     let compare = |(setup, record): (Setup, Record)| {
         let cache = setup.cache.as_ref();
         let limit = cache.and_then(|it| endurance_bytes(endurance, it.model, it.bytes));
@@ -199,13 +200,14 @@ fn read_trace(asked: &Asked, backing: DriveSpec) -> Outcome<(Common, Survey)> {
     Ok((common, survey))
 }
 
-/// Refuses caches whose runs would not fit into memory. A cache never has more data than the trace
+/// How many runs may go beside each other. Refuses caches whose runs would not fit into memory. A cache never has more data than the trace
 /// touches.
-fn expect_memory(asked: &Asked, caches: &[DriveSpec], survey: &Survey) -> Outcome<()> {
+fn runs_beside(asked: &Asked, caches: &[DriveSpec], survey: &Survey) -> Outcome<usize> {
     let Ok(memory) = parse_size(&asked.memory) else {
         let found = format!("'{}'", asked.memory);
         return Err(wrong("--memory", "size", found, "a size like \"3G\""));
     };
+    let mut beside = u64::MAX;
     for cache in caches {
         let data = cache.bytes.min(survey.touched_bytes) / BLOCK.to_bytes();
         let slots = cache.bytes / BLOCK.to_bytes();
@@ -215,8 +217,9 @@ fn expect_memory(asked: &Asked, caches: &[DriveSpec], survey: &Survey) -> Outcom
             let expected = format!("one that fits --memory, {} MiB", memory >> 20);
             return Err(wrong("--cache", "size", found, expected));
         }
+        beside = beside.min(memory / needed.max(1));
     }
-    Ok(())
+    Ok(usize::try_from(beside).unwrap_or(usize::MAX))
 }
 
 /// No cache, and each kind with each cache in its whole size, a half and a quarter.
@@ -226,7 +229,12 @@ fn setups(caches: &[DriveSpec], policies: &[String]) -> Vec<Setup> {
         for part in [1, 2, 4] {
             let cache = DriveSpec { bytes: cache.bytes / part, ..cache.clone() }.whole();
             let kinds = Kind::with_cache(policies).into_iter();
-            setups.extend(kinds.map(|kind| Setup { kind, cache: Some(cache.clone()) }));
+            for setup in kinds.map(|kind| Setup { kind, cache: Some(cache.clone()) }) {
+                // A part of one cache may be another, and a policy be named twice.
+                if setups.iter().all(|other: &Setup| other.word() != setup.word()) {
+                    setups.push(setup);
+                }
+            }
         }
     }
     setups

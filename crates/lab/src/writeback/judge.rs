@@ -85,7 +85,7 @@ impl Runs<'_> {
         Median::of(all?)
     }
 
-    /// GiB that went home.
+    /// By how many GiB less was dirty at the end: what went home, without what clients added.
     pub fn gib_written(&self, variant: &Variant) -> Option<Median> {
         let gib = |record: &Record| {
             let gone = dirty_at(record, Duration::ZERO) - dirty_at(record, record.took());
@@ -94,7 +94,7 @@ impl Runs<'_> {
         Median::of(variant.records.iter().map(gib))
     }
 
-    /// How much went home in a second, at a part of a run, in sectors. To a run that became clean
+    /// By how much less was dirty in a second, at a part of a run, in sectors. To a run that became clean
     /// before the end of the part only the time counts until then.
     fn speed(&self, record: &Record, when: When) -> f64 {
         let scale = u32::try_from(self.scale).unwrap_or(u32::MAX);

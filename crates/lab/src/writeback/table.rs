@@ -126,7 +126,7 @@ fn rows(all: &[Measured<'_>]) -> Table {
         "policy",
         "to the target, h",
         "to clean, h",
-        "written, GiB",
+        "dirty data less, GiB",
         "x completion",
         "requests",
         "merges",
@@ -192,9 +192,9 @@ fn bars(all: &[Measured<'_>]) -> Table {
         let is_met =
             |found: Option<Median>, least: f64| found.is_none_or(|found| found.middle >= least);
         let verdict = match (is_met(completion, 0.98), is_met(best, 0.99)) {
-            _ if completion.is_none() => "nothing went home",
+            _ if completion.is_none() => "no less was dirty",
             (true, true) => "met",
-            _ if !one.experiment.clients.is_empty() => "missed: clients come first",
+            _ if !one.experiment.clients.is_empty() => "missed, beside clients",
             (false, _) => "missed: slower than completion",
             (true, false) => "missed: not the best within 1 %",
         };

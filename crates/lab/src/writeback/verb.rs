@@ -70,7 +70,13 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
 fn facts(asked: &Asked) -> Vec<(String, String)> {
     let fact = |name: &str, value: String| (name.to_owned(), value);
     vec![
-        fact("seeds", format!("1 to {}; where writeback begins varies with them", asked.seeds)),
+        fact(
+            "seeds",
+            format!(
+                "1 to {}; which blocks are dirty varies with them, in most rows also where writeback begins",
+                asked.seeds
+            ),
+        ),
         fact("processor", processor(asked.cpu_percent)),
         fact(
             "quick",

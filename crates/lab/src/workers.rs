@@ -30,6 +30,11 @@ const NAME: &str = "workers";
 /// Workers of a table's rows.
 const SHOWN: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 const MOST: usize = 64;
+/// What stands above the comparison with what was measured.
+const CHECK: &str = "The two workers that were measured shared the memory of two processors with \
+                     other machines, and passed locks from one to the other. Where the model does \
+                     not agree, what it shows for more workers is what the lock that is held \
+                     longest would allow, and no forecast.";
 /// A model agrees with what was measured within so much of it.
 const AGREES: f64 = 0.1;
 
@@ -131,7 +136,7 @@ fn page(measured: &Measured) -> Page {
             },
             Section {
                 title: "Beside what was measured".to_owned(),
-                parts: vec![Part::Table(check(&cases))],
+                parts: vec![Part::Text(CHECK.to_owned()), Part::Table(check(&cases))],
             },
         ],
     }

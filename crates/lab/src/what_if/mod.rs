@@ -200,8 +200,8 @@ fn read_trace(asked: &Asked, backing: DriveSpec) -> Outcome<(Common, Survey)> {
     Ok((common, survey))
 }
 
-/// How many runs may go beside each other. Refuses caches whose runs would not fit into memory. A cache never has more data than the trace
-/// touches.
+/// How many runs may go beside each other. Refuses caches whose runs would not fit into memory. A
+/// cache never has more data than the trace touches.
 fn runs_beside(asked: &Asked, caches: &[DriveSpec], survey: &Survey) -> Outcome<usize> {
     let Ok(memory) = parse_size(&asked.memory) else {
         let found = format!("'{}'", asked.memory);

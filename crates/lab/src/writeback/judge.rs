@@ -94,8 +94,8 @@ impl Runs<'_> {
         Median::of(variant.records.iter().map(gib))
     }
 
-    /// By how much less was dirty in a second, at a part of a run, in sectors. To a run that became clean
-    /// before the end of the part only the time counts until then.
+    /// By how much less was dirty in a second, at a part of a run, in sectors. To a run that
+    /// became clean before the end of the part only the time counts until then.
     fn speed(&self, record: &Record, when: When) -> f64 {
         let scale = u32::try_from(self.scale).unwrap_or(u32::MAX);
         let took = record.took();

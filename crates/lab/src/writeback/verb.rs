@@ -72,10 +72,7 @@ fn facts(asked: &Asked) -> Vec<(String, String)> {
     vec![
         fact(
             "seeds",
-            format!(
-                "1 to {}; which blocks are dirty varies with them, in most rows also where writeback begins",
-                asked.seeds
-            ),
+            format!("1 to {}: which blocks are dirty, in most rows where it begins", asked.seeds),
         ),
         fact("processor", processor(asked.cpu_percent)),
         fact(

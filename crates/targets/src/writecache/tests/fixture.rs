@@ -1,12 +1,12 @@
 //! A volume with a write cache over the drives `origin` and `cache`.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Env, Flags, Io, IoResult, MessageError, SectorCount};
+use cairn_block::{ConfigError, Env, Flags, Io, IoResult, MessageError, Resumed, SectorCount};
 use cairn_format::writecache::{Entry, EntryState, Geometry, Superblock};
 use cairn_sim::{DriveModel, DriveOptions, Effect, Fault, Image, OpSet, SimDrive};
 
@@ -102,19 +102,19 @@ impl CacheFixture {
         CacheFixture::of_images(self.origin.durable(), self.cache.durable(), 2)
     }
 
-    /// Begins to load a table and make it live; the cell becomes true when that is done.
-    pub fn start_load(&self, text: &str) -> Rc<Cell<bool>> {
-        let (done, env) = (Rc::new(Cell::new(false)), self.sim.env(0).clone());
-        let (place, volume) = (done.clone(), self.volume.clone());
+    /// Begins to load a table and make it live; the cell holds the result when that has ended.
+    pub fn start_load(&self, text: &str) -> Rc<RefCell<Option<Result<(), ConfigError>>>> {
+        let (end, env) = (Rc::<RefCell<_>>::default(), self.sim.env(0).clone());
+        let (place, volume) = (Rc::clone(&end), self.volume.clone());
         let building = self.building(env.clone(), "test", text, false);
         self.sim.env(0).spawn(async move {
             building.await.expect("it is built");
-            volume.resume(&env).await.expect("it loads").whole().expect("nothing is lost");
-            place.set(true);
+            let resumed = volume.resume(&env).await.and_then(Resumed::whole);
+            *place.borrow_mut() = Some(resumed);
         });
         // The reactor notices at its next turn.
         self.sim.run_until(|| true);
-        done
+        end
     }
 
     /// Looks into the live cache.

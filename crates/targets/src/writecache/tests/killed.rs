@@ -41,6 +41,24 @@ fn a_slot_whose_free_entry_was_volatile_is_not_reused_too_early() {
 }
 
 #[test]
+fn a_start_fails_if_another_user_loses_what_it_has_read() {
+    for is_lost in [false, true] {
+        let test = CacheFixture::live(4, "");
+        test.write_fua(0, 8, 1).unwrap();
+        let test = test.killed();
+        // Its flush waits for the other user's, which loses what is volatile, and succeeds.
+        test.cache.faults().add(slow(OpSet::FLUSHES, Duration::from_millis(1)).shots(1));
+        let end = test.start_load(&table(2048, 4096, ""));
+        if is_lost {
+            test.lose_by_another("cache");
+        }
+        test.settle();
+        let result = end.take().expect("ended");
+        assert_eq!(result.is_err(), is_lost, "{result:?}");
+    }
+}
+
+#[test]
 fn a_failed_flush_at_resume_counts_as_a_loss_of_writes_around() {
     for fails in [false, true] {
         let test = CacheFixture::live(16, "metadata_only");

@@ -16,7 +16,7 @@ use std::time::Duration;
 use cairn_block::{
     CallOff, ConfigError, Ctor, Disk, Env, Events, Extent, FailureCursor, Io, IoError, IoResult,
     MappedDevice, MessageError, Op, Registry, Resumed, SECTOR_BYTES, Sector, SectorCount,
-    SectorRange, SuspendMode, Table, TableContext, TableLine, Target, TargetTypes,
+    SectorRange, SuspendMode, Table, TableContext, TableLine, Target, TargetType, TargetTypes,
 };
 use cairn_sim::campaign::users_first;
 use cairn_sim::{DriveModel, DriveOptions, Fault, Image, SimDrive, SimOpener, SimWorld};
@@ -77,6 +77,7 @@ pub struct Fixture {
     pub ends: Ends,
     pub registry: Arc<Registry>,
     drives: Vec<Arc<RecordingDrive>>,
+    types: fn() -> Vec<Arc<dyn TargetType>>,
 }
 
 impl Fixture {
@@ -113,7 +114,13 @@ impl Fixture {
         };
         let opener = drives.iter().fold(SimOpener::new(), add);
         let registry = Arc::new(Registry::new(Box::new(opener)));
-        Fixture { sim, ends: Ends::default(), registry, drives }
+        Fixture { sim, ends: Ends::default(), registry, drives, types: crate::types }
+    }
+
+    /// Tables have the words of experiments.
+    pub fn with_words_of_the_lab(mut self) -> Fixture {
+        self.types = crate::lab_types;
+        self
     }
 
     // Drives.
@@ -208,11 +215,11 @@ impl Fixture {
         read_only: bool,
     ) -> impl Future<Output = Result<(), ConfigError>> + 'static + use<> {
         let (registry, volume) = (self.registry.clone(), self.volume(name));
+        let types = TargetTypes::new((self.types)());
         let lines = TableLine::parse_all(text);
         let known = self.drives.iter().try_for_each(|drive| drive.refresh());
         known.expect("a simulated drive knows its size");
         async move {
-            let types = TargetTypes::new(crate::lab_types());
             let context = TableContext { types: &types, registry: &registry, read_only };
             let table = Table::build(&env, &volume, &lines?, context).await?;
             volume.load(table).await;

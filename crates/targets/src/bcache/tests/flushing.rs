@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cairn_block::Disk;
+use cairn_block::{Disk, Sector, SectorCount, SectorRange};
 
 use super::*;
 use crate::fixture::Seen;
@@ -14,7 +14,7 @@ const EXTENTS: u64 = 1200;
 fn served(policy: &str) -> Fixture {
     let [cache, backing] = large(&[]);
     let drives = [(drive_options("c"), cache), (drive_options("b"), backing)];
-    let test = Fixture::with_options(1, drives);
+    let test = Fixture::with_options(1, drives).with_words_of_the_lab();
     test.load("v", &format!("0 {LARGE} bcache b c 2 flushes {policy}"));
     set(&test, "writeback_running", "0");
     set(&test, "writeback_delay", "0");
@@ -118,4 +118,42 @@ fn keys_become_clean_after_what_their_policy_asks_for() {
             None => assert_eq!(found, 0, "{policy}"),
         }
     }
+}
+
+/// What flushes take beyond the work of their batches must not make these ever shorter.
+#[test]
+fn batches_beside_a_client_have_a_least_size_however_long_flushes_take() {
+    const LEAST: usize = 256;
+    let test = served("ours");
+    set(&test, "writeback_percent", "0");
+    let delay = Effect::Delay(Duration::from_secs(2));
+    test.drive("b").faults().add(Fault { effect: delay, ..Fault::error(OpSet::FLUSHES) });
+    // A client that is never quiet.
+    let (env, disk): (_, Arc<dyn Disk>) = (test.sim.env(0).clone(), test.volume("v"));
+    env.clone().spawn(async move {
+        let range = SectorRange::new(Sector(0), SectorCount(8));
+        // Until the world ends.
+        while env.io(&disk, Io::read(range, env.segs(range.count))).await.is_ok() {
+            env.sleep(Duration::from_millis(50)).await;
+        }
+    });
+    // The first batch tells how long a flush takes.
+    for offset in [0, 12] {
+        set(&test, "writeback_running", "0");
+        for at in 0..EXTENTS {
+            test.write("v", at * 24 + offset, 8, 1).expect("the drives are well");
+        }
+        test.forget();
+        set(&test, "writeback_running", "1");
+        test.run(Duration::from_secs(40));
+    }
+    let seen = test.seen("b");
+    let is_copy = |seen: &&Seen| seen.op == Op::Write && seen.start >= 16;
+    let batches = seen.split(|seen| seen.op == Op::Flush);
+    let batches: Vec<usize> = batches.map(|some| some.iter().filter(is_copy).count()).collect();
+    let batches: Vec<usize> = batches.into_iter().filter(|copies| *copies > 0).collect();
+    assert_eq!(batches.iter().sum::<usize>() as u64, EXTENTS, "{batches:?}");
+    let (last, whole) = batches.split_last().expect("something was dirty");
+    assert!(whole.len() > 1 && *last > 0, "{batches:?}");
+    assert!(whole.iter().all(|copies| *copies >= LEAST), "{batches:?}");
 }

@@ -13,7 +13,7 @@ use cairn_block::{CopyError, Env, Time};
 use cairn_format::bcache::Key;
 
 use super::policy::{Policy, Shape};
-use super::sweep::Sweep;
+use super::sweep::{Sweep, planned_time};
 use super::uncopied::Uncopied;
 use super::{How, Undrained};
 use crate::bcache::coverage::{self, Path};
@@ -191,7 +191,8 @@ impl Bcache {
         let (requests, _) = self.requests();
         let are_active = std::mem::replace(&mut pass.requests, requests) != requests;
         // Requests that wait for a bucket are not counted again.
-        pass.planned = self.planned_time(pass.planned, are_active || !is_paced);
+        let [paced, paced_time] = self.config.flushing.batch_time;
+        pass.planned = planned_time(paced, pass.planned, are_active || !is_paced);
         let keys = self.next_keys(env, pass, policy, most).await;
         if keys.is_empty() {
             return Ok(false);
@@ -206,7 +207,6 @@ impl Bcache {
             is_wanted || has_ended || is_short()
         };
         let ends = || self.is_resting() || is_paced && gives_way();
-        let [paced, paced_time] = self.config.flushing.batch_time;
         let time = if is_paced { paced } else { URGENT_TIME };
         let shape = self.shape(policy, self.is_calm(pass.planned));
         let how = How { ends: &ends, is_paced, time, paced_time, shape };

@@ -67,6 +67,16 @@ struct Room {
     sectors: u64,
 }
 
+/// How long the drive may take for the next batch, if that was `before` for the last one. `sealed`
+/// is the time after which a batch is sealed.
+pub(super) fn planned_time(sealed: Duration, before: Duration, are_active: bool) -> Duration {
+    let least = sealed / ACTIVE_PART;
+    match are_active {
+        true => least,
+        false => (2 * before).clamp(least, PLANNED_TIMES * sealed),
+    }
+}
+
 /// The rows that keys make, in their order.
 pub(super) fn rows_of(keys: &[Key]) -> impl Iterator<Item = SectorRange> {
     let rows = keys.chunk_by(|key, next| key.end() == next.start());
@@ -159,16 +169,6 @@ impl Bcache {
     fn ask(&self, sweep: &mut Sweep, now: Time, is_drain: bool) -> (usize, Answer) {
         let prices = self.throttle.prices.lock();
         sweep.next(if is_drain { Urgency::Drain } else { Urgency::Target { now, prices: &prices } })
-    }
-
-    /// How long the drive may take for the next batch, if that was `before` for the last one.
-    pub(super) fn planned_time(&self, before: Duration, are_active: bool) -> Duration {
-        let [sealed, _] = self.config.flushing.batch_time;
-        let least = sealed / ACTIVE_PART;
-        match are_active {
-            true => least,
-            false => (2 * before).clamp(least, PLANNED_TIMES * sealed),
-        }
     }
 
     /// True if no client has asked for anything for some batches.
@@ -274,6 +274,19 @@ mod tests {
             Some((piece.range.start.0, piece.range.end().0))
         })
         .collect()
+    }
+
+    #[test]
+    fn batches_become_longer_step_by_step_while_clients_are_quiet() {
+        let sealed = Duration::from_secs(2);
+        let mut planned = Duration::ZERO;
+        let mut next = |are_active| {
+            planned = planned_time(sealed, planned, are_active);
+            planned.as_millis()
+        };
+        let quiet = [false; 5].map(&mut next);
+        assert_eq!(quiet, [500, 1000, 2000, 4000, 4000]);
+        assert_eq!([true, true, false].map(next), [500, 500, 1000]);
     }
 
     #[test]

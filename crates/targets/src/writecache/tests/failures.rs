@@ -4,13 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Flags, Io, Op, Sector, SuspendMode};
+use cairn_block::{Flags, Io, Op, Sector, SectorCount, SuspendMode};
 use cairn_sim::{Fault, Image, OpSet};
 
 use super::fixture::{
     CacheFixture, cache_sectors, committed, initial, initial_byte, range, slow, table, write_io,
 };
-use crate::fixture::Fixture;
+use crate::fixture::{Client, Fixture};
 
 const MILLI: Duration = Duration::from_millis(1);
 
@@ -49,6 +49,27 @@ fn a_suspend_fails_for_a_loss_that_writeback_met_unless_a_client_was_told() {
         test.resume();
         test.suspend(SuspendMode::Flush);
     }
+}
+
+#[test]
+fn a_failure_that_another_line_passes_on_does_not_hide_a_loss_from_a_suspend() {
+    let blank = |sectors| Image::new(SectorCount(sectors));
+    let test = Fixture::new([
+        ("other", blank(64)),
+        ("origin", blank(2048)),
+        ("cache", blank(cache_sectors(16, 4096))),
+    ]);
+    let cached = table(2048, 4096, "metadata_only").replacen("0 2048", "64 2048", 1);
+    test.load("v", &format!("0 64 linear other 0\n{cached}"));
+    let client = Client::new(test.volume("v"));
+    test.lose_by_another("other");
+    test.flush_of(&client).expect_err("it is told of that");
+    test.write("v", 128, 8, 1).unwrap();
+    test.drive("origin").faults().add(Fault::losing_flushes().shots(1));
+    test.try_suspend("v", SuspendMode::Flush).expect_err("the write around the cache is lost");
+    test.resume("v").unwrap();
+    test.flush_of(&client).expect_err("it is told of that, too");
+    test.suspend("v", SuspendMode::Flush);
 }
 
 #[test]

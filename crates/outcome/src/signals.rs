@@ -107,7 +107,7 @@ impl Unfinished {
         Unfinished::note(path, Kind::File)
     }
 
-    /// Notes a folder that was made, with whatever comes into it.
+    /// Notes a folder that was made. It is removed with all that is in it.
     pub fn folder(path: &Path) -> Unfinished {
         Unfinished::note(path, Kind::Folder)
     }

@@ -35,7 +35,7 @@ impl Losses {
         self.are_untold = true;
     }
 
-    /// A client was told of all failures (L3). A loss that came meanwhile is not among them.
+    /// A client was told of all failures (L3). A loss that came since then stays untold.
     pub fn told(&mut self, failures: &FailureCount) {
         self.are_untold &= failures.told() < self.last;
     }

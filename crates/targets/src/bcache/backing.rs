@@ -45,8 +45,8 @@ struct State {
     held: Vec<(RequestId, u32)>,
     is_releasing: bool,
     losses: Losses,
-    /// A write around the cache has begun since a flush of a client asked: for the policies
-    /// of [`super::flushing`] that have no more.
+    /// A write around the cache has begun since a client's flush took this: all that some policies
+    /// of [`super::flushing`] know.
     written_since_flush: bool,
     /// Where data is that no flush has covered: written since the last flush began, and before. And
     /// where a failure may have dropped data, which a page cache may show all the same.
@@ -225,8 +225,7 @@ impl Traffic {
         self.state.lock().suspect.add(span);
     }
 
-    /// True if a write around the cache has begun since the last call: all that the patches for
-    /// deferred flushes know of them.
+    /// True if a write around the cache has begun since the last call.
     pub fn take_written_since_flush(&self) -> bool {
         std::mem::take(&mut self.state.lock().written_since_flush)
     }

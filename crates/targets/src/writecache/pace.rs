@@ -28,9 +28,9 @@
 //! [`SLOW_BY`]. The mean of flushes counts while clients flush ([`FLUSHING`]). All times are those
 //! of the reactors' turns: an answer within the same turn counts as zero.
 //!
-//! A disk with an arm and a volatile cache answers at once, until that cache is full: then whatever
-//! a client asks of it waits for seconds. So an origin with an arm is slow, whatever it answers,
-//! unless the cache device has one, too.
+//! A disk with an arm and a volatile cache answers at once until that cache is full. Then each
+//! request of a client waits for seconds. So an origin with an arm counts as slow, even if its mean
+//! is low, unless the cache device has an arm, too.
 //!
 //! # Worst case
 //! Writes never stop. With a quick origin, the cache drains at the rate of the writes divided by

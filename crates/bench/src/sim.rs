@@ -11,7 +11,7 @@
 use std::time::Duration;
 
 use cairn_block::{Disk, Op, SectorCount};
-use cairn_lab::costs::costs;
+use cairn_lab::costs::Charge;
 use cairn_lab::experiment::form::Experiment;
 use cairn_lab::experiment::run::Run;
 use cairn_lab::load::Loop;
@@ -128,7 +128,7 @@ fn written_back(mib: u64) -> Outcome<f64> {
         16 * mib
     );
     let experiment = Experiment::parse(&text, "bench")?;
-    let run = Run::start(&experiment, "plain", 1, costs().prices(100))?;
+    let run = Run::start(&experiment, "plain", 1, Charge::WHOLE.prices())?;
     let began = Moment::now();
     let record = run.finish(Duration::from_secs(1), |_| ())?;
     let took = began.elapsed();

@@ -10,31 +10,54 @@ const TEXT: &str = include_str!("../../../docs/evidence/costs.toml");
 /// What the file says. Prices are in picoseconds.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Costs {
+struct Costs {
     /// When they were measured.
-    pub date: String,
+    date: String,
     /// On what.
-    pub machine: String,
+    machine: String,
     turn: u64,
     request: u64,
     poll: u64,
     metadata_kib: u64,
 }
 
-/// The costs that experiments are charged.
+/// The costs that are known.
 ///
 /// # Panics
 /// The file is no such, which a test finds.
-pub fn costs() -> Costs {
+fn costs() -> Costs {
     toml::from_str(TEXT).expect("the file of costs is well formed")
 }
 
-impl Costs {
-    /// So many percent of them.
-    pub fn prices(&self, percent: u64) -> Prices {
+/// What experiments are charged for the processor.
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub struct Charge {
+    /// Charge the processor's time by its prices, times so many percent
+    #[arg(
+        long = "cpu",
+        value_name = "PERCENT",
+        default_value_t = 100,
+        value_parser = clap::value_parser!(u64).range(0..=10_000)
+    )]
+    percent: u64,
+}
+
+impl Charge {
+    /// The prices as they were measured.
+    pub const WHOLE: Charge = Charge { percent: 100 };
+
+    /// The prices.
+    pub fn prices(self) -> Prices {
+        let Costs { turn, request, poll, metadata_kib, .. } = costs();
         let [turn, request, poll, metadata_kib] =
-            [self.turn, self.request, self.poll, self.metadata_kib].map(|ps| ps * percent / 100);
+            [turn, request, poll, metadata_kib].map(|ps| ps * self.percent / 100);
         Prices { turn, request, poll, metadata_kib }
+    }
+
+    /// In words.
+    pub fn describe(self) -> String {
+        let Costs { date, machine, .. } = costs();
+        format!("{} % of what {date} took on {machine}", self.percent)
     }
 }
 
@@ -46,9 +69,10 @@ mod tests {
     fn costs_are_known_and_above_zero() {
         let costs = costs();
         assert!(!costs.date.is_empty() && !costs.machine.is_empty());
-        let Prices { turn, request, poll, metadata_kib } = costs.prices(100);
+        let prices = |percent| Charge { percent }.prices();
+        let Prices { turn, request, poll, metadata_kib } = Charge::WHOLE.prices();
         assert!([turn, request, poll, metadata_kib].into_iter().all(|price| price > 0));
-        assert_eq!(costs.prices(0), Prices::FREE);
-        assert_eq!(costs.prices(200).request, 2 * request);
+        assert_eq!(prices(0), Prices::FREE);
+        assert_eq!(prices(200).request, 2 * request);
     }
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use cairn_lab::drives::{self, Row};
 use cairn_lab::dsync;
-use cairn_lab::experiment::verb::{self, Asked};
+use cairn_lab::experiment::verb as experiment;
 use cairn_lab::publish;
 use cairn_lab::what_if;
 use cairn_lab::writeback::verb as writeback;
@@ -28,52 +28,9 @@ struct Cli {
 #[derive(Subcommand)]
 enum Verb {
     /// Run an experiment in virtual time: all its variants, with one or more seeds
-    Run {
-        /// The experiment, a TOML file
-        file: PathBuf,
-        /// Run each variant with so many seeds, from 1
-        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
-        seeds: u64,
-        /// Write FOLDER/NAME.html with its plots and data beside it; NAME is that of the file
-        #[arg(long, value_name = "FOLDER")]
-        out: Option<PathBuf>,
-        /// Charge the processor's time by its prices, times so many percent
-        #[arg(
-            long,
-            value_name = "PERCENT",
-            default_value_t = 100,
-            value_parser = clap::value_parser!(u64).range(0..=10_000)
-        )]
-        cpu: u64,
-        /// Print JSON: an object per fact, row and point
-        #[arg(long)]
-        json: bool,
-    },
+    Run(experiment::Asked),
     /// Compare policies of writeback where their reviewers did, and with what these saw
-    Writeback {
-        /// The rows, like row-1.1; all if none is named
-        rows: Vec<String>,
-        /// Run less: at larger scales, without the rows that have none
-        #[arg(long)]
-        quick: bool,
-        /// Run each variant with so many seeds, from 1
-        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
-        seeds: u64,
-        /// Write the pages of all rows into FOLDER, and index.html with the tables
-        #[arg(long, value_name = "FOLDER")]
-        out: Option<PathBuf>,
-        /// Charge the processor's time by its prices, times so many percent
-        #[arg(
-            long,
-            value_name = "PERCENT",
-            default_value_t = 100,
-            value_parser = clap::value_parser!(u64).range(0..=10_000)
-        )]
-        cpu: u64,
-        /// Print JSON: an object per fact and row
-        #[arg(long)]
-        json: bool,
-    },
+    Writeback(writeback::Asked),
     /// Replay a trace without a cache and with several, in virtual time, and say what to buy
     WhatIf(what_if::Asked),
     /// Measure durable writes through a cache by policy of flushes, and what each policy loses in
@@ -103,17 +60,12 @@ fn main() -> ExitCode {
         let _log = stderr::start_log(stderr::Log::Verb, args.verbose);
         match args.verb {
             Verb::Drives { json } => show_drives(json),
-            Verb::Writeback { rows, quick, seeds, out, cpu, json } => {
-                let cpu_percent = cpu;
-                writeback::run(&writeback::Asked { rows, quick, seeds, cpu_percent, out, json })
-            }
+            Verb::Writeback(asked) => writeback::run(&asked),
             Verb::Workers { out, json } => cairn_lab::workers::run(out.as_deref(), json),
             Verb::WhatIf(asked) => what_if::run(&asked),
             Verb::Dsync(asked) => dsync::run(&asked),
             Verb::Publish(asked) => publish::run(&asked),
-            Verb::Run { file, seeds, out, cpu, json } => {
-                verb::run(&Asked { file, seeds, cpu_percent: cpu, out, json })
-            }
+            Verb::Run(asked) => experiment::run(&asked),
         }
     })
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use cairn_outcome::failure::Outcome;
 use cairn_outcome::stderr;
 
+use crate::costs::Charge;
 use crate::experiment::form::Experiment;
 use crate::experiment::verb as experiment;
 use crate::writeback::verb as writeback;
@@ -43,7 +44,7 @@ pub struct Asked {
 pub fn run(asked: &Asked) -> Outcome<u8> {
     let &Asked { ref folder, quick, .. } = asked;
     let (seeds, cuts) = if quick { (1, asked.cuts.min(100)) } else { (asked.seeds, asked.cuts) };
-    let out = Some(folder.clone());
+    let (out, charge) = (Some(folder.clone()), Charge::WHOLE);
     workers::run(Some(folder), false)?;
     stderr::say("durable writes");
     // A missed bar is on the page.
@@ -52,12 +53,12 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
         stderr::say("aged caches");
         for (stem, text) in AGED {
             let aged = Experiment::parse(text, &format!("{stem}.toml"))?;
-            let page = experiment::page(&aged, &(1..=seeds).collect::<Vec<_>>(), 100)?;
+            let page = experiment::page(&aged, &(1..=seeds).collect::<Vec<_>>(), charge)?;
             experiment::write_files(folder, page.files(stem))?;
         }
     }
     stderr::say("the order of writeback");
     let out = Some(folder.join("writeback"));
     let rows = Vec::new();
-    writeback::run(&writeback::Asked { rows, quick, seeds, cpu_percent: 100, out, json: false })
+    writeback::run(&writeback::Asked { rows, quick, seeds, charge, out, json: false })
 }

@@ -25,6 +25,7 @@ use super::{Bar, Shown};
 use crate::experiment::run::open;
 use crate::fill::bcache::{BackingSpec, CacheSpec, Plan};
 use crate::fill::{ImageSink, Pattern};
+use crate::jobs;
 use crate::page::{Part, Table};
 
 /// Sectors of the drives and of a bucket.
@@ -75,13 +76,11 @@ pub fn show(cuts: u64) -> Outcome<Shown> {
     let mut table = Table::new("Power cuts", &columns);
     let mut bars = Vec::new();
     for (policy, window) in POLICIES {
-        let (mut lost, mut detached, mut first) = (0, 0, None);
-        for life in 0..cuts {
-            let Some(found) = live(policy, life)? else { continue };
-            lost += 1;
-            detached += u64::from(found.is_detached);
-            first = first.or_else(|| Some(life.to_string()));
-        }
+        let lives: Vec<u64> = (0..cuts).collect();
+        let ends = jobs::each(jobs::threads(), &lives, |&life| live(policy, life))?;
+        let first = ends.iter().position(Option::is_some).map(|life| life.to_string());
+        let found: Vec<Lost> = ends.into_iter().flatten().collect();
+        let (lost, detached) = (found.len(), found.iter().filter(|it| it.is_detached).count());
         stderr::say(format_args!("{policy}: {lost} of {cuts} lives lost acknowledged writes"));
         let row = [
             policy.to_owned(),
@@ -93,7 +92,9 @@ pub fn show(cuts: u64) -> Outcome<Shown> {
         ];
         table.row(&row.each_ref().map(String::as_str));
         let (what, found, least) = match window {
-            "" => ("lives that lost nothing, of all", (cuts - lost) as f64 / cuts as f64, 1.0),
+            "" => {
+                ("lives that lost nothing, of all", (cuts - lost as u64) as f64 / cuts as f64, 1.0)
+            }
             _ => ("lives that lost acknowledged writes", lost as f64, 1.0),
         };
         bars.push(Bar { what: format!("power cuts, {policy}: {what}"), found, least });

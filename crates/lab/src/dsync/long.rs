@@ -3,7 +3,7 @@
 use cairn_outcome::failure::Outcome;
 
 use super::drain::rescaled;
-use super::runs::{Settings, TWO_DAYS, flushes, median, read, run};
+use super::runs::{Settings, TWO_DAYS, flushes, median, micros, read, run};
 use super::{Bar, Shown};
 use crate::experiment::record::Record;
 use crate::experiment::report::seconds;
@@ -29,7 +29,6 @@ pub fn show(settings: &Settings) -> Outcome<Shown> {
     for policy in &experiment.variants {
         let records = run(&experiment, policy, &settings)?;
         let rate = |it: &Record| it.clients[0].operations as f64 / seconds(it);
-        let micros = |ns: Option<u64>| ns.map_or(f64::NAN, |ns| ns as f64 / 1000.0);
         let flushes = |it: &Record| flushes(&experiment, it) / seconds(it) * 60.0;
         rates.push(median(&records, rate));
         let row = [

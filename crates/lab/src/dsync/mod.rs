@@ -23,7 +23,7 @@ use std::path::PathBuf;
 use cairn_outcome::failure::Outcome;
 use cairn_outcome::{exit, stderr, stdout};
 
-use crate::costs::costs;
+use crate::costs::Charge;
 use crate::experiment::verb::write_files;
 use crate::page::{Page, Part, Section, Table};
 use runs::Settings;
@@ -89,7 +89,7 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
     let settings = Settings {
         quick: asked.quick,
         seeds: if asked.quick { 1 } else { asked.seeds },
-        prices: costs().prices(100),
+        prices: Charge::WHOLE.prices(),
     };
     let (mut sections, mut bars) = (Vec::new(), Vec::new());
     let cuts = |_: &Settings| cuts::show(asked.cuts);
@@ -127,9 +127,8 @@ fn table_of(bars: &[Bar]) -> Part {
 }
 
 fn page(asked: &Asked, sections: Vec<Section>) -> Page {
-    let costs = costs();
     let mut facts = vec![
-        ("processor".to_owned(), format!("what {} took on {}", costs.date, costs.machine)),
+        ("processor".to_owned(), Charge::WHOLE.describe()),
         ("cuts of each policy".to_owned(), asked.cuts.to_string()),
     ];
     if asked.quick {

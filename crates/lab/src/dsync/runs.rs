@@ -10,6 +10,7 @@ use crate::experiment::form::Experiment;
 use crate::experiment::record::Record;
 use crate::experiment::report::used_of;
 use crate::experiment::runs::{Wanted, run_each};
+use crate::experiment::variant::Median;
 use crate::jobs::threads;
 use crate::workload::Durability;
 
@@ -100,9 +101,7 @@ pub fn run(experiment: &Experiment, variant: &str, settings: &Settings) -> Outco
 /// # Panics
 /// There is no record.
 pub fn median(records: &[Record], figure: impl Fn(&Record) -> f64) -> f64 {
-    let mut values: Vec<f64> = records.iter().map(figure).collect();
-    values.sort_unstable_by(f64::total_cmp);
-    values[(values.len() - 1) / 2]
+    Median::of(records.iter().map(figure)).expect("a run for each seed").middle
 }
 
 /// Flushes of the drive behind the cache in a run.
@@ -113,4 +112,9 @@ pub fn flushes(experiment: &Experiment, record: &Record) -> f64 {
     let index = experiment.drives.iter().position(|(name, _)| name == BACKING);
     let index = index.expect("the experiment has it");
     used_of(record, index).flushes as f64
+}
+
+/// A latency in microseconds; not a number if there was no operation.
+pub fn micros(nanos: Option<u64>) -> f64 {
+    nanos.map_or(f64::NAN, |nanos| nanos as f64 / 1000.0)
 }

@@ -7,7 +7,8 @@ use cairn_outcome::failure::Outcome;
 use cairn_outcome::stderr;
 
 use super::runs::{
-    BACKING, CLIENTS, SHAPES, Settings, flushes, median, on_cache_alone, read, run, with_shape,
+    BACKING, CLIENTS, SHAPES, Settings, flushes, median, micros, on_cache_alone, read, run,
+    with_shape,
 };
 use super::{Bar, Shown};
 use crate::experiment::form::Experiment;
@@ -155,7 +156,6 @@ impl Cells {
     }
 
     fn speed(&mut self, cell: &Cell, variant: &str, records: &[Record], ratios: [f64; 2]) {
-        let micros = |ns: Option<u64>| ns.map_or(f64::NAN, |ns| ns as f64 / 1000.0);
         let megabytes = |it: &Record| writes(it) * (WRITE * 512) as f64 / 1e6;
         let ratio = |ratio: f64| if ratio.is_nan() { String::new() } else { format!("{ratio:.3}") };
         let row = [
@@ -200,7 +200,7 @@ impl Cells {
         let mut bar = |what: &str, found: f64, least: f64| {
             self.bars.push(Bar { what: format!("{}: {what}", cell.name), found, least });
         };
-        // A FUA write alone asks for no flush of the backing device, whoever passes it on.
+        // A FUA write alone asks for no flush of the backing device with any policy.
         if cell.shape != Durability::Fua {
             bar("ours, of forwarded", of_forwarded, LEAST_OF_FORWARDED);
         }

@@ -10,7 +10,7 @@ use super::form::Experiment;
 use super::report::Report;
 use super::runs::{Wanted, run_each};
 use super::variant::Variant;
-use crate::costs::costs;
+use crate::costs::Charge;
 use crate::jobs::threads;
 use crate::page::Page;
 
@@ -21,16 +21,21 @@ const EVERY_REPORTED: Duration = Duration::from_secs(16);
 const EVERY_MIN: Duration = Duration::from_millis(10);
 
 /// What a user asks for.
+#[derive(clap::Args)]
 pub struct Asked {
-    /// The experiment.
+    /// The experiment, a TOML file
     pub file: PathBuf,
-    /// How many seeds, from 1.
+    /// Run each variant with so many seeds, from 1
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub seeds: u64,
-    /// Of the processor's prices, in percent.
-    pub cpu_percent: u64,
-    /// Where the page and its data go; else only a summary is printed.
+    /// Write FOLDER/NAME.html with its plots and data beside it; NAME is that of the file
+    #[arg(long, value_name = "FOLDER")]
     pub out: Option<PathBuf>,
-    /// Objects in place of the summary.
+    /// What is charged for the processor.
+    #[command(flatten)]
+    pub charge: Charge,
+    /// Print JSON: an object per fact, row and point
+    #[arg(long)]
     pub json: bool,
 }
 
@@ -44,7 +49,7 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
         make_folder(out)?;
     }
     let seeds: Vec<u64> = (1..=asked.seeds).collect();
-    let page = page(&experiment, &seeds, asked.cpu_percent)?;
+    let page = page(&experiment, &seeds, asked.charge)?;
     if let Some(out) = &asked.out {
         let stem = asked.file.file_stem().map(|stem| stem.to_string_lossy().into_owned());
         write_files(out, page.files(&stem.unwrap_or_default()))?;
@@ -52,39 +57,33 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
     stdout::print(&if asked.json { page.json() } else { page.summary() })
 }
 
-/// Runs an experiment with these seeds, for its page. `cpu_percent` is that of [`Asked`].
+/// Runs an experiment with these seeds, for its page.
 ///
 /// # Errors
 /// As [`measure`].
-pub fn page(experiment: &Experiment, seeds: &[u64], cpu_percent: u64) -> Outcome<Page> {
-    let variants = &measure(experiment, seeds, cpu_percent)?[..];
-    let processor = processor(cpu_percent);
+pub fn page(experiment: &Experiment, seeds: &[u64], charge: Charge) -> Outcome<Page> {
+    let variants = &measure(experiment, seeds, charge)?[..];
+    let processor = charge.describe();
     Ok(Report { experiment, seeds, variants, processor }.page())
 }
 
-/// All variants of an experiment, with these seeds. `cpu_percent` is that of [`Asked`].
+/// All variants of an experiment, with these seeds.
 ///
 /// # Errors
 /// A target refuses something, a trace cannot be read, or an operation fails.
-pub fn measure(experiment: &Experiment, seeds: &[u64], cpu_percent: u64) -> Outcome<Vec<Variant>> {
-    let prices = costs().prices(cpu_percent);
+pub fn measure(experiment: &Experiment, seeds: &[u64], charge: Charge) -> Outcome<Vec<Variant>> {
     let every = experiment.unscaled(EVERY_REPORTED).clamp(EVERY_MIN, EVERY);
     let runs = experiment
         .variants
         .iter()
         .flat_map(|variant| seeds.iter().map(move |&seed| Wanted { experiment, variant, seed }));
-    let mut records = run_each(threads(), &runs.collect::<Vec<_>>(), prices, every)?.into_iter();
+    let mut records =
+        run_each(threads(), &runs.collect::<Vec<_>>(), charge.prices(), every)?.into_iter();
     let all = experiment.variants.iter().map(|name| {
         let records = records.by_ref().take(seeds.len()).collect();
         Variant { name: name.clone(), records }
     });
     Ok(all.collect())
-}
-
-/// What is charged for the processor, in words.
-pub fn processor(cpu_percent: u64) -> String {
-    let costs = costs();
-    format!("{cpu_percent} % of what {} took on {}", costs.date, costs.machine)
 }
 
 fn make_folder(folder: &Path) -> Outcome<()> {

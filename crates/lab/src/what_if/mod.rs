@@ -13,7 +13,7 @@
 //!
 //! Promises:
 //! - Q1. What is saved is what was run: a setup is the text of an experiment.
-//! - Q2. Whatever is refused is refused before the first run, in one line.
+//! - Q2. All that is refused is refused before the first run, in one line.
 //! - Q3. The same trace and options give the same bytes on every machine.
 
 pub mod advice;
@@ -31,7 +31,7 @@ use cairn_outcome::failure::{Outcome, system, wrong};
 use cairn_outcome::stdout;
 use cairn_sim::Prices;
 
-use crate::costs::costs;
+use crate::costs::Charge;
 use crate::experiment::clients::{Pace, open_trace};
 use crate::experiment::form::Experiment;
 use crate::experiment::record::Record;
@@ -90,14 +90,9 @@ pub struct Asked {
     /// Refuse caches whose run would take more memory
     #[arg(long, value_name = "SIZE", default_value = "3G")]
     pub memory: String,
-    /// Charge the processor's time by its prices, times so many percent
-    #[arg(
-        long = "cpu",
-        value_name = "PERCENT",
-        default_value_t = 100,
-        value_parser = clap::value_parser!(u64).range(0..=10_000)
-    )]
-    pub cpu_percent: u64,
+    /// What is charged for the processor.
+    #[command(flatten)]
+    pub charge: Charge,
     /// Write FOLDER/what-if.html with its plots and data beside it
     #[arg(long, value_name = "FOLDER")]
     pub out: Option<PathBuf>,
@@ -125,8 +120,7 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
     let (common, survey) = read_trace(asked, backing)?;
     let beside = runs_beside(asked, &caches, &survey)?;
     let setups = setups(&caches, &asked.policies);
-    let costs = costs();
-    let prices = costs.prices(asked.cpu_percent);
+    let prices = asked.charge.prices();
     let experiments = experiments(&setups, &common, prices)?;
     if let Some(save) = &asked.save {
         let texts = setups.iter().map(|it| (format!("{}.toml", it.word()), it.toml(&common)));
@@ -146,10 +140,8 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
         Compared::of(setup, record, limit, survey.span)
     };
     let runs: Vec<Compared> = setups.into_iter().zip(records).map(compare).collect();
-    let processor =
-        format!("{} % of what {} took on {}", asked.cpu_percent, costs.date, costs.machine);
     let shown = page::Comparison { common: &common, survey: &survey, runs: &runs, endurance };
-    let page = shown.page(processor);
+    let page = shown.page(asked.charge.describe());
     if let Some(out) = &asked.out {
         write_files(out, page.files("what-if"))?;
     }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::rows::{Claim, When};
+use super::rows::{Observation, When};
 use crate::experiment::record::Record;
-use crate::experiment::variant::Variant;
+use crate::experiment::variant::{Median, Variant};
 
 /// The runs of a row.
 pub struct Runs<'a> {
@@ -12,34 +12,6 @@ pub struct Runs<'a> {
     pub variants: &'a [Variant],
     /// Times are reported times this.
     pub scale: u64,
-}
-
-/// The median with the least and the greatest of several values.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Median {
-    /// Of an even number the lower one.
-    pub middle: f64,
-    /// The least.
-    pub low: f64,
-    /// The greatest.
-    pub high: f64,
-}
-
-impl Median {
-    /// None if there are no values.
-    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Median> {
-        let mut values: Vec<f64> = values.into_iter().collect();
-        values.sort_unstable_by(f64::total_cmp);
-        let (low, high) = (*values.first()?, *values.last()?);
-        Some(Median { middle: values[(values.len() - 1) / 2], low, high })
-    }
-
-    /// Printed, with the spread if there is one.
-    pub fn print(&self, digits: usize) -> String {
-        let Median { middle, low, high } = *self;
-        let [middle, low, high] = [middle, low, high].map(|it| format!("{it:.digits$}"));
-        if low == high { middle } else { format!("{middle} ({low} to {high})") }
-    }
 }
 
 /// Dirty sectors of all volumes at a time, in proportion between two samples.
@@ -125,14 +97,14 @@ impl Runs<'_> {
 }
 
 /// Whether the model shows what was seen, in words; none if the runs do not tell.
-pub fn verdict(claim: &Claim, runs: &Runs<'_>) -> Option<[String; 2]> {
-    let found = runs.times(claim.policy, claim.than, claim.when)?;
-    let (from, to) = claim.times;
-    let shown = format!("{} is {}x {}", claim.policy, found.print(2), claim.than);
+pub fn verdict(observation: &Observation, runs: &Runs<'_>) -> Option<[String; 2]> {
+    let found = runs.times(observation.policy, observation.than, observation.when)?;
+    let (from, to) = observation.times;
+    let shown = format!("{} is {}x {}", observation.policy, found.print(2), observation.than);
     let verdict = match (from..=to).contains(&found.middle) {
         true => "agrees".to_owned(),
-        false if claim.because.is_empty() => "does not agree; why is not known".to_owned(),
-        false => format!("does not agree: {}", claim.because),
+        false if observation.because.is_empty() => "does not agree; why is not known".to_owned(),
+        false => format!("does not agree: {}", observation.because),
     };
     Some([shown, verdict])
 }
@@ -204,7 +176,7 @@ mod tests {
     fn verdict_names_what_is_shown_and_why_it_differs() {
         let variants = variants();
         let runs = Runs { variants: &variants, scale: 1 };
-        let claim = |times, because| Claim {
+        let observation = |times, because| Observation {
             seen: "",
             policy: "fast",
             than: "slow",
@@ -212,7 +184,8 @@ mod tests {
             times,
             because,
         };
-        let of = |times, because| verdict(&claim(times, because), &runs).expect("both have runs");
+        let of =
+            |times, because| verdict(&observation(times, because), &runs).expect("both have runs");
         assert_eq!(of((1.5, 1.8), ""), ["fast is 1.67x slow", "agrees"]);
         assert_eq!(of((1.8, 2.5), "")[1], "does not agree; why is not known");
         assert_eq!(of((1.8, 2.5), "the cache")[1], "does not agree: the cache");

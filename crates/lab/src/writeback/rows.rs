@@ -14,7 +14,7 @@ pub struct Row {
     /// What `--quick` makes of it.
     pub quick: Quick,
     /// What was seen elsewhere.
-    pub claims: &'static [Claim],
+    pub observations: &'static [Observation],
 }
 
 /// How a row becomes quick.
@@ -26,8 +26,8 @@ pub enum Quick {
     Left,
 }
 
-/// A policy against another, as somebody saw it.
-pub struct Claim {
+/// What a reviewer measured of a policy beside another.
+pub struct Observation {
     /// In words.
     pub seen: &'static str,
     /// The policy.
@@ -69,8 +69,8 @@ pub const ROWS: [Row; 13] = [
         name: "row-1.1",
         text: text!("row-1.1"),
         quick: Quick::Scale(1024),
-        claims: &[
-            Claim {
+        observations: &[
+            Observation {
                 seen: "strict order about 2x the order of completion",
                 policy: "strict",
                 than: "completion",
@@ -78,7 +78,7 @@ pub const ROWS: [Row; 13] = [
                 times: (1.7, 2.4),
                 because: HDD_CACHE,
             },
-            Claim {
+            Observation {
                 seen: "deep batches about 1.7x strict order (12 to 20 MiB/s), when idle",
                 policy: "sorted",
                 than: "strict",
@@ -92,7 +92,7 @@ pub const ROWS: [Row; 13] = [
         name: "row-1.2",
         text: text!("row-1.2"),
         quick: Quick::Scale(256),
-        claims: &[Claim {
+        observations: &[Observation {
             seen: "no difference",
             policy: "strict",
             than: "completion",
@@ -105,8 +105,8 @@ pub const ROWS: [Row; 13] = [
         name: "row-1.3",
         text: text!("row-1.3"),
         quick: Quick::Scale(1024),
-        claims: &[
-            Claim {
+        observations: &[
+            Observation {
                 seen: "strict order slightly slower for 55 minutes",
                 policy: "strict",
                 than: "completion",
@@ -114,7 +114,7 @@ pub const ROWS: [Row; 13] = [
                 times: (0.85, 0.99),
                 because: ROWS_OF_64,
             },
-            Claim {
+            Observation {
                 seen: "strict order faster afterwards",
                 policy: "strict",
                 than: "completion",
@@ -128,7 +128,7 @@ pub const ROWS: [Row; 13] = [
         name: "row-1.3b",
         text: text!("row-1.3b"),
         quick: Quick::Scale(512),
-        claims: &[Claim {
+        observations: &[Observation {
             seen: "similar speeds",
             policy: "strict",
             than: "completion",
@@ -141,7 +141,7 @@ pub const ROWS: [Row; 13] = [
         name: "row-2.1",
         text: text!("row-2.1"),
         quick: Quick::Left,
-        claims: &[Claim {
+        observations: &[Observation {
             seen: "no difference after 2 minutes",
             policy: "strict",
             than: "completion",
@@ -154,7 +154,7 @@ pub const ROWS: [Row; 13] = [
         name: "row-3.1-first",
         text: text!("row-3.1-first"),
         quick: Quick::Left,
-        claims: &[Claim {
+        observations: &[Observation {
             seen: "strict order slower for ten minutes",
             policy: "strict",
             than: "completion",
@@ -167,7 +167,7 @@ pub const ROWS: [Row; 13] = [
         name: "row-3.1",
         text: text!("row-3.1"),
         quick: Quick::Scale(1024),
-        claims: &[Claim {
+        observations: &[Observation {
             seen: "equal speeds after ten minutes",
             policy: "strict",
             than: "completion",
@@ -180,13 +180,13 @@ pub const ROWS: [Row; 13] = [
         name: "out-of-order",
         text: text!("out-of-order"),
         quick: Quick::Scale(1024),
-        claims: &[],
+        observations: &[],
     },
     Row {
         name: "out-of-order-uncached",
         text: text!("out-of-order-uncached"),
         quick: Quick::Scale(1024),
-        claims: &[Claim {
+        observations: &[Observation {
             seen: "strict order about 2x the order of completion (row 1.1)",
             policy: "strict",
             than: "completion",
@@ -195,10 +195,15 @@ pub const ROWS: [Row; 13] = [
             because: FEW_NEIGHBOURS,
         }],
     },
-    Row { name: "uncached", text: text!("uncached"), quick: Quick::Scale(1024), claims: &[] },
-    Row { name: "five-disks", text: text!("five-disks"), quick: Quick::Scale(512), claims: &[] },
-    Row { name: "fragmented", text: text!("fragmented"), quick: Quick::Left, claims: &[] },
-    Row { name: "front-end", text: text!("front-end"), quick: Quick::Left, claims: &[] },
+    Row { name: "uncached", text: text!("uncached"), quick: Quick::Scale(1024), observations: &[] },
+    Row {
+        name: "five-disks",
+        text: text!("five-disks"),
+        quick: Quick::Scale(512),
+        observations: &[],
+    },
+    Row { name: "fragmented", text: text!("fragmented"), quick: Quick::Left, observations: &[] },
+    Row { name: "front-end", text: text!("front-end"), quick: Quick::Left, observations: &[] },
 ];
 
 const HDD_CACHE: &str = "the disk's cache takes a batch whole and the arm chooses among 96 runs, \

@@ -1,13 +1,13 @@
 //! The page of all rows: one table, what reviewers saw, and what was promised.
 
 use super::bound;
-use super::judge::{Median, Runs, verdict};
+use super::judge::{Runs, verdict};
 use super::rows::{Row, When};
 use crate::experiment::client::Done;
 use crate::experiment::form::Experiment;
 use crate::experiment::record::Record;
 use crate::experiment::report::used_of;
-use crate::experiment::variant::Variant;
+use crate::experiment::variant::{Median, Variant};
 use crate::page::{Page, Part, Section, Table};
 
 /// The policy that is judged.
@@ -113,7 +113,7 @@ pub fn page(all: &[Measured<'_>], facts: Vec<(String, String)>) -> Page {
         facts,
         sections: vec![
             section("Rows", rows(all)),
-            section("What reviewers saw", claims(all)),
+            section("What reviewers saw", observations(all)),
             section("What was promised", bars(all)),
         ],
     }
@@ -169,14 +169,14 @@ fn rows(all: &[Measured<'_>]) -> Table {
     table
 }
 
-fn claims(all: &[Measured<'_>]) -> Table {
+fn observations(all: &[Measured<'_>]) -> Table {
     let columns = ["row", "block, KiB", "seen by reviewers", "the model shows", "verdict"];
     let mut table = Table::new("What reviewers saw", &columns);
     for one in all {
-        for claim in one.row.claims {
-            let [shown, verdict] = verdict(claim, &one.runs())
+        for observation in one.row.observations {
+            let [shown, verdict] = verdict(observation, &one.runs())
                 .unwrap_or_else(|| ["nothing".to_owned(), "does not tell".to_owned()]);
-            let fields = [one.row.name, &one.kib(), claim.seen, &shown, &verdict];
+            let fields = [one.row.name, &one.kib(), observation.seen, &shown, &verdict];
             table.row(&fields);
         }
     }

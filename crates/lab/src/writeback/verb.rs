@@ -7,23 +7,30 @@ use cairn_outcome::stdout;
 
 use super::rows::{Quick, ROWS, Row};
 use super::table::{self, Measured};
+use crate::costs::Charge;
 use crate::experiment::form::Experiment;
 use crate::experiment::report::Report;
-use crate::experiment::verb::{measure, processor, write_files};
+use crate::experiment::verb::{measure, write_files};
 
 /// What a user asks for.
+#[derive(clap::Args)]
 pub struct Asked {
-    /// Names of rows; none: all.
+    /// The rows, like row-1.1; all if none is named
     pub rows: Vec<String>,
-    /// Less of it: larger scales, and no row that cannot be scaled.
+    /// Run less: at larger scales, without the rows that have none
+    #[arg(long)]
     pub quick: bool,
-    /// How many seeds, from 1.
+    /// Run each variant with so many seeds, from 1
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub seeds: u64,
-    /// Of the processor's prices, in percent.
-    pub cpu_percent: u64,
-    /// Where pages go, with the experiments and the data.
+    /// Write the pages of all rows into FOLDER, and index.html with the tables
+    #[arg(long, value_name = "FOLDER")]
     pub out: Option<PathBuf>,
-    /// Objects in place of the tables.
+    /// What is charged for the processor.
+    #[command(flatten)]
+    pub charge: Charge,
+    /// Print JSON: an object per fact and row
+    #[arg(long)]
     pub json: bool,
 }
 
@@ -47,13 +54,13 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
     let mut all = Vec::new();
     for Version { row, stem, text } in versions {
         let experiment = Experiment::parse(&text, &format!("{stem}.toml"))?;
-        let variants = measure(&experiment, &seeds, asked.cpu_percent)?;
+        let variants = measure(&experiment, &seeds, asked.charge)?;
         if let Some(out) = &asked.out {
             let report = Report {
                 experiment: &experiment,
                 seeds: &seeds,
                 variants: &variants,
-                processor: processor(asked.cpu_percent),
+                processor: asked.charge.describe(),
             };
             write_files(out, report.page().files(&stem))?;
             write_files(out, [(format!("{stem}.toml"), text)])?;
@@ -74,7 +81,7 @@ fn facts(asked: &Asked) -> Vec<(String, String)> {
             "seeds",
             format!("1 to {}: which blocks are dirty, in most rows where it begins", asked.seeds),
         ),
-        fact("processor", processor(asked.cpu_percent)),
+        fact("processor", asked.charge.describe()),
         fact(
             "quick",
             if asked.quick { "yes: a part of it, at larger scales" } else { "no" }.into(),
@@ -125,7 +132,7 @@ mod tests {
 
     fn asked(rows: &[&str], quick: bool) -> Asked {
         let rows = rows.iter().map(|&name| name.to_owned()).collect();
-        Asked { rows, quick, seeds: 1, cpu_percent: 100, out: None, json: false }
+        Asked { rows, quick, seeds: 1, charge: Charge::WHOLE, out: None, json: false }
     }
 
     #[test]

@@ -31,10 +31,10 @@ const NAME: &str = "workers";
 const SHOWN: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 const MOST: usize = 64;
 /// What stands above the comparison with what was measured.
-const CHECK: &str = "The two workers that were measured shared the memory of two processors with \
-                     other machines, and passed locks from one to the other. Where the model does \
-                     not agree, what it shows for more workers is what the lock that is held \
-                     longest would allow, and no forecast.";
+const CHECK: &str = "Measured: requests of two workers in the same time of each one's processor. \
+                     They shared memory, and passed locks from one processor to the other, which \
+                     the model does not count. Where it does not agree, what it shows for more \
+                     workers is what the lock that is held longest would allow, and no forecast.";
 /// A model agrees with what was measured within so much of it.
 const AGREES: f64 = 0.1;
 

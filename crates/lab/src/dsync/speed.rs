@@ -224,7 +224,7 @@ fn over_flushes(
     let mut least = f64::INFINITY;
     let speeds = |micros: u64| {
         let mut experiment = experiment.clone();
-        experiment.drives[backing].1.flush = Some(Duration::from_micros(micros));
+        experiment.drives[backing].1.changes.flush = Some(Duration::from_micros(micros));
         let of = |word| Ok(median(&run(&experiment, word, settings)?, writes));
         Ok([of(FORWARDED)?, of(OURS)?])
     };

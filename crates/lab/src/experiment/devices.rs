@@ -22,6 +22,55 @@ pub enum Model {
     },
 }
 
+/// What a drive with an arm has in place of its model's figures.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Changes {
+    /// How long a flush takes, beyond the writes that it waits for.
+    pub flush: Option<Duration>,
+    /// Seeks and changes of tracks take this times as long. So does the skew: a drive is laid out
+    /// for its arm, and one whose skew is too short loses a turn at each track.
+    pub seek: f64,
+    /// This times as many commands in the drive, and oldest dirty runs, among which it chooses.
+    pub ncq: f64,
+    /// The volatile cache is this times as large.
+    pub cache: f64,
+}
+
+impl Changes {
+    /// The drive is its model.
+    pub const NONE: Changes = Changes { flush: None, seek: 1.0, ncq: 1.0, cache: 1.0 };
+
+    /// The figures of a drive with these changes.
+    pub fn apply(&self, figures: &HddFigures) -> HddFigures {
+        let seek = |time: Duration| time.mul_f64(self.seek);
+        HddFigures {
+            flush: self.flush.unwrap_or(figures.flush),
+            skew: seek(figures.skew),
+            head_switch: seek(figures.head_switch),
+            seek_track: seek(figures.seek_track),
+            seek_knee: seek(figures.seek_knee),
+            seek_full: seek(figures.seek_full),
+            queue: times(figures.queue as u64, self.ncq) as usize,
+            window: times(figures.window as u64, self.ncq) as usize,
+            cache: SectorCount(times(figures.cache.0, self.cache)),
+            ..*figures
+        }
+    }
+
+    /// In words, for those that are not as in the model; each begins with a comma.
+    pub fn describe(&self) -> String {
+        let flush = self.flush.map(|flush| format!(", a flush of {flush:?}")).unwrap_or_default();
+        let factors = [("seeks", self.seek), ("NCQ", self.ncq), ("write cache", self.cache)];
+        let changed = factors.into_iter().filter(|(_, factor)| *factor != 1.0);
+        changed.fold(flush, |text, (what, factor)| format!("{text}, {what} x {factor}"))
+    }
+}
+
+/// A count times a factor, at least 1 of what is not 0.
+fn times(count: u64, factor: f64) -> u64 {
+    ((count as f64 * factor).round() as u64).max(count.min(1))
+}
+
 /// A kind of drive without an arm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flash {
@@ -85,12 +134,21 @@ impl Model {
         }
     }
 
-    /// A drive of so many bytes. What is random in it follows from the seed. `flush` is the time
-    /// that a flush takes of an arm, if it is not the model's.
-    pub fn drive(self, bytes: u64, flush: Option<Duration>, seed: u64) -> Box<dyn Timing> {
+    /// True if it has an arm.
+    pub fn has_arm(self) -> bool {
+        !matches!(self, Model::Ssd(_))
+    }
+
+    /// True if it has an arm and a write cache.
+    pub fn has_arm_with_cache(self) -> bool {
+        self.has_arm() && self != Model::HddUncached
+    }
+
+    /// A drive of so many bytes. What is random in it follows from the seed. The changes are of
+    /// its arms.
+    pub fn drive(self, bytes: u64, changes: &Changes, seed: u64) -> Box<dyn Timing> {
         let sectors = SectorCount::of_bytes(bytes);
-        let figures = HddFigures::NEARLINE;
-        let hdd = HddFigures { flush: flush.unwrap_or(figures.flush), ..figures };
+        let hdd = changes.apply(&HddFigures::NEARLINE);
         match self {
             Model::Hdd => Box::new(Hdd::new(hdd, sectors)),
             Model::HddUncached => {
@@ -112,11 +170,72 @@ impl Model {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::load::Loop;
+    use crate::workload::Operation;
+    use cairn_block::Op;
 
     #[test]
     fn a_drive_without_its_cache_has_nothing_volatile() {
-        let is_volatile = |model: Model| model.drive(1 << 30, None, 1).nature().volatile;
+        let is_volatile = |model: Model| model.drive(1 << 30, &Changes::NONE, 1).nature().volatile;
         assert!(is_volatile(Model::Hdd) && !is_volatile(Model::HddUncached));
+    }
+
+    #[test]
+    fn without_changes_a_drive_has_the_figures_of_its_model() {
+        let (plain, model) = (Changes::NONE.apply(&HddFigures::NEARLINE), HddFigures::NEARLINE);
+        assert_eq!(format!("{plain:?}"), format!("{model:?}"));
+        assert_eq!(Changes::NONE.describe(), "");
+    }
+
+    #[test]
+    fn each_change_is_of_its_figures_alone() {
+        let model = HddFigures::NEARLINE;
+        let changed = |changes: Changes| changes.apply(&model);
+        let same = |found: HddFigures| assert_eq!(format!("{found:?}"), format!("{model:?}"));
+
+        let HddFigures { skew, head_switch, seek_track, seek_knee, seek_full, .. } = model;
+        let slow = changed(Changes { seek: 1.3, ..Changes::NONE });
+        let micros = [slow.skew, slow.head_switch, slow.seek_track, slow.seek_knee, slow.seek_full]
+            .map(|time| time.as_micros());
+        assert_eq!(micros, [1430, 1170, 1300, 13_650, 20_150]);
+        same(HddFigures { skew, head_switch, seek_track, seek_knee, seek_full, ..slow });
+
+        let HddFigures { queue, window, cache, .. } = model;
+        for (ncq, expected) in [(0.7, (22, 67)), (1.3, (42, 125)), (0.01, (1, 1))] {
+            let found = changed(Changes { ncq, ..Changes::NONE });
+            assert_eq!((found.queue, found.window), expected);
+            same(HddFigures { queue, window, ..found });
+        }
+        let small = changed(Changes { cache: 0.7, ..Changes::NONE });
+        assert_eq!(small.cache, SectorCount(367_002));
+        same(HddFigures { cache, ..small });
+    }
+
+    #[test]
+    fn drives_with_slower_arms_take_longer() {
+        let took = |model: Model, seek: f64| {
+            let changes = Changes { seek, ..Changes::NONE };
+            let mut drive = model.drive(1 << 40, &changes, 1);
+            let mut rng = fastrand::Rng::with_seed(1);
+            let step = || Operation::new(Op::Read, rng.u64(..1 << 28) * 8, 8);
+            Loop::new(&mut *drive).run(1, 500, step).nanos
+        };
+        for model in [Model::Hdd, Model::HddUncached, Model::Raid5 { members: 4 }] {
+            let [fast, plain, slow] = [0.7, 1.0, 1.3].map(|seek| took(model, seek));
+            assert!(fast < plain && plain < slow, "{model:?}: {fast}, {plain}, {slow}");
+        }
+    }
+
+    #[test]
+    fn drives_with_larger_caches_take_more_writes_at_once() {
+        let took = |cache: f64| {
+            let mut drive = Model::Hdd.drive(1 << 40, &Changes { cache, ..Changes::NONE }, 1);
+            let mut rng = fastrand::Rng::with_seed(1);
+            let step = || Operation::new(Op::Write, rng.u64(..1 << 28) * 8, 8);
+            Loop::new(&mut *drive).run(32, 90_000, step).nanos
+        };
+        let [small, plain, large] = [0.7, 1.0, 1.3].map(took);
+        assert!(large < plain && plain < small, "{large}, {plain}, {small}");
     }
 
     #[test]

@@ -27,6 +27,7 @@
 //! [`Words`](super::words::Words).
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
@@ -36,7 +37,7 @@ use cairn_outcome::failure::{Outcome, system, wrong};
 use serde::Deserialize;
 
 use super::clients::{Clients, RawClients, What};
-use super::devices::Model;
+use super::devices::{Changes, Model};
 use super::words::Words;
 use crate::fill;
 use crate::page::LINES_MAX;
@@ -75,9 +76,8 @@ pub struct Drive {
     pub model: Model,
     /// How much it holds, scaled.
     pub bytes: u64,
-    /// How long a flush takes of a drive with an arm, beyond the writes that it waits for; its
-    /// model's time if there is none.
-    pub flush: Option<Duration>,
+    /// How its arms differ from their model.
+    pub changes: Changes,
 }
 
 /// A cache that has data when a run begins.
@@ -172,6 +172,9 @@ struct RawDrive {
     size: String,
     members: Option<u32>,
     flush: Option<String>,
+    seek: Option<f64>,
+    ncq: Option<f64>,
+    cache: Option<f64>,
 }
 
 #[derive(Deserialize)]
@@ -245,6 +248,8 @@ struct RawEnd {
 const BLOCK_MAX: u64 = 16 << 20;
 /// The largest drive.
 const SIZE_MAX: u64 = 256 << 40;
+/// How far the figures of an arm may be from their model.
+const FACTORS: RangeInclusive<f64> = 0.1..=10.0;
 /// The longest run, in virtual time.
 const LONGEST: Duration = Duration::from_secs(50 * 86_400);
 /// The shortest.
@@ -412,12 +417,33 @@ impl RawDrive {
             let expected = format!("{} MiB to 256 TiB", (SIZE_STEP * scale) >> 20);
             return Err(wrong(file, &field, format!("'{}'", self.size), expected));
         }
-        let field = format!("drive '{name}' flush");
-        let flush = self.flush.map(|text| duration(file, &field, &text)).transpose()?;
-        if flush.is_some() && matches!(model, Model::Ssd(_)) {
-            return Err(wrong(file, &field, "a drive without an arm", "one with an arm"));
+        let changes = self.changes(file, name, model)?;
+        Ok(Drive { model, bytes, changes })
+    }
+
+    /// Refuses changes of what a drive has not.
+    fn changes(&self, file: &str, name: &str, model: Model) -> Outcome<Changes> {
+        let field = |word: &str| format!("drive '{name}' {word}");
+        let flush = |text: &String| duration(file, &field("flush"), text);
+        let flush = self.flush.as_ref().map(flush).transpose()?;
+        let factors = [("seek", self.seek), ("ncq", self.ncq), ("cache", self.cache)];
+        let has_arm = model.has_arm();
+        let mut words = factors.iter().filter(|(_, factor)| factor.is_some()).map(|(word, _)| word);
+        if let Some(word) = flush.map(|_| &"flush").or_else(|| words.next()).filter(|_| !has_arm) {
+            return Err(wrong(file, &field(word), "a drive without an arm", "one with an arm"));
         }
-        Ok(Drive { model, bytes, flush })
+        if self.cache.is_some() && !model.has_arm_with_cache() {
+            let expected = "one with a write cache";
+            return Err(wrong(file, &field("cache"), "a drive without a write cache", expected));
+        }
+        for (word, factor) in factors {
+            if let Some(factor) = factor.filter(|factor| !FACTORS.contains(factor)) {
+                let expected = "0.1 to 10 times the model's";
+                return Err(wrong(file, &field(word), factor, expected));
+            }
+        }
+        let [seek, ncq, cache] = factors.map(|(_, factor)| factor.unwrap_or(1.0));
+        Ok(Changes { flush, seek, ncq, cache })
     }
 }
 
@@ -563,6 +589,19 @@ at_most = "8h"
         assert_eq!(clients.what, expected);
     }
 
+    #[test]
+    fn arms_differ_from_their_model_by_factors() {
+        let changed = PLAIN.replacen("members = 4", "members = 4\nseek = 1.3\ncache = 2", 1);
+        let changes = |text: &str| {
+            let found = Experiment::parse(text, "x.toml").expect("it has a meaning");
+            found.drives.iter().map(|(_, drive)| drive.changes).collect::<Vec<_>>()
+        };
+        assert_eq!(changes(PLAIN), [Changes::NONE; 2]);
+        let expected = Changes { seek: 1.3, cache: 2.0, ..Changes::NONE };
+        assert_eq!(changes(&changed), [expected, Changes::NONE]);
+        assert_eq!(expected.describe(), ", seeks x 1.3, write cache x 2");
+    }
+
     const FILLED: &str = "[fill]\nkind = \"writecache\"\ncache = \"cache\"\nbacking = \"backing\"\n\
         dirty = 30\npattern = \"uniform\"\nblock = \"64K\"\ncache_block = \"2K\"\n[[volume]]";
 
@@ -631,6 +670,16 @@ at_most = "8h"
             ("\"10G\"", "\"10M\"", "drive 'cache' size: found '10M', expected 16 MiB to 256 TiB"),
             ("\"10G\"", "\"300T\"", "drive 'cache' size: found '300T', expected 16 MiB to 256"),
             ("\"10G\"", "\"10G\"\nflush = \"1ms\"", "flush: found a drive without an arm"),
+            ("\"10G\"", "\"10G\"\nncq = 1.3", "'cache' ncq: found a drive without an arm, exp"),
+            ("members = 4", "members = 4\nseek = 0", "seek: found 0, expected 0.1 to 10 times"),
+            ("members = 4", "members = 4\nncq = nan", "ncq: found NaN, expected 0.1 to 10 times"),
+            ("members = 4", "members = 4\ncache = 11.5", "cache: found 11.5, expected 0.1 to 10"),
+            ("members = 4", "members = 4\nseek = \"2x\"", "line 11: invalid type: string"),
+            (
+                "\"raid5\"\nmembers = 4",
+                "\"hdd-uncached\"\ncache = 1.3",
+                "cache: found a drive without a write cache, expected one with a write cache",
+            ),
             ("\"8h\"", "\"2s\"", "end at_most: found 2s, or 500ms in virtual time, expected 1 s"),
             ("\"8h\"", "\"10000d\"", "end at_most: found"),
             ("[\"strict\", \"sweep\"]", "[\"a\", \"a\"]", "variants: found 2: a, a, expected 7"),

@@ -69,7 +69,8 @@ impl Report<'_> {
         ];
         for (name, drive) in &experiment.drives {
             let size = gib(drive.bytes * experiment.scale);
-            facts.push((format!("drive {name}"), format!("{}, {size}", drive.model.name())));
+            let text = format!("{}, {size}{}", drive.model.name(), drive.changes.describe());
+            facts.push((format!("drive {name}"), text));
         }
         if let Some(fill) = &experiment.fill {
             let cache = &experiment.drives[fill.cache].0;

@@ -70,7 +70,7 @@ impl<'a> Run<'a> {
                 contents: Contents::Metadata,
             };
             let seed = seed.wrapping_add(index as u64);
-            let model = drive.model.drive(drive.bytes, drive.flush, seed);
+            let model = drive.model.drive(drive.bytes, &drive.changes, seed);
             world.add_timed_drive(options, image, model)
         });
         let drives: Vec<Arc<SimDrive>> = drives.collect();

@@ -92,8 +92,9 @@ pub fn on_cache_alone(mut experiment: Experiment, sectors: u64) -> Experiment {
 /// # Errors
 /// As [`run_each`].
 pub fn run(experiment: &Experiment, variant: &str, settings: &Settings) -> Outcome<Vec<Record>> {
-    let wanted = (1..=settings.seeds).map(|seed| Wanted { experiment, variant, seed });
-    run_each(threads(), &wanted.collect::<Vec<_>>(), settings.prices, EVERY)
+    let wanted =
+        (1..=settings.seeds).map(|seed| Wanted { experiment, variant, seed, every: EVERY });
+    run_each(threads(), &wanted.collect::<Vec<_>>(), settings.prices)
 }
 
 /// The median of a figure over records.

@@ -22,32 +22,23 @@ pub struct Wanted<'a> {
     pub variant: &'a str,
     /// What decides all that is random.
     pub seed: u64,
+    /// How often it is looked at, in virtual time.
+    pub every: Duration,
 }
 
-/// Runs all of them, on so many threads; the records have their order. A run is looked at every so
-/// often in virtual time.
+/// Runs all of them, on so many threads; the records have their order.
 ///
 /// # Errors
 /// Of the first that failed: a target refuses something, a trace cannot be read, or an operation
 /// fails.
-pub fn run_each(
-    threads: usize,
-    wanted: &[Wanted<'_>],
-    prices: Prices,
-    every: Duration,
-) -> Outcome<Vec<Record>> {
+pub fn run_each(threads: usize, wanted: &[Wanted<'_>], prices: Prices) -> Outcome<Vec<Record>> {
     let bars = std::io::stderr().is_terminal().then(MultiProgress::new);
-    jobs::each(threads, wanted, |one| one.run(prices, every, bars.as_ref()))
+    jobs::each(threads, wanted, |one| one.run(prices, bars.as_ref()))
 }
 
 impl Wanted<'_> {
-    fn run(
-        &self,
-        prices: Prices,
-        every: Duration,
-        bars: Option<&MultiProgress>,
-    ) -> Outcome<Record> {
-        let &Wanted { experiment, variant, seed } = self;
+    fn run(&self, prices: Prices, bars: Option<&MultiProgress>) -> Outcome<Record> {
+        let &Wanted { experiment, variant, seed, every } = self;
         let run = Run::start(experiment, variant, seed, prices)?;
         let bar = bars.map(|bars| bars.add(self.bar()));
         let record = run.finish(every, |sample| {
@@ -61,7 +52,7 @@ impl Wanted<'_> {
             bar.finish_and_clear();
         }
         let hours = record.took().as_secs_f64() * experiment.scale as f64 / 3600.0;
-        let line = format!("{variant}, seed {seed}: ended after {hours:.2} h, as reported");
+        let line = format!("{}: ended after {hours:.2} h, as reported", self.name());
         match bars {
             // The bars of other runs go on below it.
             Some(bars) => bars.suspend(|| stderr::say(&line)),
@@ -80,10 +71,14 @@ impl Wanted<'_> {
         }
     }
 
+    fn name(&self) -> String {
+        format!("{}: {}, seed {}", self.experiment.file, self.variant, self.seed)
+    }
+
     fn bar(&self) -> ProgressBar {
         let style = "{prefix} {bar:30} {msg}  {elapsed}, at most {eta} left";
         let style = ProgressStyle::with_template(style).expect("the template is well formed");
         let bar = ProgressBar::new(self.experiment.end.at_most.as_secs()).with_style(style);
-        bar.with_prefix(format!("{}, seed {}:", self.variant, self.seed))
+        bar.with_prefix(self.name())
     }
 }

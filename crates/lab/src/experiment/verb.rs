@@ -72,17 +72,35 @@ pub fn page(experiment: &Experiment, seeds: &[u64], charge: Charge) -> Outcome<P
 /// # Errors
 /// A target refuses something, a trace cannot be read, or an operation fails.
 pub fn measure(experiment: &Experiment, seeds: &[u64], charge: Charge) -> Outcome<Vec<Variant>> {
-    let every = experiment.unscaled(EVERY_REPORTED).clamp(EVERY_MIN, EVERY);
-    let runs = experiment
-        .variants
-        .iter()
-        .flat_map(|variant| seeds.iter().map(move |&seed| Wanted { experiment, variant, seed }));
-    let mut records =
-        run_each(threads(), &runs.collect::<Vec<_>>(), charge.prices(), every)?.into_iter();
-    let all = experiment.variants.iter().map(|name| {
+    let all = measure_each(std::slice::from_ref(experiment), seeds, charge, EVERY_REPORTED)?;
+    Ok(all.into_iter().flatten().collect())
+}
+
+/// All variants of each experiment, with these seeds; runs of different ones go beside each other.
+/// A run is looked at every so often, in times as reported, but in steps of 10 ms to 1 s of virtual
+/// time.
+///
+/// # Errors
+/// As [`measure`].
+pub fn measure_each(
+    experiments: &[Experiment],
+    seeds: &[u64],
+    charge: Charge,
+    every: Duration,
+) -> Outcome<Vec<Vec<Variant>>> {
+    let mut wanted = Vec::new();
+    for experiment in experiments {
+        let every = experiment.unscaled(every).clamp(EVERY_MIN, EVERY);
+        for variant in &experiment.variants {
+            wanted.extend(seeds.iter().map(|&seed| Wanted { experiment, variant, seed, every }));
+        }
+    }
+    let mut records = run_each(threads(), &wanted, charge.prices())?.into_iter();
+    let mut variant = |name: &String| {
         let records = records.by_ref().take(seeds.len()).collect();
         Variant { name: name.clone(), records }
-    });
+    };
+    let all = experiments.iter().map(|it| it.variants.iter().map(&mut variant).collect());
     Ok(all.collect())
 }
 

@@ -131,9 +131,9 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
     let wanted: Vec<Wanted<'_>> = words
         .iter()
         .zip(&experiments)
-        .map(|(variant, experiment)| Wanted { experiment, variant, seed: SEED })
+        .map(|(variant, experiment)| Wanted { experiment, variant, seed: SEED, every })
         .collect();
-    let records = run_each(beside.min(threads()), &wanted, prices, every)?;
+    let records = run_each(beside.min(threads()), &wanted, prices)?;
     let compare = |(setup, record): (Setup, Record)| {
         let cache = setup.cache.as_ref();
         let limit = cache.and_then(|it| endurance_bytes(endurance, it.model, it.bytes));

@@ -2,8 +2,9 @@
 //! writeback used.
 //!
 //! - [`rows`]: the experiments, which are files of `docs/evidence/writeback`, with what was seen
-//!   elsewhere. [`bound`]: the least time of a row. [`judge`]: how runs compare. [`table`]: all of
-//!   it, side by side. [`verb`]: what a user asks for.
+//!   elsewhere. [`versions`]: the rows as they are run. [`bound`]: the least time of a row.
+//!   [`judge`]: how runs compare. [`table`]: all of it, side by side. [`verb`]: what a user asks
+//!   for.
 //!
 //! Promise: a page is that of `cairn lab run` with the file that is written beside it.
 
@@ -12,3 +13,4 @@ pub mod judge;
 pub mod rows;
 pub mod table;
 pub mod verb;
+pub mod versions;

@@ -59,6 +59,6 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
     }
     stderr::say("the order of writeback");
     let out = Some(folder.join("writeback"));
-    let rows = Vec::new();
-    writeback::run(&writeback::Asked { rows, quick, seeds, charge, out, json: false })
+    let (rows, checks) = (Vec::new(), writeback::Checks::default());
+    writeback::run(&writeback::Asked { rows, quick, checks, seeds, charge, out, json: false })
 }

@@ -190,6 +190,9 @@ fn rows_of_writeback_are_known_by_name_and_quick_ones_have_a_scale() {
     assert!(said.contains("found 'row-9', expected row-1.1, row-1.2,"), "{said}");
     let (code, out, said) = lab(&["row-2.1", "--quick"]);
     assert!(code == 0 && out.contains("Policies side by side") && said.is_empty(), "{said}");
+    let (code, out, said) = lab(&["row-2.1", "--quick", "--ranges"]);
+    assert!(code == 0 && out.contains("over all models") && said.is_empty(), "{out}{said}");
+    assert!(out.contains("row-2.1, as they have no quick scale"), "{out}");
 }
 
 /// A disk, and what fio once asked of it.

@@ -96,15 +96,29 @@ impl Runs<'_> {
     }
 }
 
+impl Observation {
+    /// True if a model shows what was seen.
+    pub fn is_shown_by(&self, found: Median) -> bool {
+        let (from, to) = self.times;
+        (from..=to).contains(&found.middle)
+    }
+
+    /// Why a model shows something else, to go on after that it does.
+    pub fn why_not(&self) -> String {
+        match self.because {
+            "" => "; why is not known".to_owned(),
+            because => format!(": {because}"),
+        }
+    }
+}
+
 /// Whether the model shows what was seen, in words; none if the runs do not tell.
 pub fn verdict(observation: &Observation, runs: &Runs<'_>) -> Option<[String; 2]> {
     let found = runs.times(observation.policy, observation.than, observation.when)?;
-    let (from, to) = observation.times;
     let shown = format!("{} is {}x {}", observation.policy, found.print(2), observation.than);
-    let verdict = match (from..=to).contains(&found.middle) {
+    let verdict = match observation.is_shown_by(found) {
         true => "agrees".to_owned(),
-        false if observation.because.is_empty() => "does not agree; why is not known".to_owned(),
-        false => format!("does not agree: {}", observation.because),
+        false => format!("does not agree{}", observation.why_not()),
     };
     Some([shown, verdict])
 }

@@ -11,9 +11,11 @@ use crate::experiment::variant::{Median, Variant};
 use crate::page::{Page, Part, Section, Table};
 
 /// The policy that is judged.
-const OURS: &str = "sweep";
+pub const OURS: &str = "sweep";
 /// The policy that it is compared with.
-const FIRST: &str = "completion";
+pub const FIRST: &str = "completion";
+/// How many times as fast as that it is at least, as promised.
+pub const LEAST_OF_FIRST: f64 = 0.98;
 /// The target, in percent of the cache: `writeback_percent` of all rows.
 const TARGET_PERCENT: u64 = 10;
 
@@ -28,12 +30,13 @@ pub struct Measured<'a> {
 }
 
 impl Measured<'_> {
-    fn runs(&self) -> Runs<'_> {
+    /// Its runs, to be judged.
+    pub fn runs(&self) -> Runs<'_> {
         Runs { variants: &self.variants, scale: self.experiment.scale }
     }
 
     /// The size of its blocks, in KiB.
-    fn kib(&self) -> String {
+    pub fn kib(&self) -> String {
         let sectors = self.experiment.fill.as_ref().map_or(0, |fill| fill.block_sectors);
         (sectors / 2).to_string()
     }
@@ -93,7 +96,8 @@ fn millis(nanos: Option<u64>) -> f64 {
     nanos.map_or(f64::NAN, |nanos| nanos as f64 / 1e6)
 }
 
-fn shown(median: Option<Median>, digits: usize) -> String {
+/// Printed, or that there is none.
+pub fn shown(median: Option<Median>, digits: usize) -> String {
     median.map_or_else(|| "-".to_owned(), |median| median.print(digits))
 }
 
@@ -191,7 +195,7 @@ fn bars(all: &[Measured<'_>]) -> Table {
         let best = one.of_best();
         let is_met =
             |found: Option<Median>, least: f64| found.is_none_or(|found| found.middle >= least);
-        let verdict = match (is_met(completion, 0.98), is_met(best, 0.99)) {
+        let verdict = match (is_met(completion, LEAST_OF_FIRST), is_met(best, 0.99)) {
             _ if completion.is_none() => "no less was dirty",
             (true, true) => "met",
             _ if !one.experiment.clients.is_empty() => "missed, beside clients",

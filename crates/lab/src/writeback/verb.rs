@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use cairn_outcome::failure::Outcome;
 use cairn_outcome::stdout;
 
+use super::ranges;
 use super::table::{self, Measured};
 use super::versions::{Version, left_out, versions};
 use crate::costs::Charge;
 use crate::experiment::form::Experiment;
 use crate::experiment::report::Report;
 use crate::experiment::verb::{measure, write_files};
+use crate::page::Page;
 
 /// What a user asks for.
 #[derive(clap::Args)]
@@ -20,6 +22,9 @@ pub struct Asked {
     /// Run less: at larger scales, without the rows that have none
     #[arg(long)]
     pub quick: bool,
+    /// What is run in place of the table.
+    #[command(flatten)]
+    pub checks: Checks,
     /// Run each variant with so many seeds, from 1
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub seeds: u64,
@@ -34,6 +39,22 @@ pub struct Asked {
     pub json: bool,
 }
 
+/// What is run in place of the table of policies.
+#[derive(clap::Args, Clone, Copy, Default)]
+pub struct Checks {
+    /// Show verdicts over ranges of the disks: seeks, queues and write caches 0.7 and 1.3 times the
+    /// models'
+    #[arg(long)]
+    pub ranges: bool,
+}
+
+impl Asked {
+    /// All of them.
+    pub fn seeds(&self) -> Vec<u64> {
+        (1..=self.seeds).collect()
+    }
+}
+
 /// Runs the rows.
 ///
 /// # Errors
@@ -43,7 +64,19 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
     if let Some(out) = &asked.out {
         write_files(out, [])?;
     }
-    let seeds: Vec<u64> = (1..=asked.seeds).collect();
+    let (stem, page) = match asked.checks {
+        Checks { ranges: true } => ("ranges", ranges::page(asked, versions, facts(asked))?),
+        Checks { ranges: false } => ("index", policies(asked, versions)?),
+    };
+    if let Some(out) = &asked.out {
+        write_files(out, page.files(stem))?;
+    }
+    stdout::print(&if asked.json { page.json() } else { page.summary() })
+}
+
+/// Policies side by side, with a page for each row if there is a folder for them.
+fn policies(asked: &Asked, versions: Vec<Version>) -> Outcome<Page> {
+    let seeds = asked.seeds();
     let mut all = Vec::new();
     for Version { row, stem, text } in versions {
         let experiment = Experiment::parse(&text, &format!("{stem}.toml"))?;
@@ -60,11 +93,7 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
         }
         all.push(Measured { row, experiment, variants });
     }
-    let page = table::page(&all, facts(asked));
-    if let Some(out) = &asked.out {
-        write_files(out, page.files("index"))?;
-    }
-    stdout::print(&if asked.json { page.json() } else { page.summary() })
+    Ok(table::page(&all, facts(asked)))
 }
 
 fn facts(asked: &Asked) -> Vec<(String, String)> {

@@ -190,9 +190,15 @@ fn rows_of_writeback_are_known_by_name_and_quick_ones_have_a_scale() {
     assert!(said.contains("found 'row-9', expected row-1.1, row-1.2,"), "{said}");
     let (code, out, said) = lab(&["row-2.1", "--quick"]);
     assert!(code == 0 && out.contains("Policies side by side") && said.is_empty(), "{said}");
-    let (code, out, said) = lab(&["row-2.1", "--quick", "--ranges"]);
-    assert!(code == 0 && out.contains("over all models") && said.is_empty(), "{out}{said}");
-    assert!(out.contains("row-2.1, as they have no quick scale"), "{out}");
+    for (word, expected) in [("--ranges", "over all models"), ("--check-scales", "a quarter of it")]
+    {
+        let (code, out, said) = lab(&["row-2.1", "--quick", word]);
+        assert!(code == 0 && out.contains(expected) && said.is_empty(), "{out}{said}");
+        let (_, out, _) = lab(&["row-2.1", "--quick", word, "--json"]);
+        assert!(out.contains("row-2.1, as they have no quick scale"), "{out}");
+    }
+    let (code, _, said) = lab(&["--ranges", "--check-scales"]);
+    assert!(code != 0 && said.contains("cannot be used with"), "{said}");
 }
 
 /// A disk, and what fio once asked of it.

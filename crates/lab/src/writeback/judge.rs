@@ -82,6 +82,16 @@ impl Runs<'_> {
         gone / to.saturating_sub(from).as_secs_f64()
     }
 
+    /// By how many MiB less was dirty in a second, at a part of a run; none if a run was not in it.
+    pub fn mib_per_second(&self, variant: &Variant, when: When) -> Option<Median> {
+        let speed = |record: &Record| {
+            let speed = self.speed(record, when) / 2048.0;
+            speed.is_finite().then_some(speed)
+        };
+        let all: Option<Vec<f64>> = variant.records.iter().map(speed).collect();
+        Median::of(all?)
+    }
+
     /// How many times as fast a policy is as another, over paired seeds; none if one has no runs,
     /// or the other wrote nothing.
     pub fn times(&self, policy: &str, than: &str, when: When) -> Option<Median> {
@@ -178,6 +188,11 @@ mod tests {
         let runs = Runs { variants: &variants, scale: 60 };
         let times = |when| runs.times("fast", "slow", when).map(|it| it.print(2));
         assert_eq!(times(When::Whole).as_deref(), Some("1.67"));
+        let speed = |when| runs.mib_per_second(&variants[0], when).map(|it| it.middle * 2048.0);
+        assert_eq!(
+            (speed(When::Whole), speed(When::After(Duration::from_secs(300)))),
+            (Some(20.0), None)
+        );
         let first = When::First(Duration::from_secs(60));
         assert_eq!(times(first).as_deref(), Some("1.00 (1.00 to 2.00)"));
         // 60 and 80 in 2 s, beside 20 a second.

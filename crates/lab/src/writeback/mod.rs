@@ -4,7 +4,8 @@
 //! - [`rows`]: the experiments, which are files of `docs/evidence/writeback`, with what was seen
 //!   elsewhere. [`versions`]: the rows as they are run. [`bound`]: the least time of a row.
 //!   [`judge`]: how runs compare. [`table`]: all of it, side by side. [`ranges`]: the same over
-//!   ranges of the drives' figures, by [`measure`]. [`verb`]: what a user asks for.
+//!   ranges of the drives' figures. [`scales`]: rows at two scales; both by [`measure`]. [`verb`]:
+//!   what a user asks for.
 //!
 //! Promise: a page is that of `cairn lab run` with the file that is written beside it.
 
@@ -13,6 +14,7 @@ pub mod judge;
 pub mod measure;
 pub mod ranges;
 pub mod rows;
+pub mod scales;
 pub mod table;
 #[cfg(test)]
 mod testing;

@@ -47,7 +47,7 @@ impl Measured<'_> {
     }
 
     /// True if it ends when nothing is dirty.
-    fn is_whole(&self) -> bool {
+    pub fn is_whole(&self) -> bool {
         !self.experiment.end.clean.is_empty()
     }
 

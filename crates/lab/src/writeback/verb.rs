@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use cairn_outcome::failure::Outcome;
 use cairn_outcome::stdout;
 
-use super::ranges;
 use super::table::{self, Measured};
 use super::versions::{Version, left_out, versions};
+use super::{ranges, scales};
 use crate::costs::Charge;
 use crate::experiment::form::Experiment;
 use crate::experiment::report::Report;
@@ -41,11 +41,15 @@ pub struct Asked {
 
 /// What is run in place of the table of policies.
 #[derive(clap::Args, Clone, Copy, Default)]
+#[group(multiple = false)]
 pub struct Checks {
     /// Show verdicts over ranges of the disks: seeks, queues and write caches 0.7 and 1.3 times the
     /// models'
     #[arg(long)]
     pub ranges: bool,
+    /// Run each scaled row at a quarter of its scale too, and show whether both agree
+    #[arg(long)]
+    pub check_scales: bool,
 }
 
 impl Asked {
@@ -65,8 +69,11 @@ pub fn run(asked: &Asked) -> Outcome<u8> {
         write_files(out, [])?;
     }
     let (stem, page) = match asked.checks {
-        Checks { ranges: true } => ("ranges", ranges::page(asked, versions, facts(asked))?),
-        Checks { ranges: false } => ("index", policies(asked, versions)?),
+        Checks { ranges: true, .. } => ("ranges", ranges::page(asked, versions, facts(asked))?),
+        Checks { check_scales: true, .. } => {
+            ("scales", scales::page(asked, versions, facts(asked))?)
+        }
+        Checks { .. } => ("index", policies(asked, versions)?),
     };
     if let Some(out) = &asked.out {
         write_files(out, page.files(stem))?;

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use cairn_outcome::failure::Outcome;
 
+use super::asked::Asked;
 use super::rows::{Observation, Row};
 use super::table::{FIRST, Measured, OURS};
-use super::verb::Asked;
 use super::versions::Version;
 use crate::experiment::form::Experiment;
 use crate::experiment::verb::{measure_each, write_files};

@@ -10,10 +10,10 @@
 
 use cairn_outcome::failure::Outcome;
 
+use super::asked::Asked;
 use super::measure::measure_row;
 use super::rows::{Observation, When};
 use super::table::{FIRST, LEAST_OF_FIRST, Measured, OURS, shown};
-use super::verb::Asked;
 use super::versions::Version;
 use crate::experiment::form::Experiment;
 use crate::experiment::variant::Median;

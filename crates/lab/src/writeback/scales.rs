@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use cairn_outcome::failure::Outcome;
 
+use super::asked::Asked;
 use super::measure::measure_row;
 use super::rows::When;
 use super::table::{Measured, shown};
-use super::verb::Asked;
 use super::versions::{Version, left_out, scaled};
 use crate::experiment::form::Experiment;
 use crate::experiment::variant::{Median, Variant};

@@ -1,7 +1,7 @@
 //! A row for the tests of this folder: small, and not of the evidence.
 
+use super::asked::{Asked, Checks};
 use super::rows::{Quick, Row};
-use super::verb::{Asked, Checks};
 use super::versions::Version;
 use crate::costs::Charge;
 

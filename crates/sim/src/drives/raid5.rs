@@ -303,7 +303,8 @@ impl Raid5 {
         for &request in &job.requests {
             self.requests.get_mut(request).parts += 1;
         }
-        self.rows += job.rows.1 - job.rows.0;
+        let rows = job.rows.1 - job.rows.0;
+        self.rows += rows;
         self.under_way.entry(job.stripe).or_default().push(job.rows);
         let data = self.data_members();
         let (stripe, written) = (job.stripe, job.written);
@@ -320,6 +321,10 @@ impl Raid5 {
         };
         job.left = members.len();
         job.has_read = members.is_empty();
+        match job.has_read {
+            true => self.meter.used.whole_rows += rows,
+            false => self.meter.used.part_rows += rows,
+        }
         let range = self.place(stripe, job.rows.0 * ROW.0, job.rows.1 * ROW.0);
         let index = self.jobs.insert(job);
         for &member in &members {
@@ -436,7 +441,8 @@ impl Timing for Raid5 {
         self.meter.advance(now);
     }
 
-    /// What the members did, summed; requests, their sectors and the depth are the array's own.
+    /// What the members did, summed; requests, their sectors, the depth and the rows are the
+    /// array's own.
     fn used(&self) -> Used {
         let all =
             self.members.iter().fold(Used::default(), |sum, member| sum + member.timing.used());
@@ -447,6 +453,8 @@ impl Timing for Raid5 {
             read_sectors: own.read_sectors,
             written_sectors: own.written_sectors,
             depth_ns: own.depth_ns,
+            whole_rows: own.whole_rows,
+            part_rows: own.part_rows,
             ..all
         }
     }

@@ -39,6 +39,10 @@ pub struct Used {
     pub arms: u64,
     /// Operations in flight, integrated over time: divided by the time, the mean queue depth.
     pub depth_ns: u64,
+    /// Rows of an array with parity that were written whole: nothing was read for their parity.
+    pub whole_rows: u64,
+    /// Rows of an array with parity that were written in part.
+    pub part_rows: u64,
 }
 
 impl Used {
@@ -68,6 +72,8 @@ impl Sub for Used {
             flushes: self.flushes - before.flushes,
             arms: self.arms,
             depth_ns: self.depth_ns - before.depth_ns,
+            whole_rows: self.whole_rows - before.whole_rows,
+            part_rows: self.part_rows - before.part_rows,
         }
     }
 }
@@ -91,6 +97,8 @@ impl Add for Used {
             flushes: self.flushes + other.flushes,
             arms: self.arms + other.arms,
             depth_ns: self.depth_ns + other.depth_ns,
+            whole_rows: self.whole_rows + other.whole_rows,
+            part_rows: self.part_rows + other.part_rows,
         }
     }
 }

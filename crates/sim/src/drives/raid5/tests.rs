@@ -67,6 +67,23 @@ fn rows_gather_what_waits_together() {
     assert_eq!(counted(4, &[(0, 32), (CHUNK + 16, 32)]), (8 * (4 * 2 + 2), 8 * (4 * 2 + 2 * 3)));
 }
 
+#[test]
+fn rows_are_counted_as_whole_or_in_part() {
+    let rows_of = |writes: &[(u64, u64)]| {
+        let mut array = array(4);
+        for (id, &(start, count)) in (0..).zip(writes) {
+            array.arrive(Time(0), arrival(id, Op::Write, start, count));
+        }
+        finish(&mut array);
+        let used = array.used();
+        (used.whole_rows, used.part_rows)
+    };
+    assert_eq!(rows_of(&[(0, 3 * CHUNK)]), (CHUNK / 8, 0));
+    assert_eq!(rows_of(&[(0, 8), (CHUNK, 8)]), (0, 1), "two of three data members");
+    // Rows 0 and 1 on all data members, rows 2 and 3 on the first alone.
+    assert_eq!(rows_of(&[(0, 32), (CHUNK, 16), (2 * CHUNK, 16)]), (2, 2));
+}
+
 /// The rows that jobs write are those of the pieces, each once, on the members of the pieces.
 #[test]
 fn jobs_have_the_rows_and_members_of_a_count_by_row() {

@@ -4,7 +4,8 @@
 
 use cairn_sim::drives::Used;
 
-use super::form::Experiment;
+use super::devices::Model;
+use super::form::{Drive, Experiment};
 use super::phases;
 use super::record::{Record, Sample};
 use super::variant::{Variant, median};
@@ -38,6 +39,7 @@ impl Report<'_> {
         }
         sections.push(section("Dirty data", self.dirty_charts()));
         let mut drives = vec![Part::Table(self.times())];
+        drives.extend(self.rows_of_arrays().map(Part::Table));
         drives.extend(self.drive_charts());
         sections.push(section("Drives", drives));
         if !self.experiment.clients.is_empty() {
@@ -205,6 +207,30 @@ impl Report<'_> {
         table
     }
 
+    /// Rows that arrays with parity wrote whole, for which they read nothing, and in part; none
+    /// without such an array.
+    fn rows_of_arrays(&self) -> Option<Table> {
+        let columns = ["variant and array", "rows written whole", "in part", "whole, %"];
+        let mut table = Table::new("Rows of arrays with parity", &columns);
+        let scale = self.experiment.scale as f64;
+        let is_array = |drive: &Drive| matches!(drive.model, Model::Raid5 { .. });
+        let drives = self.experiment.drives.iter().enumerate();
+        let arrays: Vec<_> = drives.filter(|(_, (_, drive))| is_array(drive)).collect();
+        for variant in self.variants {
+            for (index, (name, _)) in &arrays {
+                let used = |record: &Record| used_of(record, *index);
+                let row = [
+                    format!("{}: {name}", variant.name),
+                    median(variant, |it| used(it).whole_rows as f64 * scale, 0),
+                    median(variant, |it| used(it).part_rows as f64 * scale, 0),
+                    median(variant, |it| whole_percent(&used(it)), 1),
+                ];
+                table.row(&row.each_ref().map(String::as_str));
+            }
+        }
+        (!arrays.is_empty()).then_some(table)
+    }
+
     fn clients(&self) -> Table {
         let columns = [
             "variant and clients",
@@ -359,6 +385,12 @@ fn section(title: &str, parts: Vec<Part>) -> Section {
 pub fn used_of(record: &Record, index: usize) -> Used {
     let first = record.samples.first().expect("a run has a beginning");
     last(record).drives[index] - first.drives[index]
+}
+
+/// How many of the rows that an array wrote it wrote whole, in percent; not a number if it wrote
+/// none.
+pub fn whole_percent(used: &Used) -> f64 {
+    100.0 * used.whole_rows as f64 / (used.whole_rows + used.part_rows) as f64
 }
 
 /// The last sample.

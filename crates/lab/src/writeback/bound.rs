@@ -20,8 +20,11 @@ use std::time::Duration;
 use cairn_sim::drives::{HddFigures, PathFigures};
 
 use crate::experiment::devices::Model;
-use crate::experiment::form::Experiment;
+use crate::experiment::form::{Drive, Experiment};
 use crate::fill::Pattern;
+
+/// Bytes of a row on one member of an array with parity.
+const ROW_BYTES: f64 = 4096.0;
 
 /// Blocks of a drive that are dirty at random.
 #[derive(Clone, Copy, Debug)]
@@ -42,33 +45,66 @@ impl Spread {
     }
 }
 
+/// The blocks of an experiment that are dirty at random.
+struct Dirty<'a> {
+    cache: &'a Drive,
+    backings: Vec<&'a Drive>,
+    /// Sectors of a block.
+    block: u64,
+    /// How much of the backing drives is dirty, and of the cache: 0 to 1.
+    shares: [f64; 2],
+}
+
+impl<'a> Dirty<'a> {
+    /// None if its blocks are not dirty at random. All drives but the cache are written.
+    fn of(experiment: &'a Experiment) -> Option<Dirty<'a>> {
+        let fill = experiment.fill.as_ref()?;
+        if !matches!(fill.pattern, Pattern::Uniform | Pattern::Fragmented { .. }) {
+            return None;
+        }
+        let (_, cache) = experiment.drives.get(fill.cache)?;
+        let others = experiment.drives.iter().enumerate().filter(|(i, _)| *i != fill.cache);
+        let backings: Vec<&Drive> = others.map(|(_, (_, drive))| drive).collect();
+        let all: u64 = backings.iter().map(|drive| drive.bytes / 512).sum();
+        let share = fill.dirty_percent / 100.0;
+        let dirty = (cache.bytes / 512) as f64 * share;
+        let shares = [dirty / all as f64, share];
+        Some(Dirty { cache, backings, block: fill.block_sectors, shares })
+    }
+
+    fn spread(&self, drive: &Drive, share: f64) -> Spread {
+        Spread { sectors: drive.bytes / 512, block: self.block, share }
+    }
+}
+
 /// The bound of an experiment in which all that is dirty goes home, in virtual time; none if its
 /// blocks are not dirty at random. The cache is read, and all other drives are written.
 pub fn of_experiment(experiment: &Experiment) -> Option<Duration> {
-    let fill = experiment.fill.as_ref()?;
-    if !matches!(fill.pattern, Pattern::Uniform | Pattern::Fragmented { .. }) {
-        return None;
-    }
-    let drives = experiment.drives.iter().enumerate();
-    let (cache, backings): (Vec<_>, Vec<_>) = drives.partition(|(index, _)| *index == fill.cache);
-    let (_, (_, cache)) = cache.first()?;
-    let sectors = |bytes: u64| bytes / 512;
-    let all: u64 = backings.iter().map(|(_, (_, drive))| sectors(drive.bytes)).sum();
-    let dirty = sectors(cache.bytes) as f64 * fill.dirty_percent / 100.0;
-    let block = fill.block_sectors;
-    let share = dirty / all as f64;
-    let written = backings.iter().map(|(_, (_, drive))| {
-        of_model(drive.model, Spread { sectors: sectors(drive.bytes), block, share })
-    });
-    let read = match cache.model {
-        Model::Ssd(flash) => {
-            let path = flash.figures().read;
-            let share = fill.dirty_percent / 100.0;
-            of_path(&path, Spread { sectors: sectors(cache.bytes), block, share })
-        }
+    let dirty = Dirty::of(experiment)?;
+    let [home, cached] = dirty.shares;
+    let written = dirty.backings.iter().map(|it| of_model(it.model, dirty.spread(it, home)));
+    let read = match dirty.cache.model {
+        Model::Ssd(flash) => of_path(&flash.figures().read, dirty.spread(dirty.cache, cached)),
         Model::Hdd | Model::HddUncached | Model::Raid5 { .. } => Duration::ZERO,
     };
     written.chain([read]).max()
+}
+
+/// How much of the arrays with parity of an experiment is dirty, from 0 to 1, and how many of
+/// their rows are dirty on all data members; none without an array, or if blocks are not dirty at
+/// random. A row has one block of each data member, which lie a chunk apart.
+pub fn whole_rows(experiment: &Experiment) -> Option<(f64, f64)> {
+    let dirty = Dirty::of(experiment)?;
+    let share = dirty.shares[0];
+    let of = |drive: &&Drive| match drive.model {
+        Model::Raid5 { members } => {
+            let data = u64::from(members) - 1;
+            Some(drive.bytes as f64 / ROW_BYTES / data as f64 * power(share, data))
+        }
+        Model::Hdd | Model::HddUncached | Model::Ssd(_) => None,
+    };
+    let rows: Vec<f64> = dirty.backings.iter().filter_map(of).collect();
+    (!rows.is_empty()).then(|| (share, rows.iter().sum()))
 }
 
 fn of_model(model: Model, spread: Spread) -> Duration {
@@ -202,6 +238,27 @@ mod tests {
         let whole = of_path(&path, Spread { share: 1.0, ..alone }).as_secs_f64();
         let bytes = alone.sectors as f64 / 2.0 * path.ns_per_kib as f64 / 1e9;
         assert!((whole / bytes - 1.0).abs() < 1e-3, "a request");
+    }
+
+    #[test]
+    fn rows_are_dirty_as_a_whole_as_often_as_all_their_blocks_are() {
+        let text = |model: &str, size: &str| {
+            format!(
+                "title = \"t\"\n[drive.cache]\nmodel = \"nvme\"\nsize = \"16G\"\n\
+                 [drive.home]\nmodel = {model}\nsize = \"{size}\"\n[fill]\n\
+                 cache = \"cache\"\nbacking = \"home\"\ndirty = 60\npattern = \"uniform\"\n\
+                 block = \"4K\"\n[end]\nat_most = \"1h\"\n"
+            )
+        };
+        let of = |model, size| {
+            let parsed = Experiment::parse(&text(model, size), "x.toml");
+            whole_rows(&parsed.expect("it has a meaning"))
+        };
+        // 9.6 of 12 GiB are dirty, and so is half of the rows: 0.8 to the third power.
+        let (share, rows) = of("\"raid5\"\nmembers = 4", "12G").expect("an array");
+        assert!((share - 0.8).abs() < 1e-6, "{share}");
+        assert!((rows / (f64::from(1 << 20) * 0.512) - 1.0).abs() < 1e-6, "{rows}");
+        assert_eq!(of("\"hdd\"", "12G"), None);
     }
 
     #[test]

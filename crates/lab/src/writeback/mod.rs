@@ -5,7 +5,7 @@
 //!   elsewhere. [`versions`]: the rows as they are run. [`bound`]: the least time of a row.
 //!   [`judge`]: how runs compare. [`table`]: all of it, side by side. [`ranges`]: the same over
 //!   ranges of the drives' figures. [`scales`]: rows at two scales; both by [`measure`].
-//!   [`asked`]: what a user asks for. [`verb`]: what is done then.
+//!   `parity`: rows of arrays. [`asked`]: what a user asks for. [`verb`]: what is done then.
 //!
 //! Promise: a page is that of `cairn lab run` with the file that is written beside it.
 
@@ -13,6 +13,7 @@ pub mod asked;
 pub mod bound;
 pub mod judge;
 pub mod measure;
+mod parity;
 pub mod ranges;
 pub mod rows;
 pub mod scales;

@@ -42,6 +42,9 @@ use super::words::Words;
 use crate::fill;
 use crate::page::LINES_MAX;
 
+/// Words of an experiment: by name, and then by variant.
+pub type OwnWords = BTreeMap<String, BTreeMap<String, String>>;
+
 /// An experiment that has a meaning.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Experiment {
@@ -55,6 +58,9 @@ pub struct Experiment {
     pub scale: u64,
     /// Words that tell its runs apart; at least one.
     pub variants: Vec<String>,
+    /// What each variant puts into tables and messages: by name, a word or more for each variant,
+    /// by its word.
+    pub words: OwnWords,
     /// By name, in the order of the names.
     pub drives: Vec<(String, Drive)>,
     /// What is there first.
@@ -147,6 +153,8 @@ struct RawExperiment {
     scale: Option<u64>,
     #[serde(default)]
     variants: Vec<String>,
+    #[serde(default)]
+    words: OwnWords,
     #[serde(default)]
     drive: BTreeMap<String, RawDrive>,
     fill: Option<RawFill>,
@@ -299,6 +307,7 @@ impl Experiment {
             about: raw.about,
             scale,
             variants: if is_plain { vec!["plain".to_owned()] } else { raw.variants },
+            words: raw.words,
             fill: raw.fill.map(|fill| fill.judge(file, &drives)).transpose()?,
             drives,
             volumes: volumes.collect(),
@@ -333,6 +342,7 @@ impl Experiment {
             let expected = format!("{LINES_MAX} at most, each once");
             return Err(wrong(file, "variants", found, expected));
         }
+        self.expect_words()?;
         for (index, volume) in self.volumes.iter().enumerate() {
             if self.drives.iter().any(|(name, _)| *name == volume.name) {
                 let found = format!("'{}', as a drive", volume.name);
@@ -369,6 +379,26 @@ impl Experiment {
         Ok(())
     }
 
+    /// Refuses words that a device or the variant has, and such as not each variant has.
+    fn expect_words(&self) -> Outcome<()> {
+        for (name, words) in &self.words {
+            let field = format!("words '{name}'");
+            let mut devices = self.drives.iter().map(|(name, _)| name);
+            let mut volumes = self.volumes.iter().map(|volume| &volume.name);
+            if name == "variant" || devices.any(|it| it == name) || volumes.any(|it| it == name) {
+                let found = "the name of a device, or 'variant'";
+                return Err(wrong(&self.file, &field, found, "a name of its own"));
+            }
+            let has = |variant: &String| words.contains_key(variant);
+            if words.len() != self.variants.len() || !self.variants.iter().all(has) {
+                let found: Vec<&str> = words.keys().map(String::as_str).collect();
+                let expected = format!("each variant once: {}", self.variants.join(", "));
+                return Err(wrong(&self.file, &field, found.join(", "), expected));
+            }
+        }
+        Ok(())
+    }
+
     /// A reported time in virtual time.
     pub fn unscaled(&self, time: Duration) -> Duration {
         time / u32::try_from(self.scale).unwrap_or(u32::MAX)
@@ -396,8 +426,10 @@ impl Experiment {
 
     /// What stands for something else in a run, before a volume is opened.
     pub fn words<'a>(&'a self, variant: &'a str, seed: u64) -> Words<'a> {
-        let drives = self.drives.iter();
-        Words::new(variant, seed, drives.map(|(name, drive)| (&**name, drive.bytes / 512)))
+        let own = self.words.iter();
+        let own = own.filter_map(|(name, words)| Some((&**name, &**words.get(variant)?)));
+        let drives = self.drives.iter().map(|(name, drive)| (&**name, drive.bytes / 512));
+        Words::new(variant, own.collect(), seed, drives)
     }
 }
 
@@ -600,6 +632,26 @@ at_most = "8h"
         let expected = Changes { seek: 1.3, cache: 2.0, ..Changes::NONE };
         assert_eq!(changes(&changed), [expected, Changes::NONE]);
         assert_eq!(expected.describe(), ", seeks x 1.3, write cache x 2");
+    }
+
+    const WORDS: &str = "[words.depth]\nstrict = \"1\"\nsweep = \"2 of {backing}\"\n[drive.cache]";
+
+    #[test]
+    fn words_are_those_of_each_variant_under_a_name_of_their_own() {
+        let text = PLAIN.replacen("[drive.cache]", WORDS, 1);
+        let found = Experiment::parse(&text, "x.toml").unwrap();
+        let put = |variant| found.words(variant, 1).put("depth {depth}");
+        assert_eq!([put("strict"), put("sweep")], ["depth 1", "depth 2 of 52428800"]);
+        for (good, bad, expected) in [
+            ("sweep = \"2", "other = \"2", "words 'depth': found other, strict, expected each"),
+            ("strict = \"1\"\n", "", "found sweep, expected each variant once: strict, sweep"),
+            ("words.depth", "words.backing", "words 'backing': found the name of a device, or"),
+            ("words.depth", "words.disk", "words 'disk': found the name of a device, or"),
+            ("words.depth", "words.variant", "words 'variant': found the name of a device, or"),
+        ] {
+            let refused = Experiment::parse(&text.replacen(good, bad, 1), "x.toml").unwrap_err();
+            assert!(refused.to_string().contains(expected), "{refused}");
+        }
     }
 
     const FILLED: &str = "[fill]\nkind = \"writecache\"\ncache = \"cache\"\nbacking = \"backing\"\n\

@@ -85,6 +85,10 @@ impl Report<'_> {
             );
             facts.push((format!("{cache} at the beginning"), text));
         }
+        for (name, words) in &experiment.words {
+            let words = words.iter().map(|(variant, text)| format!("{variant}: {text}"));
+            facts.push((format!("{{{name}}}"), words.collect::<Vec<_>>().join("; ")));
+        }
         for clients in &experiment.clients {
             facts.push((clients.name.clone(), clients.describe()));
         }

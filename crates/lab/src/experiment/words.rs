@@ -1,6 +1,7 @@
 //! [`Words`]: what stands for something else in the tables and messages of an experiment.
 //!
 //! - `{variant}`: the word of the variant.
+//! - `{name}`: what the experiment's words of this name say of the variant.
 //! - `{disk}`: the length of a drive, or of a volume before, in sectors.
 //! - `{disk.phase}`: a place on it, by the seed: near its beginning for the first, and far from
 //!   those of the seeds before for each later one. `{disk.rest}`: from there to its end. Neither is
@@ -18,6 +19,8 @@ const TURN: u64 = 0x9E37_79B9_7F4A_7C15;
 /// See the module's description.
 pub struct Words<'a> {
     variant: &'a str,
+    /// The experiment's own, for this variant.
+    own: Vec<(&'a str, &'a str)>,
     seed: u64,
     lengths: Vec<(&'a str, u64)>,
 }
@@ -26,10 +29,11 @@ impl<'a> Words<'a> {
     /// Those of a run, with the lengths of its drives.
     pub fn new(
         variant: &'a str,
+        own: Vec<(&'a str, &'a str)>,
         seed: u64,
         drives: impl IntoIterator<Item = (&'a str, u64)>,
     ) -> Words<'a> {
-        Words { variant, seed, lengths: drives.into_iter().collect() }
+        Words { variant, own, seed, lengths: drives.into_iter().collect() }
     }
 
     /// A volume has been opened.
@@ -39,6 +43,9 @@ impl<'a> Words<'a> {
 
     /// A text with its words put in.
     pub fn put(&self, text: &str) -> String {
+        let put =
+            |text: String, (name, word): &(&str, &str)| text.replace(&format!("{{{name}}}"), word);
+        let text = self.own.iter().fold(text.to_owned(), put);
         let text = text.replace("{variant}", self.variant);
         self.lengths.iter().fold(text, |text, (name, sectors)| {
             let phase = phase(self.seed, *sectors);
@@ -63,10 +70,11 @@ mod tests {
 
     #[test]
     fn words_are_put_in_and_others_stay() {
-        let mut words = Words::new("sweep", 1, [("disk", 32_768)]);
+        let own = vec![("depth", "9 of {disk}")];
+        let mut words = Words::new("sweep", own, 1, [("disk", 32_768)]);
         words.add("array", 65_536);
-        let text = "0 {array.rest} x {disk} {array.phase} {variant} {other}";
-        assert_eq!(words.put(text), "0 57344 x 32768 8192 sweep {other}");
+        let text = "0 {array.rest} x {disk} {array.phase} {variant} {other} {depth}";
+        assert_eq!(words.put(text), "0 57344 x 32768 8192 sweep {other} 9 of 32768");
     }
 
     #[test]

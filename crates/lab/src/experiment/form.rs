@@ -696,7 +696,7 @@ at_most = "8h"
         let found = Experiment::parse(&format!("{whole}{other}{rest}"), "README.md").unwrap();
         let fill = found.fill.unwrap();
         assert_eq!(fill.kind, FillKind::Writecache { block_bytes: 4096 });
-        for (folder, variants, least) in [("writeback", 4..=4, 4), ("aged", 1..=2, 2)] {
+        for (folder, variants, least) in [("writeback", 2..=4, 4), ("aged", 1..=2, 2)] {
             let mut rows = 0;
             for entry in std::fs::read_dir(evidence.join(folder)).unwrap() {
                 let path = entry.unwrap().path();

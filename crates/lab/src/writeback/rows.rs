@@ -64,7 +64,7 @@ macro_rules! text {
 }
 
 /// In the order of their names in the reviewers' mails.
-pub const ROWS: [Row; 14] = [
+pub const ROWS: [Row; 16] = [
     Row {
         name: "row-1.1",
         text: text!("row-1.1"),
@@ -206,6 +206,18 @@ pub const ROWS: [Row; 14] = [
         name: "five-disks",
         text: text!("five-disks"),
         quick: Quick::Scale(512),
+        observations: &[],
+    },
+    Row {
+        name: "writecache-1.1",
+        text: text!("writecache-1.1"),
+        quick: Quick::Scale(1024),
+        observations: &[],
+    },
+    Row {
+        name: "writecache-1.3",
+        text: text!("writecache-1.3"),
+        quick: Quick::Scale(1024),
         observations: &[],
     },
     Row { name: "fragmented", text: text!("fragmented"), quick: Quick::Left, observations: &[] },

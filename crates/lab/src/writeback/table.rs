@@ -198,7 +198,7 @@ fn bars(all: &[Measured<'_>]) -> Table {
         let is_met =
             |found: Option<Median>, least: f64| found.is_none_or(|found| found.middle >= least);
         let verdict = match (is_met(completion, LEAST_OF_FIRST), is_met(best, 0.99)) {
-            _ if completion.is_none() => "no less was dirty",
+            _ if best.is_none() => "no less was dirty",
             (true, true) => "met",
             _ if !one.experiment.clients.is_empty() => "missed, beside clients",
             (false, _) => "missed: slower than completion",

@@ -5,12 +5,14 @@
 //!   elsewhere. [`versions`]: the rows as they are run. [`bound`]: the least time of a row.
 //!   [`judge`]: how runs compare. [`table`]: all of it, side by side. [`ranges`]: the same over
 //!   ranges of the drives' figures. [`scales`]: rows at two scales; both by [`measure`].
-//!   `parity`: rows of arrays. [`asked`]: what a user asks for. [`verb`]: what is done then.
+//!   `parity`: rows of arrays. `buckets`: those that are fragmented. [`asked`]: what a user asks
+//!   for. [`verb`]: what is done then.
 //!
 //! Promise: a page is that of `cairn lab run` with the file that is written beside it.
 
 pub mod asked;
 pub mod bound;
+mod buckets;
 pub mod judge;
 pub mod measure;
 mod parity;

@@ -1,6 +1,7 @@
 //! The page of all rows: one table, what reviewers saw, and what was promised.
 
 use super::bound;
+use super::buckets;
 use super::judge::{Runs, verdict};
 use super::parity;
 use super::rows::{Row, When};
@@ -108,7 +109,7 @@ pub fn page(all: &[Measured<'_>], facts: Vec<(String, String)>) -> Page {
         title: title.to_owned(),
         parts: tables.into_iter().map(Part::Table).collect(),
     };
-    let promised = [Some(bars(all)), parity::table(all)];
+    let promised = [bars(all), parity::table(all), buckets::table(all)];
     Page {
         title: "The order of writeback".to_owned(),
         introduction: "Dirty data of a cache goes to backing devices by four policies. Each row \
@@ -189,10 +190,11 @@ fn observations(all: &[Measured<'_>]) -> Table {
     table
 }
 
-fn bars(all: &[Measured<'_>]) -> Table {
+/// None if all are judged in another way.
+fn bars(all: &[Measured<'_>]) -> Option<Table> {
     let columns = ["row", "block, KiB", "x completion", "x best of the others", "verdict"];
     let mut table = Table::new("What was promised of sweep: >= 0.98, and >= 0.99", &columns);
-    for one in all {
+    for one in all.iter().filter(|one| !buckets::are_judged(one)) {
         let completion = one.runs().times(OURS, FIRST, When::Whole);
         let best = one.of_best();
         let is_met =
@@ -207,7 +209,7 @@ fn bars(all: &[Measured<'_>]) -> Table {
         let fields = [one.row.name, &one.kib(), &shown(completion, 3), &shown(best, 3), verdict];
         table.row(&fields);
     }
-    table
+    (!table.rows.is_empty()).then_some(table)
 }
 
 #[cfg(test)]

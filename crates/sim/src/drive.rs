@@ -333,15 +333,18 @@ impl SimDrive {
         }
     }
 
-    /// What reads see now.
-    ///
-    /// # Panics
-    /// As all that looks at versions: it does not keep all contents.
+    /// What reads see now; of a drive that keeps metadata alone, that, with zeros elsewhere.
     pub fn visible(&self) -> Image {
-        self.shared.state.lock().memory.versions().visible.clone()
+        match &self.shared.state.lock().memory {
+            Memory::Versions(versions) => versions.visible.clone(),
+            Memory::Light(light) => light.metadata().clone(),
+        }
     }
 
     /// What certainly survives a power cut now.
+    ///
+    /// # Panics
+    /// As all that looks at versions: it does not keep all contents.
     pub fn durable(&self) -> Image {
         self.shared.state.lock().memory.versions().durable.clone()
     }

@@ -46,7 +46,7 @@ pub use crate::drive::OpId;
 pub use hdd::{Hdd, HddFigures};
 pub use raid5::{Raid5, Raid5Figures};
 pub use ssd::{PathFigures, Ssd, SsdFigures};
-pub use used::Used;
+pub use used::{Lengths, Used};
 
 /// An operation that reaches a drive.
 #[derive(Clone, Copy, Debug)]

@@ -48,6 +48,11 @@ impl Light {
         self.kept.sectors()
     }
 
+    /// The metadata, with zeros elsewhere.
+    pub fn metadata(&self) -> &Image {
+        &self.kept
+    }
+
     /// True if the data of a request is looked at.
     pub fn wants_data(&self, op: Op, flags: Flags, range: SectorRange) -> bool {
         let is_kept = || flags.contains(Flags::META) || self.may_keep(range);

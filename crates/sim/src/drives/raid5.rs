@@ -441,8 +441,8 @@ impl Timing for Raid5 {
         self.meter.advance(now);
     }
 
-    /// What the members did, summed; requests, their sectors, the depth and the rows are the
-    /// array's own.
+    /// What the members did, summed; requests, their sectors and lengths, the depth and the rows
+    /// are the array's own.
     fn used(&self) -> Used {
         let all =
             self.members.iter().fold(Used::default(), |sum, member| sum + member.timing.used());
@@ -455,6 +455,7 @@ impl Timing for Raid5 {
             depth_ns: own.depth_ns,
             whole_rows: own.whole_rows,
             part_rows: own.part_rows,
+            lengths: own.lengths,
             ..all
         }
     }

@@ -43,6 +43,38 @@ pub struct Used {
     pub whole_rows: u64,
     /// Rows of an array with parity that were written in part.
     pub part_rows: u64,
+    /// The writes by their lengths.
+    pub lengths: Lengths,
+}
+
+/// How many of something had at most 4 KiB, and more up to 8, 16, and so on up to 512 KiB; the last
+/// is how many had more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lengths(pub [u64; Lengths::CLASSES]);
+
+impl Lengths {
+    /// Classes of lengths.
+    pub const CLASSES: usize = 9;
+
+    /// Counts one of so many sectors.
+    pub fn count(&mut self, sectors: u64) {
+        let class = sectors.div_ceil(8).next_power_of_two().ilog2() as usize;
+        self.0[class.min(Lengths::CLASSES - 1)] += 1;
+    }
+}
+
+impl Add for Lengths {
+    type Output = Lengths;
+    fn add(self, other: Lengths) -> Lengths {
+        Lengths(std::array::from_fn(|class| self.0[class] + other.0[class]))
+    }
+}
+
+impl Sub for Lengths {
+    type Output = Lengths;
+    fn sub(self, before: Lengths) -> Lengths {
+        Lengths(std::array::from_fn(|class| self.0[class] - before.0[class]))
+    }
 }
 
 impl Used {
@@ -74,6 +106,7 @@ impl Sub for Used {
             depth_ns: self.depth_ns - before.depth_ns,
             whole_rows: self.whole_rows - before.whole_rows,
             part_rows: self.part_rows - before.part_rows,
+            lengths: self.lengths - before.lengths,
         }
     }
 }
@@ -99,6 +132,7 @@ impl Add for Used {
             depth_ns: self.depth_ns + other.depth_ns,
             whole_rows: self.whole_rows + other.whole_rows,
             part_rows: self.part_rows + other.part_rows,
+            lengths: self.lengths + other.lengths,
         }
     }
 }
@@ -160,6 +194,7 @@ impl Meter {
             Op::Read => self.used.read_sectors += count,
             Op::Write | Op::WriteZeroes => {
                 self.used.writes += 1;
+                self.used.lengths.count(count);
                 self.used.written_sectors += count;
             }
             Op::Flush | Op::Discard => {}
@@ -168,5 +203,21 @@ impl Meter {
 
     pub fn ended(&mut self, count: usize) {
         self.depth -= count as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writes_are_counted_by_the_power_of_two_that_they_fit_into() {
+        let mut lengths = Lengths::default();
+        for kib in [1, 4, 5, 8, 9, 512, 513, 1024, 4096] {
+            lengths.count(kib * 2);
+        }
+        assert_eq!(lengths.0, [2, 2, 1, 0, 0, 0, 0, 1, 3]);
+        let twice = Used { lengths, ..Used::default() } + Used { lengths, ..Used::default() };
+        assert_eq!((twice - Used { lengths, ..Used::default() }).lengths, lengths);
     }
 }

@@ -341,6 +341,21 @@ fn phases_have_what_their_clients_did_and_by_how_much_numbers_rose() {
     let fresh = 16.0 * second[0] - first[0];
     assert!((second[2] - fresh).abs() <= 16.0, "{second:?}, {fresh}");
 
+    // What is dirty is one run from the beginning, and the last block.
+    let of = |table: &str| -> Vec<&Value> {
+        lines.iter().filter(|line| line["table"] == table).map(|line| &line["row"]).collect()
+    };
+    let runs = of("Runs of dirty data in the caches, by their lengths up to");
+    let [_, _, before_second, end] = runs[..] else { panic!("four moments: {runs:?}") };
+    for moment in [before_second, end] {
+        let counts = ["4 KiB", "64 KiB", "512 KiB", "more"].map(|field| number(moment, field));
+        assert_eq!(counts, [1.0, 0.0, 0.0, 1.0], "{moment:?}");
+    }
+    let writes = of("Writes of the drives, by their lengths up to");
+    let [first, _, _, _, second, _] = writes[..] else { panic!("of two drives: {writes:?}") };
+    assert!(number(first, "4 KiB") >= 380.0 && number(first, "64 KiB") == 0.0, "{first:?}");
+    assert!(number(second, "64 KiB") >= 190.0, "{second:?}");
+
     let unknown = phases.replace("writes_allocated", "writes_alloc");
     let (code, _, said) = folder.lab(&unknown, &[]);
     assert!(code == 1 && said.contains("record counts: found 'writes_alloc', expected"), "{said}");

@@ -7,8 +7,8 @@
 //! - [`form`]: what a file may say, of [`clients`] in a file of their own. [`devices`]: drives by
 //!   their words. [`words`]: what stands for something else. [`run`]: one world, from its
 //!   beginning to its end; [`runs`]: several. [`client`]: operations that are sent. [`record`],
-//!   [`histogram`]: what is kept. [`report`]: its page; [`phases`]: a table of it; [`variant`]: its
-//!   runs. [`verb`]: what a user asks for.
+//!   [`histogram`], `census` (runs of dirty data): what is kept. [`report`]: its page; [`phases`]:
+//!   tables of it; [`variant`]: its runs. [`verb`]: what a user asks for.
 //!
 //! Promises:
 //! - X1. A run is decided by its experiment, variant, seed and prices: nothing else is random, and
@@ -16,6 +16,7 @@
 //! - X2. No policy is here: volumes are tables of `cairn_targets`, and what a variant changes are
 //!   messages to them.
 
+mod census;
 pub mod client;
 pub mod clients;
 pub mod devices;

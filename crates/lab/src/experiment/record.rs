@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cairn_block::{Report, Time, Value};
-use cairn_sim::drives::Used;
+use cairn_sim::drives::{Lengths, Used};
 
 use super::client::Done;
 
@@ -64,6 +64,9 @@ pub struct Record {
     pub sent: Option<usize>,
     /// How long the dirty data went home that was left then, if the experiment waits for that.
     pub drained: Option<Duration>,
+    /// How long the runs of dirty data in the caches were when each phase began, and at the end;
+    /// nothing of a run that is one phase.
+    pub dirty_runs: Vec<Lengths>,
 }
 
 impl Record {

@@ -37,6 +37,12 @@ impl Report<'_> {
             let table = phases::table(self.experiment, self.variants);
             sections[0].parts.push(Part::Table(table));
         }
+        if phases::starts(self.experiment).len() > 1 {
+            for table in [phases::dirty_runs, phases::writes] {
+                let table = table(self.experiment, self.variants);
+                sections[0].parts.push(Part::Table(table));
+            }
+        }
         sections.push(section("Dirty data", self.dirty_charts()));
         let mut drives = vec![Part::Table(self.times())];
         drives.extend(self.rows_of_arrays().map(Part::Table));

@@ -1,6 +1,7 @@
 //! [`Run`]: one world, from its beginning to its end.
 
 use std::cell::Cell;
+use std::iter::Peekable;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +12,13 @@ use cairn_block::{
 };
 use cairn_format::bcache::DATA_OFFSET;
 use cairn_outcome::failure::{Outcome, wrong};
+use cairn_sim::drives::Lengths;
 use cairn_sim::{Contents, Image, Prices, SimDrive, SimWorld, TimedOptions};
 
+use super::census;
 use super::client::{Load, Tally};
 use super::form::{Experiment, Fill, FillKind, Volume};
+use super::phases;
 use super::record::{Hits, Record, Sample, number};
 use super::words::Words;
 use crate::fill::bcache::{BackingSpec, CacheSpec, Plan};
@@ -261,7 +265,12 @@ impl<'a> Run<'a> {
         let clean: Vec<usize> = waits_for.map(|(index, _)| index).collect();
         let (mut now, mut sent) = (self.began, None);
         let mut drain: Option<Drain> = None;
+        let (mut phases, mut dirty_runs) = (self.phases(), Vec::new());
         let is_done = loop {
+            // The last sample before a phase, as its other figures.
+            while phases.next_if(|start| *start < now + every).is_some() {
+                dirty_runs.push(self.dirty_runs()?);
+            }
             // A turn may go beyond a sample's time: samples of all runs are at the same places.
             now = (now + every).min(last);
             self.world.run_for(now.since(self.world.now()));
@@ -281,9 +290,33 @@ impl<'a> Run<'a> {
                 break is_done || clean.is_empty() && !end.when_sent;
             }
         };
+        if !dirty_runs.is_empty() {
+            dirty_runs.push(self.dirty_runs()?);
+        }
         let clients = self.tallies.iter().map(|tally| tally.whole()).collect();
         let drained = drain.and_then(|drain| Some(drain.ended.get()?.ok()?.since(drain.began)));
-        Ok(Record { samples, clients, is_done, sent, drained })
+        Ok(Record { samples, clients, is_done, sent, drained, dirty_runs })
+    }
+
+    /// When the phases begin, if there are several.
+    fn phases(&self) -> Peekable<impl Iterator<Item = Time> + use<>> {
+        let starts = phases::starts(self.experiment);
+        let starts = if starts.len() > 1 { starts } else { Vec::new() };
+        let times: Vec<Time> =
+            starts.into_iter().map(|start| self.began + self.experiment.unscaled(start)).collect();
+        times.into_iter().peekable()
+    }
+
+    /// The runs of dirty data in all caches.
+    fn dirty_runs(&self) -> Outcome<Lengths> {
+        let mut all = Lengths::default();
+        for (drive, (name, _)) in self.drives.iter().zip(&self.experiment.drives) {
+            let found = census::dirty_runs(&drive.visible()).map_err(|fault| {
+                ConfigError::new(ConfigKind::System, name, format!("its metadata: {fault}"))
+            })?;
+            all = all + found.unwrap_or_default();
+        }
+        Ok(all)
     }
 
     /// Begins to write the dirty data of a volume back.

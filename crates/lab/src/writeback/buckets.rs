@@ -170,7 +170,14 @@ mod tests {
             busy: Duration::ZERO,
         };
         let samples = (0..).zip(in_use).map(sample).collect();
-        Record { samples, clients: Vec::new(), is_done: false, sent: None, drained: None }
+        Record {
+            samples,
+            clients: Vec::new(),
+            is_done: false,
+            sent: None,
+            drained: None,
+            dirty_runs: Vec::new(),
+        }
     }
 
     /// The last fields of our policy beside `sorted`.

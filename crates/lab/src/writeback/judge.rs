@@ -153,7 +153,14 @@ mod tests {
             busy: Duration::ZERO,
         };
         let samples = (0..).zip(dirty).map(sample).collect();
-        Record { samples, clients: Vec::new(), is_done: true, sent: None, drained: None }
+        Record {
+            samples,
+            clients: Vec::new(),
+            is_done: true,
+            sent: None,
+            drained: None,
+            dirty_runs: Vec::new(),
+        }
     }
 
     fn variants() -> Vec<Variant> {

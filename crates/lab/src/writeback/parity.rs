@@ -106,7 +106,14 @@ mod tests {
             }
         };
         let samples = vec![sample(0), sample(1)];
-        Record { samples, clients: Vec::new(), is_done: true, sent: None, drained: None }
+        Record {
+            samples,
+            clients: Vec::new(),
+            is_done: true,
+            sent: None,
+            drained: None,
+            dirty_runs: Vec::new(),
+        }
     }
 
     /// The verdict about a policy that wrote this part of the possible rows whole, and so many in

@@ -180,9 +180,11 @@ impl Geometry {
     /// How long an angle takes to come under the arm after a seek.
     #[inline]
     pub fn rotation(&self, moment: &Moment, seek: u32, angle: u32) -> u32 {
-        // A seek takes less than two turns: the sum is below four. What would be below zero wraps
-        // and is larger.
-        let (turn, sum) = (self.turn as u32, angle + moment.turns - seek);
+        let turn = self.turn as u32;
+        // Seeks of slow arms alone take longer.
+        let seek = if seek < 2 * turn { seek } else { seek % turn };
+        // The sum is below four turns. What would be below zero wraps and is larger.
+        let sum = angle + moment.turns - seek;
         let sum = sum.min(sum.wrapping_sub(2 * turn));
         sum.min(sum.wrapping_sub(turn))
     }

@@ -38,12 +38,16 @@ fn each_operation_ends_once_and_a_flush_leaves_nothing_dirty() {
 /// The choice of the arm is that of a scan with times computed the long way.
 #[test]
 fn arm_takes_what_it_can_begin_first() {
-    let geometry = Geometry::new(&HddFigures::NEARLINE, SECTORS.0);
+    let plain = HddFigures::NEARLINE;
+    // Seeks of several turns.
+    let slow =
+        HddFigures { seek_knee: 4 * plain.seek_knee, seek_full: 5 * plain.seek_full, ..plain };
+    let geometries = [plain, slow].map(|figures| Geometry::new(&figures, SECTORS.0));
     let turn = nanos(HddFigures::NEARLINE.revolution);
     let mut rng = fastrand::Rng::with_seed(2);
-    for round in 0..2000 {
+    for (round, geometry) in (0..2000).zip(geometries.iter().cycle()) {
         // Near each other, or anywhere.
-        let width = if round % 2 == 0 { 60_000 } else { SECTORS.0 };
+        let width = if round % 4 < 2 { 60_000 } else { SECTORS.0 };
         let base = rng.u64(..SECTORS.0 - width + 1);
         let mut sector = || Sector(base + rng.u64(..width));
         let at = sector();
@@ -65,10 +69,13 @@ fn arm_takes_what_it_can_begin_first() {
         };
         for (key, &start) in starts.iter().enumerate() {
             let position = geometry.locate(start);
+            let approach = geometry.approach(&arm, now, start, position).total();
+            let is_next = now == arm.since && start == at;
+            assert!(is_next || u64::from(approach) == time(start), "{start:?}");
             places.insert(Candidate { position, start, order: key as u64, key });
         }
         let best = (0..starts.len()).min_by_key(|&key| (time(starts[key]), key));
-        let nearest = places.nearest(&geometry, &arm, now).map(|index| places.take(index).key);
+        let nearest = places.nearest(geometry, &arm, now).map(|index| places.take(index).key);
         assert_eq!(nearest, best);
     }
 }

@@ -12,7 +12,9 @@
 //!    last one has FUA on an idle ring: no waiter of the next group has come, and the flush of 2
 //!    has answered none, which would come back soon. Otherwise it is only written: the flush of
 //!    the next group, which begins when that write ends, makes it durable (R14). So under load a
-//!    group costs one write and one flush.
+//!    group costs one write and one flush. On a device that is not volatile the next entry is sent
+//!    in the turn in which this one ends, before the data of the clients that get their answers:
+//!    behind that it would wait, and all clients with it.
 //! 4. Once the last entry is durable, flushes and FUA writes that waited complete.
 //!
 //! If the journal has no room, a checkpoint frees it first.

@@ -229,7 +229,9 @@ impl CacheDevice {
     }
 
     /// Writes what may lead to all that was written before: the caller has flushed the device. It
-    /// is durable at the end if it has FUA, otherwise after the next flush.
+    /// is durable at the end if it has FUA, otherwise after the next flush. On a device that is not
+    /// volatile FUA is left out: the write would pass the gate of such writes, and writes of
+    /// clients overtake it. (A cache that is switched on meanwhile is flushed.)
     ///
     /// # Errors
     /// The write failed.
@@ -237,7 +239,11 @@ impl CacheDevice {
         let number = self.uncovered.lock().begin(sector, bytes);
         count_written(&self.work.metadata, bytes.len() as u64);
         let fua = fua & mutants::fua("bcache: FUA of an entry");
-        env.io(&self.device.disk, write_io(env, sector, bytes).with(fua)).await?;
+        let sent = if self.disk().nature().volatile { fua } else { Flags::empty() };
+        env.io(self.disk(), write_io(env, sector, bytes).with(sent)).await?;
+        if sent != fua {
+            env.make_durable(self.disk()).await?;
+        }
         match fua.contains(Flags::FUA) {
             true => self.uncovered.lock().end_durable(number),
             false => self.uncovered.lock().end(number..number + 1),

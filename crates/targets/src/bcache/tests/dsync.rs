@@ -1,10 +1,12 @@
 //! What a durable write costs: entries of the journal, and flushes of both devices, for the shapes
 //! in which clients ask for it (R1, R14).
 
+use std::cell::Cell;
+
 use cairn_block::{Disk, Env, Flags};
 
 use super::*;
-use crate::fixture::write_io;
+use crate::fixture::{Seen, write_io};
 
 /// How a client makes its writes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +39,14 @@ struct Cost {
 
 /// A served set without data.
 fn fresh() -> Fixture {
+    fresh_on(true)
+}
+
+/// The same; the cache device may have a volatile cache.
+fn fresh_on(volatile_cache: bool) -> Fixture {
     let [cache, backing] = large(&[]);
-    let drives = [(DriveOptions::named("c"), cache), (DriveOptions::named("b"), backing)];
+    let options = DriveOptions { volatile_cache, ..DriveOptions::named("c") };
+    let drives = [(options, cache), (DriveOptions::named("b"), backing)];
     let test = Fixture::with_options(1, drives);
     test.load("v", &format!("0 {LARGE} bcache b c 0"));
     test.message("v", &["set", "writeback_running", "0"]).expect("in its range");
@@ -73,20 +81,24 @@ fn cost(test: &Fixture, shape: Shape, clients: u64) -> Cost {
         });
     }
     test.sim.run_until(|| *ended.borrow() == clients);
-    let ring = test.with_target("v", |volume: &Bcache| {
-        volume.look(|set| set.superblock.journal_buckets()).expect("it is open")
-    });
-    let ring = ring.start * 128..ring.end * 128;
+    let ring = ring(test);
     let (cache, backing) = (test.seen("c"), test.seen("b"));
     let each = |count: usize| count as f64 / (clients * WRITES) as f64;
-    let is_durable = |seen: &&crate::fixture::Seen| seen.op == Op::Flush || seen.fua;
-    let is_entry =
-        |seen: &&crate::fixture::Seen| seen.op == Op::Write && ring.contains(&seen.start);
+    let is_durable = |seen: &&Seen| seen.op == Op::Flush || seen.fua;
+    let is_entry = |seen: &&Seen| seen.op == Op::Write && ring.contains(&seen.start);
     Cost {
         entries: each(cache.iter().filter(is_entry).count()),
         flushes: each(cache.iter().filter(is_durable).count()),
         backing: each(backing.iter().filter(is_durable).count()),
     }
+}
+
+/// The sectors of the journal.
+fn ring(test: &Fixture) -> std::ops::Range<u64> {
+    let ring = test.with_target("v", |volume: &Bcache| {
+        volume.look(|set| set.superblock.journal_buckets()).expect("it is open")
+    });
+    ring.start * 128..ring.end * 128
 }
 
 #[test]
@@ -119,5 +131,38 @@ fn durable_writes_share_entries_and_flushes_and_need_none_of_the_backing_device(
             assert!(cost.flushes <= flushes, "{shape:?}, {clients} clients: {cost:?}");
             assert_eq!(cost.backing, 0.0, "{shape:?}, {clients} clients");
         }
+    }
+}
+
+#[test]
+fn durable_writes_to_a_device_that_is_not_volatile_need_no_flush_and_no_fua() {
+    for shape in SHAPES {
+        for clients in [1, 4] {
+            let cost = cost(&fresh_on(false), shape, clients);
+            assert!((0.2..=1.05).contains(&cost.entries), "{shape:?}, {clients} clients: {cost:?}");
+            assert_eq!((cost.flushes, cost.backing), (0.0, 0.0), "{shape:?}, {clients} clients");
+        }
+    }
+}
+
+#[test]
+fn an_entry_is_flushed_if_its_device_became_volatile_while_it_was_written() {
+    for becomes_volatile in [false, true] {
+        let test = fresh_on(false);
+        let ring = ring(&test);
+        test.forget();
+        test.start("v", "write", |env| write_io(env, 0, 8, 2).with(Flags::FUA));
+        let is_entered = Cell::new(false);
+        test.sim.run_until(|| {
+            let seen = test.seen("c");
+            is_entered.set(is_entered.get() || seen.iter().any(|it| ring.contains(&it.start)));
+            is_entered.get()
+        });
+        if becomes_volatile {
+            test.recording("c").set_volatile();
+        }
+        test.sim.run_until(|| test.labels() == ["write"]);
+        let flushes = test.seen("c").iter().filter(|seen| seen.op == Op::Flush).count();
+        assert_eq!(flushes, usize::from(becomes_volatile));
     }
 }

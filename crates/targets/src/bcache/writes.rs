@@ -250,7 +250,7 @@ impl Bcache {
         match set.place(span, request.stream()) {
             Some((pointer, count)) => {
                 core.requested(env, set, count);
-                set.changes.arrivals.begin();
+                set.changes.arrivals.begin(count);
                 let epoch = core.writers.enter(env.reactor(), 0);
                 Plan::Cache { sector: pointer.sector(), count, epoch }
             }
@@ -448,7 +448,7 @@ impl Bcache {
             let set = guard.as_mut().expect("the set is open while a request is in flight");
             set.changes.fills.touch(&span);
             let pointer = set.buckets.end_write(word.number);
-            set.changes.arrivals.end();
+            set.changes.arrivals.end(span.end - span.start);
             match core.end_of_write(set, word.number, result) {
                 Err(error) => (EndIo::Done(Err(error)), false, false),
                 Ok(()) => {

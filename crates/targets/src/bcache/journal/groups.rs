@@ -2,7 +2,11 @@
 //!
 //! # Order of a commit
 //! 0. If few writes of data are in flight, the commit waits until none is, or some more have ended,
-//!    for [`PATIENCE`] at most: a write takes less time than the flush that it would miss.
+//!    for [`PATIENCE`] at most: a write takes less time than the flush that it would miss. On a
+//!    device that is not volatile there is no flush to miss: the commit waits only if less than
+//!    [`SHORT`] is in flight, which takes less time than the entry that it would miss. Data that is
+//!    sent before an entry has mostly ended when the entry has, and joins the next one; and while
+//!    an entry of some clients is written, the device is busy with the data of others.
 //! 1. With the turn of the journal, under the lock: the group is closed. It has all pending keys,
 //!    and all waiters (G2).
 //! 2. Directly after that the cache device is flushed, if there are keys, a group has entered (O2),
@@ -54,6 +58,8 @@ use crate::group_commit::{Ticket, Waiter, tell};
 const WAITS: u32 = 2;
 /// So many writes of data in flight are few; after so many more the commit waits no longer.
 const FEW: u64 = 8;
+/// See step 0: sectors.
+const SHORT: u64 = 32;
 /// See step 0.
 const PATIENCE: Duration = Duration::from_millis(2);
 
@@ -166,8 +172,14 @@ impl Core {
 
     /// Step 0.
     async fn wait_for_arrivals(&self, env: &Env) {
-        let (begun, in_flight) = self.with(|set| set.changes.arrivals.in_flight());
-        if in_flight == 0 || in_flight > FEW {
+        let is_volatile = self.cache.disk().nature().volatile;
+        let (begun, are_few) = self.with(|set| {
+            let arrivals = &set.changes.arrivals;
+            let (begun, in_flight) = arrivals.in_flight();
+            let is_short = is_volatile || arrivals.sectors() <= SHORT;
+            (begun, (1..=FEW).contains(&in_flight) && is_short)
+        });
+        if !are_few {
             return;
         }
         let have_ended = || self.with(|set| set.changes.arrivals.have_ended(begun, FEW));

@@ -95,22 +95,31 @@ pub(in super::super) struct Changes {
 pub(in super::super) struct Arrivals {
     begun: u64,
     ended: u64,
+    /// Of those in flight.
+    sectors: u64,
 }
 
 impl Arrivals {
-    /// One begins.
-    pub fn begin(&mut self) {
+    /// One of so many sectors begins.
+    pub fn begin(&mut self, sectors: u64) {
         self.begun += 1;
+        self.sectors += sectors;
     }
 
-    /// One has ended.
-    pub fn end(&mut self) {
+    /// One of so many sectors has ended.
+    pub fn end(&mut self, sectors: u64) {
         self.ended += 1;
+        self.sectors -= sectors;
     }
 
     /// How many have begun, and how many of them are in flight.
     pub fn in_flight(&self) -> (u64, u64) {
         (self.begun, self.begun - self.ended)
+    }
+
+    /// How many sectors those in flight have.
+    pub fn sectors(&self) -> u64 {
+        self.sectors
     }
 
     /// True if none is in flight, or `more` have ended than had begun.

@@ -145,6 +145,27 @@ fn durable_writes_to_a_device_that_is_not_volatile_need_no_flush_and_no_fua() {
     }
 }
 
+/// How many entries the cache device has got when two writes of so many sectors are durable, of
+/// which one is on its way for a millisecond longer.
+fn entries_of_two(volatile_cache: bool, count: u64) -> usize {
+    let test = fresh_on(volatile_cache);
+    test.forget();
+    let effect = Effect::Delay(Duration::from_millis(1));
+    test.drive("c").faults().add(Fault { effect, ..Fault::error(OpSet::WRITES) }.shots(1));
+    for (label, start) in [("late", 0), ("early", COUNT)] {
+        test.start("v", label, |env| write_io(env, start, count, 2).with(Flags::FUA));
+    }
+    test.sim.run_until(|| test.labels().len() == 2);
+    let ring = ring(&test);
+    test.seen("c").iter().filter(|seen| ring.contains(&seen.start)).count()
+}
+
+#[test]
+fn a_commit_waits_for_data_if_that_costs_less_than_the_flush_or_the_entry_it_would_miss() {
+    assert_eq!([8, COUNT].map(|count| entries_of_two(true, count)), [1, 1], "a flush");
+    assert_eq!([8, COUNT].map(|count| entries_of_two(false, count)), [1, 2], "an entry");
+}
+
 #[test]
 fn an_entry_is_flushed_if_its_device_became_volatile_while_it_was_written() {
     for becomes_volatile in [false, true] {

@@ -21,7 +21,7 @@ use std::time::Duration;
 use bcache_lab::Cache;
 use bcache_lab::forced::{Look, judge};
 use bcache_lab::judge::{Devices, superblock_of_backing};
-use bcache_lab::several::{MODES, PLAIN, SETTINGS, SHAPES, Shape, VOLUMES};
+use bcache_lab::several::{DURABLE, MODES, PLAIN, SETTINGS, SHAPES, Shape, VOLUMES};
 use bcache_lab::zone_maps::SlowMaps;
 use cairn_block::{
     Flags, Io, IoError, LocalFuture, Sector, SectorCount, SectorRange, SuspendMode, TargetType,
@@ -367,6 +367,14 @@ fn nothing_acknowledged_is_lost_of_few_large_extents() {
     let failing = Failing::Nothing;
     let scenario =
         Bcache { failing, shapes: PLAIN, modes: MODES, foreign: 0, moves: false, zones: None };
+    Campaign::new(scenario).one_in(PART).run();
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_on_a_cache_device_that_is_not_volatile() {
+    let failing = Failing::Nothing;
+    let scenario =
+        Bcache { failing, shapes: DURABLE, modes: MODES, foreign: 0, moves: false, zones: None };
     Campaign::new(scenario).one_in(PART).run();
 }
 

@@ -22,6 +22,8 @@ pub struct Shape {
     /// Volumes of the set: the first two have backing devices, the third lies in the cache alone.
     pub volumes: usize,
     pub mode: CacheMode,
+    /// The cache device keeps what it completed in volatile memory until a flush.
+    pub volatile_cache: bool,
     /// How many operations a generation has at most, and the shortest and the longest in sectors.
     pub ops: u64,
     pub shortest: u64,
@@ -40,6 +42,7 @@ pub const ROOMY: Shape = Shape {
     sectors: 512,
     volumes: 1,
     mode: CacheMode::Writeback,
+    volatile_cache: true,
     ops: 400,
     shortest: 1,
     longest: 128,
@@ -73,6 +76,13 @@ pub const PLAIN: &[Shape] = &[
     Shape { buckets: 140, sectors: 16_000, ..LARGE_EXTENTS },
     Shape { volumes: 2, ..LARGE_EXTENTS },
     Shape { block_sectors: 8, bucket_sectors: 256, ..LARGE_EXTENTS },
+];
+
+/// Sets on a cache device that is not volatile.
+pub const DURABLE: &[Shape] = &[
+    Shape { volatile_cache: false, ..ROOMY },
+    Shape { volatile_cache: false, ..TIGHT },
+    Shape { volatile_cache: false, volumes: 2, ..ROOMY },
 ];
 
 pub const SHAPES: &[Shape] = &[
@@ -183,7 +193,8 @@ impl Shape {
             let bytes = backing_of(uuid_of(index), self.block_sectors, &data, self.mode);
             (DriveOptions::named(VOLUMES[index].1), Image::of_bytes(&bytes))
         };
-        let cache = (DriveOptions::named("cache"), cache);
+        let volatile_cache = self.volatile_cache;
+        let cache = (DriveOptions { volatile_cache, ..DriveOptions::named("cache") }, cache);
         [cache].into_iter().chain(self.cached().map(backing)).collect()
     }
 }

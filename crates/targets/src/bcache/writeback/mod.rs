@@ -44,7 +44,8 @@
 //!
 //! A drain copies the next batch while one is flushed and its keys become clean (R10). The next one
 //! has other extents, and a failure count of its own from before its first copy. If extents of a
-//! batch failed, or another task waits to remove data, the next one begins after that.
+//! batch failed, some of its middle were not tried, or another task waits to remove data, the next
+//! one begins after that.
 //!
 //! A batch is sealed by keys, bytes or time, or early by a suspend; so a suspend waits for the
 //! copies in flight, one flush and one insertion. If nothing is dirty after that, the drain ends as
@@ -141,6 +142,14 @@ impl Open {
     /// Where the next batch begins, if none has failed.
     fn next(&self) -> u64 {
         self.copied.untried.iter().map(Key::start).min().unwrap_or(self.end)
+    }
+
+    /// True if the next batch would have extents of this one: some behind its beginning were
+    /// copied. These must not be copied again while they become clean: a clean extent may be
+    /// overwritten around the cache, and the older data would come after that (A2).
+    fn reaches_into_the_next(&self) -> bool {
+        let next = self.next();
+        self.copied.written.iter().any(|key| key.end() > next)
     }
 }
 
@@ -315,7 +324,9 @@ impl Bcache {
                 turn = Some(self.batching.lock().await);
             }
             let gives_way = ends() || self.drains_waiting.load(Ordering::Relaxed) > 0;
-            let is_alone = open.as_ref().is_some_and(|it| gives_way || it.has_failed());
+            let is_settled_first =
+                |it: &Open| gives_way || it.has_failed() || it.reaches_into_the_next();
+            let is_alone = open.as_ref().is_some_and(is_settled_first);
             let keys = match is_alone {
                 true => Vec::new(),
                 false => self.next_dirty(env, from, u64::MAX).await,

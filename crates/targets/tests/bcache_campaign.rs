@@ -21,7 +21,7 @@ use std::time::Duration;
 use bcache_lab::Cache;
 use bcache_lab::forced::{Look, judge};
 use bcache_lab::judge::{Devices, superblock_of_backing};
-use bcache_lab::several::{DURABLE, MODES, PLAIN, SETTINGS, SHAPES, Shape, VOLUMES};
+use bcache_lab::several::{DURABLE, MANY_KEYS, MODES, PLAIN, SETTINGS, SHAPES, Shape, VOLUMES};
 use bcache_lab::zone_maps::SlowMaps;
 use cairn_block::{
     Flags, Io, IoError, LocalFuture, Sector, SectorCount, SectorRange, SuspendMode, TargetType,
@@ -318,16 +318,22 @@ async fn move_out_and_in(server: &Server, shape: &Shape, index: usize, drive: Ar
         return target.set_leaving(false);
     }
     target.drain_in_suspend(true);
+    eprintln!("{:?} suspends", env.now());
     volume.suspend(env, SuspendMode::Flush).await.expect("no drive fails");
     let device = Device { argument: backing.to_owned(), disk: drive };
     let attached = Attached::of(env, device).await.expect("no drive fails");
     let attached = attached.expect("it belongs to the set");
     assert!(!attached.is_dirty(), "nothing became dirty since the drain");
+    eprintln!("{:?} leaves", env.now());
     attached.leave(env).await.expect("no drive fails");
+    eprintln!("{:?} loads", env.now());
     let alone = format!("0 {} bcache {backing} - 0", shape.sectors);
     server.load(name, &alone).await.expect("no drive fails");
+    eprintln!("{:?} loaded", env.now());
     server.pause(4000).await;
+    eprintln!("{:?} loads again", env.now());
     server.load(name, &table_of(shape, index, true)).await.expect("no drive fails");
+    eprintln!("{:?} loaded again", env.now());
 }
 
 /// Now and then writes or reads take long: others overtake them, and the cache is congested.
@@ -395,6 +401,19 @@ fn nothing_acknowledged_is_lost_while_devices_leave_and_join_their_set() {
     is_taken("Ahead");
 }
 
+/// Many writes over parts of others while a batch is gathered.
+const CROWDED: Shape = Shape { sectors: 600, longest: 32, ..MANY_KEYS };
+
+fn crowded() -> Bcache {
+    let (failing, shapes) = (Failing::Nothing, &[CROWDED]);
+    Bcache { failing, shapes, modes: MODES, foreign: 0, moves: true, zones: None }
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_of_crowded_extents_while_devices_leave_their_set() {
+    Campaign::new(crowded()).one_in(PART).run();
+}
+
 #[test]
 fn what_is_lost_with_the_cache_is_in_the_map_of_dirty_zones() {
     static LOOKS: Looks = [const { AtomicU64::new(0) }; 4];
@@ -428,7 +447,7 @@ fn a_backing_device_that_fails_loses_nothing_that_was_acknowledged() {
 /// Paths that a short campaign may miss (`bcache_drain` empties buckets), and those of campaigns
 /// with special events.
 #[cfg(feature = "canary")]
-const RARE: [&str; 4] = ["EmptyBuckets", "CheckpointAgain", "Ahead", "MarkZone"];
+const RARE: [&str; 5] = ["EmptyBuckets", "CheckpointAgain", "Ahead", "MarkZone", "GatherLeaves"];
 
 /// The campaign has taken each path but these, and each switch between two modes, if it was long
 /// enough.
@@ -476,7 +495,8 @@ mod canaries {
 
     use super::bcache_lab::several::{MANY_KEYS, ROOMY, TIGHT};
     use super::{
-        AtomicU64, Bcache, CacheMode, Campaign, Failing, Looks, MODES, PLAIN, SHAPES, Shape,
+        AtomicU64, Bcache, CROWDED, CacheMode, Campaign, Failing, Looks, MODES, PLAIN, SHAPES,
+        Shape,
     };
 
     /// Lives in which a planted bug must be found.
@@ -517,8 +537,6 @@ mod canaries {
 
     #[test]
     fn copies_of_extents_that_share_sectors_are_caught() {
-        // Many writes over parts of others while a batch is gathered.
-        const CROWDED: Shape = Shape { sectors: 600, longest: 32, ..MANY_KEYS };
         is_caught_in(Bug::CopiesOverlap, &[CROWDED], WRITEBACK);
     }
 

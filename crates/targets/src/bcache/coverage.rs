@@ -92,6 +92,8 @@ paths! {
     LeafLeaves,
     /// A request waits until a leaf is read.
     WaitForLeaf,
+    /// A leaf has left that a task or request needs beside the one that it waited for.
+    GatherLeaves,
     /// A task looks at the extents of an absent leaf.
     ScanAbsent,
     /// Nodes of the tree become fewer.

@@ -92,7 +92,7 @@ impl Bcache {
             let set = set.filter(|_| !core.is_broken())?;
             match set.tree.find(self.inode(), from) {
                 Found::Extent(key) => Some((hit(env, core, set, &key, want), is_bypass(set))),
-                Found::Absent(_) | Found::Hole { .. } => None,
+                Found::Absent | Found::Hole { .. } => None,
             }
         });
         if let Some(found) = found {
@@ -106,7 +106,10 @@ impl Bcache {
         let is_bypass = is_bypass(set);
         let plan = match set.tree.find(self.inode(), from) {
             Found::Extent(key) => hit(env, core, set, &key, want),
-            Found::Absent(leaf) => Plan::Read { starts: set.wanted.add(vec![leaf], request.id()) },
+            Found::Absent => {
+                let head = Span { inode: self.inode(), start: from, end: from + 1 };
+                Plan::Read { starts: set.wanted.add(head, request.id()) }
+            }
             Found::Hole { end } => {
                 let count = want.min(end - from);
                 match self.config.devices.backing() {

@@ -92,7 +92,7 @@ impl Bcache {
             Service::Stopped => return Err(IoError::IO),
         };
         let (kind, count) = match found {
-            Some(Found::Absent(_)) => unreachable!("its leaf is present"),
+            Some(Found::Absent) => unreachable!("its leaf is present"),
             Some(Found::Extent(key)) => (ExtentKind::Data, want.min(key.sectors())),
             Some(Found::Hole { end }) => (ExtentKind::Hole, want.min(end - from)),
             None if self.is_vouched_for() => (ExtentKind::Hole, want),

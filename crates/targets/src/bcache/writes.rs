@@ -104,7 +104,7 @@ fn plan_without_leaves(
     match absent.is_empty() {
         true => None,
         false if is_zeroed => Some(Plan::Zero),
-        false => Some(Plan::Read { starts: set.wanted.add(absent, request.id()) }),
+        false => Some(Plan::Read { starts: set.wanted.add(*span, request.id()) }),
     }
 }
 

@@ -3,7 +3,6 @@
 use cairn_format::bcache::{Key, OFFSET_MAX};
 
 use super::extents::Position;
-use super::presence::LeafPlace;
 use super::unwritten::Span;
 use super::{Node, Tree};
 use crate::bcache::work;
@@ -18,8 +17,8 @@ pub(in super::super) enum Found {
         /// The first sector that may have an extent again.
         end: u64,
     },
-    /// This leaf has it, which is absent.
-    Absent(LeafPlace),
+    /// What an absent leaf says.
+    Absent,
 }
 
 impl Tree {
@@ -27,8 +26,8 @@ impl Tree {
     pub fn find(&self, inode: u32, sector: u64) -> Found {
         let index = self.leaf_of((inode, sector));
         let leaf = &self.levels[0][index];
-        if let Some(place) = self.place_if_absent(index) {
-            return Found::Absent(place);
+        if self.place_if_absent(index).is_some() {
+            return Found::Absent;
         }
         match leaf.extents().find((inode, sector)) {
             Some(key) if key.inode() == inode && key.start() <= sector => {

@@ -29,7 +29,7 @@
 
 use std::sync::{Arc, Weak};
 
-use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use cairn_block::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use cairn_block::sync::{Mutex, MutexGuard, Padded};
 use cairn_block::{
     BiasedLock, Copier, Env, Exclusive, IoError, IoResult, RequestId, TaskGroup, mutants,
@@ -104,6 +104,8 @@ pub(in super::super) struct Core {
     /// The attribute `btree_cache_size`: the limit of the extents in memory, in bytes.
     pub node_cache: AtomicU64,
     pub(super) trimming: Trimming,
+    /// How many tasks need leaves that must not leave meanwhile.
+    pub(super) gathering: AtomicUsize,
 }
 
 impl Core {
@@ -135,6 +137,7 @@ impl Core {
             copier: Copier::new(COPY_BYTES),
             node_cache: AtomicU64::new(NODE_CACHE_BYTES),
             trimming: Trimming::default(),
+            gathering: AtomicUsize::new(0),
         })
     }
 

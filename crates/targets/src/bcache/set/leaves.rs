@@ -1,10 +1,13 @@
 //! Reading absent leaves, and letting leaves leave (`btree::presence`).
 //!
-//! - A request that needs an absent leaf waits. One task reads the leaves that requests wait for,
-//!   some at once, and has the requests mapped again. Beyond the limit it waits for others to leave
-//!   before it reads the next ones, but not for longer than [`ROOM_WAIT`]: leaves may have to be
-//!   written first.
+//! - A request that needs absent leaves waits. One task reads the leaves that requests wait for,
+//!   some at once, and has the requests mapped again once each of them finds all of its leaves.
+//!   Beyond the limit it waits for others to leave before it reads the next ones, but not for
+//!   longer than [`ROOM_WAIT`]: leaves may have to be written first.
 //! - A task that changes extents makes their leaves present first ([`Core::with_present`]).
+//! - Leaves may leave while others are read that the same task or request needs. If that has
+//!   happened to it once, none leaves until it has them all ([`Gathering`]): it ends, whatever the
+//!   limit is.
 //! - A task that only looks at extents ([`Core::scan`]) looks at what it has read of an absent
 //!   leaf, and leaves it absent.
 //! - Once the extents in memory take more than the limit, leaves leave, in the turn of the set
@@ -15,7 +18,7 @@
 
 use std::time::Duration;
 
-use cairn_block::sync::atomic::{AtomicU8, Ordering};
+use cairn_block::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use cairn_block::{ConfigError, ConfigKind, Env, RequestId, yield_once};
 use cairn_format::bcache::load::Source;
 use cairn_format::bcache::node::Node as NodeRead;
@@ -25,7 +28,9 @@ use super::Set;
 use super::core::Core;
 use super::device::DiskSource;
 use super::session::{Session, WriteError};
-use crate::bcache::btree::{FIRST, LAST, LeafPlace, Position, READ_AT_ONCE, Scanned, Span, Which};
+use crate::bcache::btree::{
+    FIRST, LAST, LeafPlace, Position, READ_AT_ONCE, Scanned, Span, Tree, Which,
+};
 use crate::bcache::canary::{self, Bug, planted};
 use crate::bcache::coverage::{self, Path};
 
@@ -41,34 +46,34 @@ const ROOM_WAIT: Duration = Duration::from_millis(100);
 /// What requests wait for, under the lock of the set.
 #[derive(Default)]
 pub(in super::super) struct Wanted {
-    requests: Vec<(Vec<LeafPlace>, RequestId)>,
+    requests: Vec<(Span, RequestId)>,
     /// A task reads them.
     is_served: bool,
 }
 
 impl Wanted {
-    /// A request waits for leaves. True if the caller starts the task.
-    pub fn add(&mut self, leaves: Vec<LeafPlace>, id: RequestId) -> bool {
+    /// A request waits for the leaves with sectors of a span. True if the caller starts the task.
+    pub fn add(&mut self, span: Span, id: RequestId) -> bool {
         coverage::take(Path::WaitForLeaf);
-        self.requests.push((leaves, id));
+        self.requests.push((span, id));
         !std::mem::replace(&mut self.is_served, true)
     }
 
     /// Takes the first requests, as many as leaves are read at once, and others that wait for the
     /// same ones; none once the task is to end.
-    fn take(&mut self) -> Option<(Vec<LeafPlace>, Vec<RequestId>)> {
+    fn take(&mut self, tree: &Tree) -> Option<Vec<(Span, RequestId)>> {
         let mut leaves: Vec<LeafPlace> = Vec::new();
-        let goes = |(own, _): &mut (Vec<LeafPlace>, RequestId)| {
+        let goes = |(span, _): &mut (Span, RequestId)| {
             let has_room = leaves.len() < READ_AT_ONCE;
-            let missing: Vec<LeafPlace> =
-                own.iter().filter(|leaf| !leaves.contains(leaf)).copied().collect();
+            let mut missing = tree.absent_in(span);
+            missing.retain(|leaf| !leaves.contains(leaf));
             let goes = has_room || missing.is_empty();
             leaves.extend(if goes { missing } else { Vec::new() });
             goes
         };
-        let requests: Vec<_> = self.requests.extract_if(.., goes).map(|(_, id)| id).collect();
+        let requests: Vec<_> = self.requests.extract_if(.., goes).collect();
         self.is_served = !requests.is_empty();
-        self.is_served.then_some((leaves, requests))
+        self.is_served.then_some(requests)
     }
 }
 
@@ -96,14 +101,32 @@ impl Trimming {
     }
 }
 
+/// While one of these lives no leaf is marked to leave.
+struct Gathering<'c>(&'c AtomicUsize);
+
+impl Gathering<'_> {
+    fn begin(core: &Core) -> Gathering<'_> {
+        coverage::take(Path::GatherLeaves);
+        core.gathering.fetch_add(1, Ordering::Relaxed);
+        Gathering(&core.gathering)
+    }
+}
+
+impl Drop for Gathering<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Core {
     /// Starts the task that reads what requests wait for.
     pub fn start_reading(&self, env: &Env) {
         self.spawn(env, async |core, env| {
-            let take = || core.lock().as_mut().and_then(|set| set.wanted.take());
-            while let Some((leaves, requests)) = take() {
+            let take = || core.lock().as_mut().and_then(|set| set.wanted.take(&set.tree));
+            while let Some(requests) = take() {
+                let (spans, requests): (Vec<Span>, Vec<RequestId>) = requests.into_iter().unzip();
                 // An error broke the set: the requests go where its state sends them.
-                let _ = core.enter(env, &leaves).await;
+                let _ = core.with_present(env, spans.iter().copied(), |_| ()).await;
                 core.remap_all(env, requests);
                 core.wait_below_limit(env).await;
             }
@@ -196,6 +219,7 @@ impl Core {
         spans: impl IntoIterator<Item = Span> + Clone,
         act: impl FnOnce(&mut Set) -> T,
     ) -> Result<T, WriteError> {
+        let (mut rounds, mut gathering) = (0, None);
         loop {
             let absent = {
                 let mut guard = self.lock();
@@ -206,6 +230,10 @@ impl Core {
                 }
                 absent
             };
+            if rounds > 0 && gathering.is_none() {
+                gathering = Some(Gathering::begin(self));
+            }
+            rounds += 1;
             self.enter(env, &absent).await?;
         }
     }
@@ -395,7 +423,11 @@ impl Session<'_> {
             self.checkpoint().await?;
         }
         let (mut looked, mut marked) = (0, 0);
-        while self.with(|set| set.tree.mark_leaving(most, (&mut looked, &mut marked))) {
+        let mut mark = |set: &mut Set| match self.core.gathering.load(Ordering::Relaxed) {
+            0 => set.tree.mark_leaving(most, (&mut looked, &mut marked)),
+            _ => false,
+        };
+        while self.with(&mut mark) {
             yield_once().await;
         }
         self.core.readers.quiesce(0).await;

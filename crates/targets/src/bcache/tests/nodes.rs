@@ -1,5 +1,7 @@
 //! Tests of a tree that is not in memory as a whole.
 
+use cairn_block::SectorRange;
+
 use super::super::set::{Core, Set};
 use super::*;
 
@@ -117,7 +119,7 @@ fn a_leaf_that_is_damaged_while_it_is_not_in_memory_breaks_the_set() {
 }
 
 /// Where the leaves of the first two extents and of the last two are on the cache device.
-fn two_leaves(test: &Fixture) -> [cairn_block::SectorRange; 2] {
+fn two_leaves(test: &Fixture) -> [SectorRange; 2] {
     test.with_target("v", |it: &Bcache| {
         let place = |set: &Set| {
             let last = (0, 16 + 2 * EXTENTS);
@@ -129,6 +131,46 @@ fn two_leaves(test: &Fixture) -> [cairn_block::SectorRange; 2] {
         };
         it.look(place).expect("it is open")
     })
+}
+
+/// A sector of the volume, behind which the second leaf begins.
+fn end_of_first_leaf(test: &Fixture) -> u64 {
+    let place = |set: &Set| set.tree.absent_between((0, 16), (0, 17))[0].position;
+    let (inode, end) = test.with_target("v", |it: &Bcache| it.look(place)).expect("it is open");
+    assert_eq!(inode, 0);
+    end - 16
+}
+
+/// Writes to both sides of the place where a leaf ends. `read_second` has the second leaf read
+/// before; no leaf stays in memory. Reads of the cache device take so long.
+fn write_to_two_leaves(time: Duration, read_second: impl FnOnce(&Fixture, SectorRange)) {
+    let test = split_tree();
+    limit(&test, "0");
+    let end = end_of_first_leaf(&test);
+    let effect = Effect::Delay(time);
+    test.drive("c").faults().add(Fault { effect, ..Fault::error(OpSet::READS) });
+    read_second(&test, range(end + 1, 1));
+    test.start("v", "write", |env| crate::fixture::write_io(env, end - 1, 2, 9));
+    test.run(Duration::from_secs(3));
+    assert_eq!(test.ends.of("write"), Some(Ok(())));
+    assert_eq!(test.bytes("v", end - 1, 2), [9; 2]);
+    limit(&test, "0");
+    assert_eq!(number(&test, "btree_cache_used"), 0, "all leaves may leave again");
+}
+
+#[test]
+fn a_write_to_two_leaves_gets_both_of_them_if_memory_has_room_for_none() {
+    write_to_two_leaves(Duration::ZERO, |test, range| {
+        test.read("v", range.start.0, 1).expect("the drives are well");
+    });
+}
+
+#[test]
+fn a_write_to_two_leaves_gets_both_if_one_leaves_while_the_other_is_read() {
+    // The task that reads for requests does not wait for the limit then.
+    write_to_two_leaves(Duration::from_millis(35), |test, range| {
+        test.extents("v", range).expect("the drives are well");
+    });
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use cairn_block::SectorRange;
 
 use super::super::set::{Core, Set};
+use super::super::work;
 use super::*;
 
 const LARGE_LINE: &str = "0 90000 bcache b c 0";
@@ -373,4 +374,37 @@ fn a_start_keeps_the_limit_and_finds_what_one_with_all_leaves_in_memory_finds() 
     drain(&test).expect("the drives are well");
     assert_eq!(number(&test, "dirty_data"), 0);
     assert_eq!(state_of(&test), Value::State("clean"));
+}
+
+/// A drain looks for the extents of a batch some at a time. A client replaces those around the
+/// place where one look ends, so they are left out of the batch.
+#[test]
+fn extents_behind_those_that_a_client_replaces_in_a_batch_are_copied_once() {
+    // A dirty extent counts as four units of work.
+    let looked_at = work::piece() as u64 / 4;
+    let [first, last] = [2 * (looked_at - 20), 2 * (EXTENTS - 1)];
+    let mut left_out = 0;
+    for steps in 0..4 {
+        let test = split_tree();
+        test.forget();
+        test.sim.let_work_take_time();
+        test.start("v", "over", |env| crate::fixture::write_io(env, first, 80, 251));
+        (0..steps).for_each(|_| _ = test.sim.step());
+        drain(&test).expect("the drives are well");
+        test.run(Duration::from_secs(1));
+        drain(&test).expect("the drives are well");
+        let ops = test.ops("b");
+        let copies = |sector: u64| {
+            let copies = ops.iter().enumerate();
+            let covers = move |start: u64, count: u64| (start..start + count).contains(&sector);
+            let copies = copies
+                .filter(move |(_, (op, start, count))| *op == Op::Write && covers(*start, *count));
+            copies.map(|(at, _)| at).collect::<Vec<usize>>()
+        };
+        let [first, last] = [first, last].map(|sector| copies(16 + sector));
+        assert_eq!(last.len(), 1, "{steps} steps: {last:?}");
+        left_out += usize::from(first[0] > last[0]);
+        assert_eq!(test.bytes("v", 2 * (looked_at - 20), 80), [251; 80]);
+    }
+    assert!(left_out > 0, "the extents were never replaced while the batch was looked for");
 }

@@ -17,7 +17,7 @@ use cairn_format::Severity;
 use cairn_format::bcache::build::{BuildError, Builder, WriteSectors};
 use cairn_format::bcache::check::check;
 use cairn_format::bcache::journal::{ENTRY_BYTES_MAX, ENTRY_HEADER_BYTES, Header, encode};
-use cairn_format::bcache::load::{Fault, Loaded, Source, Visitor, load_now, now};
+use cairn_format::bcache::load::{Fault, Held, Loaded, Visitor, load_now, now};
 use cairn_format::bcache::uuids::UuidEntry;
 use cairn_format::bcache::{
     CacheSuperblock, Key, NewCache, Replacement, SECTOR_BYTES, SUPERBLOCK_SECTOR, Uuid,
@@ -123,7 +123,7 @@ fn round(extents: u64) -> Outcome<Round> {
 
     let (_, sectors) = (device.write(SUPERBLOCK_SECTOR, &superblock.encode()), sectors_of(extents));
     let began = Moment::now();
-    let Ok(report) = now(check(&mut Held(&device), sectors, &[]));
+    let Ok(report) = now(check(&mut Held(|range: &_| device.bytes(range)), sectors, &[]));
     let check = began.elapsed().processor.as_secs_f64();
     if report.severity != Severity::Sound || report.totals.extents != extents {
         return Err(unsound(format!("{:?}", report.findings.first())));
@@ -149,7 +149,7 @@ fn unsound(said: String) -> ConfigError {
 fn open(device: &Device, superblock: &CacheSuperblock) -> Outcome<(f64, Loaded, Vec<Key>)> {
     let began = Moment::now();
     let mut collect = Collect::default();
-    let loaded = load_now(Held(device), superblock, &mut collect)
+    let loaded = load_now(Held(|range: &_| device.bytes(range)), superblock, &mut collect)
         .map_err(|error| unsound(error.to_string()))?;
     let opened = loaded.extents(superblock.geometry(), collect.0);
     Ok((began.elapsed().processor.as_secs_f64(), loaded, opened))
@@ -240,30 +240,17 @@ impl WriteSectors for Device {
     }
 }
 
-/// Reads the device; what was not written is zeros.
-struct Held<'a>(&'a Device);
-
-impl Held<'_> {
+impl Device {
+    /// The bytes of a range of sectors; what was not written is zeros.
     fn bytes(&self, range: &Range<u64>) -> Vec<u8> {
         let mut bytes = vec![0; (range.end - range.start) as usize * SECTOR_BYTES];
         // Nothing is read that begins within what was written.
-        for (sector, written) in self.0.0.range(range.clone()) {
+        for (sector, written) in self.0.range(range.clone()) {
             let at = (sector - range.start) as usize * SECTOR_BYTES;
             let length = written.len().min(bytes.len() - at);
             bytes[at..at + length].copy_from_slice(&written[..length]);
         }
         bytes
-    }
-}
-
-impl Source for Held<'_> {
-    type Error = Infallible;
-
-    async fn read(
-        &mut self,
-        ranges: &[Range<u64>],
-    ) -> Result<Vec<Result<Vec<u8>, String>>, Infallible> {
-        Ok(ranges.iter().map(|range| Ok(self.bytes(range))).collect())
     }
 }
 

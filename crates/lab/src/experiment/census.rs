@@ -6,11 +6,10 @@
 //!
 //! A writecache begins at the first sector of its drive.
 
-use std::convert::Infallible;
 use std::ops::{ControlFlow, Range};
 
 use cairn_block::{SECTOR_BYTES, Sector};
-use cairn_format::bcache::load::{Fault, Source, Visitor, load_now};
+use cairn_format::bcache::load::{Fault, Held, Visitor, load_now};
 use cairn_format::bcache::{Key, SUPERBLOCK_SECTOR, Superblock};
 use cairn_format::writecache::{self, EntryState, Geometry};
 use cairn_sim::Image;
@@ -30,26 +29,11 @@ pub fn dirty_runs(image: &Image) -> Result<Option<Lengths>, String> {
     }
 }
 
-/// The image as the loader reads it.
-struct Reading<'a>(&'a Image);
-
-impl Reading<'_> {
-    fn bytes(&self, range: &Range<u64>) -> Vec<u8> {
-        let mut bytes = vec![0; ((range.end - range.start) * SECTOR_BYTES) as usize];
-        self.0.read(Sector(range.start), &mut bytes);
-        bytes
-    }
-}
-
-impl Source for Reading<'_> {
-    type Error = Infallible;
-
-    async fn read(
-        &mut self,
-        ranges: &[Range<u64>],
-    ) -> Result<Vec<Result<Vec<u8>, String>>, Infallible> {
-        Ok(ranges.iter().map(|range| Ok(self.bytes(range))).collect())
-    }
+/// The bytes of the image in a range of sectors.
+fn bytes(image: &Image, range: &Range<u64>) -> Vec<u8> {
+    let mut bytes = vec![0; ((range.end - range.start) * SECTOR_BYTES) as usize];
+    image.read(Sector(range.start), &mut bytes);
+    bytes
 }
 
 /// The extents of the leaves, up to the first fault.
@@ -70,7 +54,7 @@ fn of_set(image: &Image) -> Result<Option<Lengths>, String> {
     image.read(Sector(SUPERBLOCK_SECTOR), &mut head);
     let Ok(Superblock::Cache(superblock)) = Superblock::decode(&head) else { return Ok(None) };
     let mut found = Extents(Vec::new());
-    let loaded = load_now(Reading(image), &superblock, &mut found);
+    let loaded = load_now(Held(|range: &_| bytes(image, range)), &superblock, &mut found);
     let loaded = loaded.map_err(|error| error.to_string())?;
     let extents = loaded.extents(superblock.geometry(), found.0);
     let dirty = extents.iter().filter(|key| key.is_dirty());
@@ -82,7 +66,7 @@ fn of_writecache(image: &Image) -> Option<Lengths> {
     image.read(Sector(0), &mut head);
     let superblock = writecache::Superblock::parse(&head).ok()?;
     let geometry = Geometry::of_superblock(&superblock, image.sectors().to_bytes()).ok()?;
-    let metadata = Reading(image).bytes(&(0..geometry.metadata_bytes().div_ceil(SECTOR_BYTES)));
+    let metadata = bytes(image, &(0..geometry.metadata_bytes().div_ceil(SECTOR_BYTES)));
     let entries = geometry.entries_in(0, &metadata).map(|(_, entry)| entry);
     let is_committed =
         |entry: &writecache::Entry| entry.state(superblock.seq()) == EntryState::Committed;

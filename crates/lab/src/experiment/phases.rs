@@ -184,7 +184,7 @@ fn row(experiment: &Experiment, variant: &Variant, span: Span) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cairn_block::Time;
+    use crate::experiment::record::testing;
 
     #[test]
     fn lengths_of_writes_are_those_of_each_phase_times_the_scale() {
@@ -198,27 +198,14 @@ mod tests {
             let mut lengths = Lengths::default();
             (lengths.0[0], lengths.0[8]) = (second, second.saturating_sub(10));
             Sample {
-                at: Time(second * 1_000_000_000),
-                dirty: Vec::new(),
-                rate: Vec::new(),
-                in_use: Vec::new(),
-                hits: Vec::new(),
-                counts: Vec::new(),
                 drives: vec![Used { lengths, ..Used::default() }],
-                clients: Vec::new(),
-                busy: Duration::ZERO,
+                ..testing::nothing_at(second)
             }
         };
         let samples = (0..=20).map(sample).collect();
         let long = |count| Lengths([0, 0, 0, 0, 0, 0, 0, 0, count]);
-        let record = Record {
-            samples,
-            clients: Vec::new(),
-            is_done: true,
-            sent: None,
-            drained: None,
-            dirty_runs: vec![long(1), long(3), long(5)],
-        };
+        let record =
+            Record { dirty_runs: vec![long(1), long(3), long(5)], ..testing::record(samples) };
         let variant = Variant { name: "plain".to_owned(), records: vec![record] };
         let variants = [variant];
         let rows = writes(&experiment, &variants).rows;

@@ -90,3 +90,37 @@ pub(super) fn number(value: &Value) -> Option<u64> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+pub mod testing {
+    //! Runs in which little happened.
+
+    use super::*;
+
+    /// A moment at which nothing was recorded.
+    pub fn nothing_at(second: u64) -> Sample {
+        Sample {
+            at: Time(second * 1_000_000_000),
+            dirty: Vec::new(),
+            rate: Vec::new(),
+            in_use: Vec::new(),
+            hits: Vec::new(),
+            counts: Vec::new(),
+            drives: Vec::new(),
+            clients: Vec::new(),
+            busy: Duration::ZERO,
+        }
+    }
+
+    /// A run without clients that ended as its experiment asks.
+    pub fn record(samples: Vec<Sample>) -> Record {
+        Record {
+            samples,
+            clients: Vec::new(),
+            is_done: true,
+            sent: None,
+            drained: None,
+            dirty_runs: Vec::new(),
+        }
+    }
+}

@@ -153,31 +153,18 @@ fn verdict(variant: &Variant, settled: Option<Median>, times: Option<Median>) ->
 mod tests {
     use super::*;
     use crate::experiment::form::Experiment;
+    use crate::experiment::record::testing;
     use crate::writeback::rows::ROWS;
-    use cairn_block::Time;
 
     /// A run with so many percent in use after each minute.
     fn record(in_use: &[u64]) -> Record {
         let sample = |(minute, percent): (u64, &u64)| Sample {
-            at: Time(minute * 60_000_000_000),
-            dirty: Vec::new(),
-            rate: Vec::new(),
             in_use: vec![None, Some(*percent)],
-            hits: Vec::new(),
             counts: vec![minute * 3],
-            drives: Vec::new(),
-            clients: Vec::new(),
-            busy: Duration::ZERO,
+            ..testing::nothing_at(minute * 60)
         };
         let samples = (0..).zip(in_use).map(sample).collect();
-        Record {
-            samples,
-            clients: Vec::new(),
-            is_done: false,
-            sent: None,
-            drained: None,
-            dirty_runs: Vec::new(),
-        }
+        Record { is_done: false, ..testing::record(samples) }
     }
 
     /// The last fields of our policy beside `sorted`.

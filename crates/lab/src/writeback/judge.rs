@@ -136,31 +136,18 @@ pub fn verdict(observation: &Observation, runs: &Runs<'_>) -> Option<[String; 2]
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::record::Sample;
-    use cairn_block::Time;
+    use crate::experiment::record::{Sample, testing};
 
     /// A run with so much dirty at each second.
     fn record(dirty: &[u64]) -> Record {
         let sample = |(second, dirty): (u64, &u64)| Sample {
-            at: Time(second * 1_000_000_000),
             dirty: vec![*dirty],
             rate: vec![None],
             in_use: vec![None],
-            hits: Vec::new(),
-            counts: Vec::new(),
-            drives: Vec::new(),
-            clients: Vec::new(),
-            busy: Duration::ZERO,
+            ..testing::nothing_at(second)
         };
         let samples = (0..).zip(dirty).map(sample).collect();
-        Record {
-            samples,
-            clients: Vec::new(),
-            is_done: true,
-            sent: None,
-            drained: None,
-            dirty_runs: Vec::new(),
-        }
+        testing::record(samples)
     }
 
     fn variants() -> Vec<Variant> {

@@ -83,10 +83,8 @@ fn verdict(variant: &Variant, share: f64, found: [Option<Median>; 2]) -> String 
 mod tests {
     use super::*;
     use crate::experiment::form::Experiment;
-    use crate::experiment::record::Sample;
+    use crate::experiment::record::{Sample, testing};
     use crate::writeback::rows::ROWS;
-    use cairn_block::Time;
-    use std::time::Duration;
 
     /// A run whose array wrote so many of its rows whole and in part.
     fn record(experiment: &Experiment, [whole_rows, part_rows]: [u64; 2]) -> Record {
@@ -94,26 +92,12 @@ mod tests {
             let [whole_rows, part_rows] = [whole_rows, part_rows].map(|rows| rows * second);
             let array = Used { whole_rows, part_rows, ..Used::default() };
             Sample {
-                at: Time(second * 1_000_000_000),
-                dirty: Vec::new(),
-                rate: Vec::new(),
-                in_use: Vec::new(),
-                hits: Vec::new(),
-                counts: Vec::new(),
                 drives: experiment.drives.iter().map(|_| array).collect(),
-                clients: Vec::new(),
-                busy: Duration::ZERO,
+                ..testing::nothing_at(second)
             }
         };
         let samples = vec![sample(0), sample(1)];
-        Record {
-            samples,
-            clients: Vec::new(),
-            is_done: true,
-            sent: None,
-            drained: None,
-            dirty_runs: Vec::new(),
-        }
+        testing::record(samples)
     }
 
     /// The verdict about a policy that wrote this part of the possible rows whole, and so many in

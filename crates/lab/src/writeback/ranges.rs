@@ -2,7 +2,7 @@
 //!
 //! A row runs with its models as they are, and again for each of [`CHANGES`], in which all its arms
 //! differ from their model in one way. Seeds are the same. A verdict that turns among these runs
-//! rests on a figure that nobody measured within 30 %.
+//! depends on a figure of the model, and holds for such drives only.
 //!
 //! - R1. A run is that of an experiment's text, which says how its arms differ and may be written
 //!   into a folder.

@@ -215,34 +215,21 @@ fn bars(all: &[Measured<'_>]) -> Option<Table> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::record::Sample;
+    use crate::experiment::record::{Sample, testing};
     use crate::writeback::rows::ROWS;
-    use cairn_block::Time;
     use cairn_sim::drives::Used;
-    use std::time::Duration;
 
     /// 40 GiB become clean in so many seconds.
     fn record(experiment: &Experiment, seconds: u64) -> Record {
         let sample = |second: u64| Sample {
-            at: Time(second * 1_000_000_000),
             dirty: vec![0, (80 << 20) * (seconds - second) / seconds],
             rate: vec![None, None],
             in_use: vec![None, None],
-            hits: Vec::new(),
-            counts: Vec::new(),
             drives: experiment.drives.iter().map(|_| used(800 * second / seconds)).collect(),
-            clients: Vec::new(),
-            busy: Duration::ZERO,
+            ..testing::nothing_at(second)
         };
         let samples = (0..=seconds).map(sample).collect();
-        Record {
-            samples,
-            clients: Vec::new(),
-            is_done: true,
-            sent: None,
-            drained: None,
-            dirty_runs: Vec::new(),
-        }
+        testing::record(samples)
     }
 
     fn used(requests: u64) -> Used {

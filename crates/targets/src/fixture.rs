@@ -247,7 +247,7 @@ impl Fixture {
     }
 
     pub fn suspend(&self, name: &str, mode: SuspendMode) {
-        self.try_suspend(name, mode).unwrap();
+        self.try_suspend(name, mode).expect("nothing acknowledged is lost");
     }
 
     /// An error if acknowledged writes may be lost.
@@ -268,7 +268,9 @@ impl Fixture {
 
     pub fn remove(&self, name: &str) {
         let volume = self.registry.remove_volume(name).expect("it is there");
-        self.sim.block_on(0, |env| async move { volume.remove(&env).await }).unwrap();
+        self.sim
+            .block_on(0, |env| async move { volume.remove(&env).await })
+            .expect("nothing acknowledged is lost");
     }
 
     /// The target of the live table's first line.

@@ -231,7 +231,7 @@ impl CacheDevice {
     /// Writes what may lead to all that was written before: the caller has flushed the device. It
     /// is durable at the end if it has FUA, otherwise after the next flush. On a device that is not
     /// volatile FUA is left out: the write would pass the gate of such writes, and writes of
-    /// clients overtake it. (A cache that is switched on meanwhile is flushed.)
+    /// clients overtake it. If the drive's cache is switched on meanwhile, the device is flushed.
     ///
     /// # Errors
     /// The write failed.

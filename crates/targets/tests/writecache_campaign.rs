@@ -112,6 +112,9 @@ impl Scenario for WriteCache {
     }
 
     fn begin(&self, rng: &mut fastrand::Rng) -> (Shape, Vec<(DriveOptions, Image)>) {
+        // Of a copy: with another draw, seeds would change.
+        #[cfg(feature = "canary")]
+        cairn_targets::writecache::canary::sweep_beyond(rng.clone().bool().then_some(0));
         let shape = SHAPES[rng.usize(..SHAPES.len())];
         let drives = vec![
             drive("origin", shape.origin_kib, shape.logical),

@@ -216,7 +216,8 @@ fn bars(all: &[Ranged]) -> Table {
     columns.push("verdict");
     let caption = format!("{OURS}, x {FIRST}: >= {LEAST_OF_FIRST} with all models");
     let mut table = Table::new(&caption, &columns);
-    for one in all {
+    let has_first = |one: &&Ranged| one.plain().variants.iter().any(|it| it.name == FIRST);
+    for one in all.iter().filter(has_first) {
         let plain = one.plain();
         let found = one.times(OURS, FIRST, When::Whole).unwrap_or_default();
         let of = |change: Option<Change>| {

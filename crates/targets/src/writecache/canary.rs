@@ -19,6 +19,23 @@ pub enum Bug {
 #[cfg(feature = "canary")]
 thread_local! {
     static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
+    static SWEPT_BEYOND: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// Has every cache on this thread sweep drains of more than so many bytes, or of those of programs.
+#[cfg(feature = "canary")]
+pub fn sweep_beyond(bytes: Option<u64>) {
+    SWEPT_BEYOND.set(bytes);
+}
+
+#[cfg(feature = "canary")]
+pub(super) fn swept_beyond() -> Option<u64> {
+    SWEPT_BEYOND.get()
+}
+
+#[cfg(not(feature = "canary"))]
+pub(super) const fn swept_beyond() -> Option<u64> {
+    None
 }
 
 /// Plants a bug in every cache on this thread, or none.

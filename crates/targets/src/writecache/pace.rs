@@ -18,8 +18,10 @@
 //! older than max_age) is not throttled.
 //!
 //! The origin serves client requests first. If a read missed or a write went around within the last
-//! [`BUSY`], one copy is in flight at a time, else up to [`LANES_MAX`]. So a client request waits
-//! for at most one request of writeback (of a megabyte at most) that came before it.
+//! [`BUSY`], one copy is in flight at a time, else up to [`LANES_MAX`], and up to [`LANES_PARITY`]
+//! to an origin with parity: what waits there together is written by rows, which read less the more
+//! of them is written. So a client request waits for at most one request of writeback (of a
+//! megabyte at most) that came before it, but for the first one after a time without any.
 //!
 //! # Measurement
 //! For each device, a moving mean of its latency is kept: of client writes, and of both sides of
@@ -32,6 +34,12 @@
 //! request of a client waits for seconds. So an origin with an arm counts as slow, even if its mean
 //! is low, unless the cache device has an arm, too.
 //!
+//! # Batches of a drain
+//! A drive does a flush alone, in the time that the copies take which its cache holds: by their
+//! number if they lie apart. So a flush that took less than [`FLUSH_SHORT`] was for too few copies,
+//! and the next one is for twice as many; one that took longer than [`FLUSH_LONG`] is followed by
+//! one for half of them. A client that comes while nobody else was there waits about so long.
+//!
 //! # Worst case
 //! Writes never stop. With a quick origin, the cache drains at the rate of the writes divided by
 //! [`SHARE_QUICK`], and its content serves only overwrites and reads of cached blocks. With a slow
@@ -41,7 +49,7 @@
 
 use std::time::Duration;
 
-use cairn_block::{Nature, Time};
+use cairn_block::{Nature, Shape, Time};
 
 /// The mean is used from this number of answers on.
 const TELLING: u32 = 16;
@@ -67,8 +75,17 @@ const LOOK: Duration = Duration::from_millis(1);
 const BUSY: Duration = Duration::from_millis(50);
 /// Flush latency counts for this long after a client's flush.
 const FLUSHING: Duration = Duration::from_secs(1);
+/// A drain is flushed after so many copies at first, at least and at most.
+const BATCH: usize = 1024;
+const BATCH_MIN: usize = 256;
+const BATCH_MAX: usize = 16_384;
+/// A flush between these times is left as it is.
+const FLUSH_SHORT: Duration = Duration::from_secs(1);
+const FLUSH_LONG: Duration = Duration::from_secs(4);
 /// Most copies in flight.
 const LANES_MAX: u32 = 32;
+/// The same to an origin with parity.
+const LANES_PARITY: u32 = 256;
 
 /// The speed of the origin compared to the cache device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +128,7 @@ fn lately(at: Option<Time>, now: Time, within: Duration) -> bool {
 pub(super) struct Pace {
     /// The origin has an arm, and the cache device has none.
     has_slow_arm: bool,
+    has_parity: bool,
     cache: Answers,
     origin: Answers,
     cache_flushes: Answers,
@@ -125,13 +143,26 @@ pub(super) struct Pace {
     /// Bytes that writeback may copy while clients write: with a quick origin, and with any other.
     credit_quick: u64,
     credit: u64,
+    batch: Batch,
+}
+
+/// For how many copies of a drain one flush is.
+#[derive(Clone, Copy)]
+struct Batch(usize);
+
+impl Default for Batch {
+    fn default() -> Batch {
+        Batch(BATCH)
+    }
 }
 
 impl Pace {
     /// Nothing is measured yet of these devices.
     pub fn of(cache: Nature, origin: Nature) -> Pace {
         let has_arm = |nature: Nature| nature.rotational == Some(true);
-        Pace { has_slow_arm: has_arm(origin) && !has_arm(cache), ..Pace::default() }
+        let has_slow_arm = has_arm(origin) && !has_arm(cache);
+        let has_parity = matches!(origin.shape, Shape::Parity { .. });
+        Pace { has_slow_arm, has_parity, ..Pace::default() }
     }
 
     /// The cache device answered.
@@ -152,6 +183,26 @@ impl Pace {
     /// The origin was flushed.
     pub fn origin_flushed(&mut self, took: Duration) {
         self.origin_flushes.add(took);
+    }
+
+    /// A drain begins.
+    pub fn begin_drain(&mut self) {
+        self.batch = Batch::default();
+    }
+
+    /// The origin was flushed after so many copies of a drain.
+    pub fn batch_flushed(&mut self, copies: usize, took: Duration) {
+        let Batch(most) = self.batch;
+        self.batch = Batch(match took {
+            _ if took > FLUSH_LONG => (most / 2).max(BATCH_MIN),
+            _ if took < FLUSH_SHORT && copies >= most => (most * 2).min(BATCH_MAX),
+            _ => most,
+        });
+    }
+
+    /// Copies of a drain for one flush.
+    pub fn batch(&self) -> usize {
+        self.batch.0
     }
 
     /// A client sent a flush, or a write with FUA.
@@ -220,15 +271,22 @@ impl Pace {
 
     /// How many copies may be in flight.
     pub fn lanes(&self, now: Time) -> u32 {
-        if lately(self.last_at_origin, now, BUSY) { 1 } else { LANES_MAX }
+        match lately(self.last_at_origin, now, BUSY) {
+            true => 1,
+            false if self.has_parity => LANES_PARITY,
+            false => LANES_MAX,
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use cairn_block::SectorCount;
+
     use super::{
-        Answers, BUSY, CHUNK, Duration, FLUSHES_TELLING, FLUSHING, LANES_MAX, LOOK, Nature, Origin,
-        Pace, QUIET, SHARE, SHARE_QUICK, TELLING, Time,
+        Answers, BATCH, BATCH_MAX, BATCH_MIN, BUSY, CHUNK, Duration, FLUSHES_TELLING, FLUSHING,
+        LANES_MAX, LANES_PARITY, LOOK, Nature, Origin, Pace, QUIET, SHARE, SHARE_QUICK, Shape,
+        TELLING, Time,
     };
 
     const MS: Duration = Duration::from_millis(1);
@@ -333,11 +391,39 @@ mod tests {
     }
 
     #[test]
+    fn a_flush_of_a_drain_is_for_as_many_copies_as_take_some_seconds() {
+        let mut pace = Pace::default();
+        let most_after = |pace: &mut Pace, copies: usize, took: Duration| {
+            pace.batch_flushed(copies, took);
+            pace.batch()
+        };
+        assert_eq!(most_after(&mut pace, BATCH, 999 * MS), 2 * BATCH);
+        assert_eq!(most_after(&mut pace, BATCH, 10 * MS), 2 * BATCH, "it was for fewer");
+        assert_eq!(most_after(&mut pace, 2 * BATCH, 1000 * MS), 2 * BATCH);
+        assert_eq!(most_after(&mut pace, 10, 4001 * MS), BATCH, "few took long");
+        for _ in 0..20 {
+            pace.batch_flushed(BATCH_MAX, MS);
+        }
+        assert_eq!(pace.batch(), BATCH_MAX);
+        for _ in 0..20 {
+            pace.batch_flushed(1, 9000 * MS);
+        }
+        assert_eq!(pace.batch(), BATCH_MIN);
+        pace.begin_drain();
+        assert_eq!(pace.batch(), BATCH);
+    }
+
+    #[test]
     fn one_copy_is_in_flight_while_clients_use_the_origin() {
         let mut pace = Pace::default();
         assert_eq!(pace.lanes(NOW), LANES_MAX);
         pace.missed(NOW);
         assert_eq!(pace.lanes(NOW + BUSY / 2), 1);
         assert_eq!(pace.lanes(NOW + BUSY), LANES_MAX);
+        let shape = Shape::Parity { chunk: SectorCount(128), data_members: 3 };
+        let mut pace = Pace::of(Nature::UNKNOWN, Nature { shape, ..Nature::UNKNOWN });
+        assert_eq!(pace.lanes(NOW), LANES_PARITY);
+        pace.missed(NOW);
+        assert_eq!(pace.lanes(NOW + BUSY / 2), 1);
     }
 }

@@ -16,7 +16,7 @@ use std::ops::Range;
 use cairn_block::{SECTOR_BYTES, Sector, SectorCount, Time};
 
 use super::writeback::{Action, Batch, COPY_BYTES};
-use super::{State, WriteCache};
+use super::{State, WriteCache, canary};
 use crate::planner::{Answer, Members, Planner, Urgency};
 
 /// How many slots are counted while the lock is held.
@@ -37,9 +37,11 @@ pub(super) struct Sweep {
 impl WriteCache {
     /// A drain begins.
     pub(super) fn begin_sweep(&self, state: &mut State) {
-        if state.index.cached_blocks() * self.block_sectors * SECTOR_BYTES <= SWEEP_BYTES {
+        let bytes = state.index.cached_blocks() * self.block_sectors * SECTOR_BYTES;
+        if bytes <= canary::swept_beyond().unwrap_or(SWEEP_BYTES) {
             return;
         }
+        state.pace.begin_drain();
         let planner = Planner::new(Members::of(&self.origin));
         state.sweep = Some(Sweep { planner, counted: 0 });
     }

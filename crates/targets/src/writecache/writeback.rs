@@ -15,7 +15,8 @@
 //! in writeback, in the order of positions on the origin. Lanes process the batch: each lane is a
 //! task that copies one job after the other. While they do, the background task collects the next
 //! batch. Many entries are freed at once: after each batch, at a quarter of the blocks that may be
-//! in writeback, or at once if a request waits for a slot. The copier's budget bounds the memory.
+//! in writeback, or at once if a request waits for a slot; in a drain after as many copies as the
+//! origin takes some seconds to make durable (`pace`). The copier's budget bounds the memory.
 //!
 //! A block is passed over while a write to it is in flight (I10). If the block must be written back
 //! (rather than any block to free a slot), it is closed: new writes to it wait until its writeback
@@ -55,6 +56,8 @@ const JOB_BYTES_MAX: u64 = 1 << 20;
 const SCAN_MAX: usize = 1024;
 /// Most bytes that lanes copy within one turn of the reactor's loop.
 const TURN_BYTES: u64 = 256 << 10;
+/// Most bytes that a drain has copied when it is flushed.
+const UNFLUSHED_BYTES: u64 = 64 << 20;
 /// Memory for copies, unless `writeback_jobs` says otherwise.
 pub(super) const COPY_BYTES: u64 = 16 << 20;
 /// Most memory for copies, whatever `writeback_jobs` says.
@@ -88,10 +91,12 @@ impl Job {
 pub(super) struct Written {
     slots: Vec<Slots>,
     blocks: u64,
+    jobs: usize,
 }
 
 impl Written {
     fn add(&mut self, job: Job) {
+        self.jobs += 1;
         self.blocks += u64::from(job.blocks());
         self.slots.extend(job.slots);
     }
@@ -282,10 +287,21 @@ impl WriteCache {
         state.index.free_count() + state.index.in_writeback <= stop
     }
 
+    /// How many blocks may wait for their copy, or be copied.
     fn blocks_in_writeback_max(&self) -> u64 {
         let bytes = u64::from(self.config.block_size.bytes());
         let memory = (copy_budget_bytes(&self.config) / bytes).max(1);
         self.config.writeback_blocks_max.map_or(memory, |jobs| jobs.min(memory))
+    }
+
+    /// How many blocks beyond these a drain may have copied when it is flushed. They take no
+    /// memory.
+    fn blocks_unflushed_max(&self, state: &State, now: Time) -> u64 {
+        let is_deep = state.sweep.is_some() && state.pace.lanes(now) > 1;
+        match is_deep && self.config.writeback_blocks_max.is_none() {
+            true => UNFLUSHED_BYTES / u64::from(self.config.block_size.bytes()),
+            false => 0,
+        }
     }
 
     /// The background task: starts commits and writeback, and waits on timers. Ends when `stopping`
@@ -344,8 +360,10 @@ impl WriteCache {
     /// Collects a batch. Returns the action to take if there is none.
     fn collect(&self, state: &mut State, now: Time) -> Action {
         let max = self.blocks_in_writeback_max();
+        let unflushed = self.blocks_unflushed_max(state, now);
         let reserved = state.closed.map_or(0, |run| u64::from(run.len));
-        let room = max.saturating_sub(u64::from(state.index.in_writeback) + reserved);
+        let taken = u64::from(state.index.in_writeback) + reserved;
+        let room = (max + unflushed).saturating_sub(taken);
         if room == 0 {
             return Action::Wait;
         }
@@ -359,7 +377,7 @@ impl WriteCache {
             action = self.collect_unswept(state, now, &mut batch);
             batch.jobs.sort_unstable_by_key(|job| job.block);
         }
-        state.free_from = batch.blocks.min(max / 4);
+        state.free_from = if unflushed > 0 { unflushed } else { batch.blocks.min(max / 4) };
         state.jobs = batch.jobs.into();
         state.pace.spend(batch.blocks * u64::from(self.config.block_size.bytes()));
         action
@@ -637,7 +655,8 @@ impl WriteCache {
 
     /// True if the written slots are to be freed now.
     fn is_free_due(&self, state: &State) -> bool {
-        let enough = state.written.blocks >= state.free_from;
+        let are_many = state.sweep.is_some() && state.written.jobs >= state.pace.batch();
+        let enough = state.written.blocks >= state.free_from || are_many;
         let wanted = enough || state.has_copied_all() || !state.slot_waiters.is_empty();
         state.written.blocks > 0 && wanted
     }
@@ -657,7 +676,7 @@ impl WriteCache {
 
     async fn finish_loop(&self, env: &Env) {
         loop {
-            let (written, known) = {
+            let (written, copies, known, began) = {
                 let mut state = self.state.lock();
                 let due = self.is_free_due(&state);
                 let idle = !due && state.index.superseded().is_empty();
@@ -669,8 +688,9 @@ impl WriteCache {
                     state.finishing = false;
                     break;
                 }
+                let copies = if due { state.written.jobs } else { 0 };
                 let written = if due { state.written.take() } else { Vec::new() };
-                (written, state.origin_flushes.known())
+                (written, copies, state.origin_flushes.known(), env.now())
             };
             // Superseded versions alone need no flush of the origin, nor do FUA copies.
             let needless = written.is_empty() || self.config.writeback_with_fua;
@@ -681,7 +701,11 @@ impl WriteCache {
                 mutants::step("writecache: flush of the origin after writeback", true, flush).await
             };
             match on_origin {
-                Ok(true) => self.free_written(env, written).await,
+                Ok(true) => {
+                    let took = env.now().since(began);
+                    self.state.lock().pace.batch_flushed(copies, took);
+                    self.free_written(env, written).await;
+                }
                 Ok(false) => self.origin_failed(env, &written, IoError::IO),
                 Err(error) => self.origin_failed(env, &written, error),
             }

@@ -76,6 +76,21 @@ fn a_long_drain_ends_while_the_origin_fails_and_the_next_one_takes_the_rest() {
     assert_eq!(home.chunks(4096).filter(|block| block[0] == 1).count() as u64, BLOCKS);
 }
 
+/// For how many copies of a drain one flush is at its end, if flushes of the origin take so long.
+fn copies_for_a_flush(took: Duration) -> usize {
+    let test = filled(4, 1);
+    test.origin.faults().add(slow(OpSet::FLUSHES, took));
+    test.message("flush").unwrap();
+    assert_eq!(test.status().dirty(), 0);
+    test.look(|_, state| state.pace.batch())
+}
+
+#[test]
+fn a_long_drain_copies_more_for_a_flush_that_takes_no_time_and_fewer_for_one_that_takes_long() {
+    let copies = [0, 2000, 5000].map(|ms| copies_for_a_flush(Duration::from_millis(ms)));
+    assert!(copies.is_sorted_by(|quick, slow| quick > slow), "{copies:?}");
+}
+
 /// A concurrent workload while drains go over the cache. Returns how often it saw a sweep.
 fn under_load(seed: u64) -> u32 {
     let test = filled(seed, 0);

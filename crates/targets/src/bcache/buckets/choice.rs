@@ -121,13 +121,13 @@ impl Buckets {
         are_all
     }
 
-    /// Chooses among the next closed buckets with dirty data that are not full those with the least
-    /// data. True if these were the last.
+    /// Chooses among the next closed buckets with dirty data that are not full of it those with the
+    /// least of it. True if these were the last.
     pub fn choose_sparse(&self, choice: &mut Choice) -> bool {
         let (mut next, bucket_sectors) = (choice.next, self.geometry.bucket_sectors());
         let are_all = self.look_on(&mut next, |at, it| {
             if it.is_sparse(bucket_sectors) {
-                choice.offer(u64::from(it.live), at);
+                choice.offer(u64::from(it.dirty), at);
             }
         });
         choice.next = next;
@@ -141,14 +141,14 @@ impl Buckets {
         it.may_be_emptied(self.settled) && marks.words[bucket as usize] == mark_of(it.generation)
     }
 
-    /// True if a bucket is closed, has dirty data, is not busy and not full.
+    /// True if a bucket is closed, has dirty data, is not busy and not full of it.
     pub fn may_be_packed(&self, bucket: u64) -> bool {
         self.buckets[bucket as usize].is_sparse(self.geometry.bucket_sectors())
     }
 
-    /// How many of these have no extent.
-    pub fn count_empty(&self, buckets: &[u64]) -> usize {
-        buckets.iter().filter(|at| self.live_sectors(**at) == 0).count()
+    /// How many of these have no dirty data.
+    pub fn count_clean(&self, buckets: &[u64]) -> usize {
+        buckets.iter().filter(|at| self.dirty_sectors_of(**at) == 0).count()
     }
 
     /// Marks these buckets.

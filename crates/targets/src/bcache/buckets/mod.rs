@@ -130,10 +130,10 @@ impl Bucket {
         self.is_clean() && self.lost_in <= settled && self.may_be_taken()
     }
 
-    /// True if it has dirty data, is not busy, and has room for more.
+    /// True if it has dirty data, has room for more of it, and is not busy.
     fn is_sparse(&self, bucket_sectors: u64) -> bool {
         let is_in_use = self.is_metadata || self.is_open || self.is_busy();
-        self.dirty > 0 && u64::from(self.live) < bucket_sectors && !is_in_use
+        self.dirty > 0 && u64::from(self.dirty) < bucket_sectors && !is_in_use
     }
 
     /// Gives it the next generation.
@@ -556,9 +556,9 @@ impl Buckets {
         self.lost = 0;
     }
 
-    /// Sectors of the extents of a bucket.
-    pub fn live_sectors(&self, bucket: u64) -> u64 {
-        self.buckets[bucket as usize].live.into()
+    /// Sectors of the dirty extents of a bucket.
+    pub fn dirty_sectors_of(&self, bucket: u64) -> u64 {
+        self.buckets[bucket as usize].dirty.into()
     }
 
     /// How many have dirty data or metadata.

@@ -13,8 +13,8 @@
 //! # When
 //! A task of the set, the collector, begins a pass if there is work:
 //!
-//! - *moving*, if the cache is fragmented as the rate of writeback counts it (more than half of the
-//!   buckets in use, and these three times as large as the dirty data), and `copy_gc_enabled`;
+//! - *moving*, if more than [`PACKED`] percent of the buckets are in use, and are three times as
+//!   large as the dirty data, as the rate of writeback counts it, and `copy_gc_enabled`;
 //! - *coalescing*, after a sixteenth of the cache has lost its data since the last pass;
 //! - both, after `trigger_gc`.
 //!
@@ -30,9 +30,12 @@ use cairn_block::Env;
 use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::set::{Core, Set, WriteError};
-use super::writeback::is_fragmented;
+use super::writeback::is_sparse;
 use moving::Sources;
 
+/// Buckets are packed above so many percent in use: below `cutoff_writeback` (40), above which
+/// writes go around the cache.
+const PACKED: u64 = 35;
 /// How long a pass waits between two rounds while clients are active.
 const PAUSE: Duration = Duration::from_millis(100);
 /// After a pass: how long until the next one, unless it is triggered.
@@ -86,7 +89,8 @@ impl Set {
     fn is_fragmented(&self) -> bool {
         let (geometry, buckets) = (self.superblock.geometry(), &self.buckets);
         let sectors = [geometry.bucket_sectors(), buckets.dirty_sectors()];
-        is_fragmented(geometry.buckets(), buckets.in_use() as u64, sectors)
+        let in_use = buckets.in_use() as u64;
+        in_use * 100 / geometry.buckets().max(1) > PACKED && is_sparse(in_use, sectors)
     }
 
     /// True if so much has lost its data that nodes may be sparse.

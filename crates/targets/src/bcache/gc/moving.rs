@@ -1,16 +1,18 @@
-//! Moving: buckets that have little data are packed into fresh ones, inside the cache. So a
-//! fragmented cache gets its buckets back without a write to the backing device.
+//! Moving: the dirty data of buckets that have little of it is packed into fresh ones, inside the
+//! cache. So a fragmented cache gets its buckets back without a write to the backing device: those
+//! with nothing else are free, and those with clean data may be taken once that is not wanted.
 //!
 //! # Order of a pass
 //! Beside other changes of the set, one look finds the sources of many rounds: closed buckets with
-//! dirty data and no write in flight, those with the least data, and their extents, as many as
+//! dirty data and no write in flight, those with the least of it, and its extents, as many as
 //! [`EXTENTS_MAX`]. Then come the rounds, each in the turn of the set, and the next look once these
 //! sources are used up.
 //!
 //! # Order of a round
-//! 1. Of the sources that are left, and are such buckets still, the next ones, as long as what they
-//!    have fits into the buckets that a round may take, and takes fewer than they are.
-//! 2. Their extents, dirty and clean, are copied to fresh buckets, at most [`IN_FLIGHT`] at once.
+//! 1. Of the sources that are left, and are such buckets still, the next ones, as long as their
+//!    dirty data fits into the buckets that a round may take, and takes fewer than they are.
+//! 2. Their dirty extents are copied to fresh buckets, at most [`IN_FLIGHT`] at once. Clean ones
+//!    stay.
 //!    An extent that cannot be read stays where it is. So does one that cannot be written: the
 //!    bucket takes no more.
 //! 3. The cache device is flushed (R3): the copies are durable.
@@ -18,8 +20,8 @@
 //!    dirty as before. These keys are pending, as those of clients (R4), and enter the journal and
 //!    the leaves.
 //! 5. A checkpoint: the leaves have the keys, no entry that counts has the old ones, and the
-//!    requests that had found them have ended. Then the sources are free (R6, K1), as each bucket
-//!    that lost its data.
+//!    requests that had found them have ended. Then the sources without clean data are free (R6,
+//!    K1), as each bucket that lost its data.
 //!
 //! # Invariants
 //! G1. A copy has the data of its extent: a round takes only extents whose bucket was neither freed
@@ -44,6 +46,7 @@ use cairn_block::{CopyPiece, Env, Flags, Sector, SectorCount, SectorRange, Time,
 use cairn_format::bcache::{Key, Pointer};
 use futures_util::stream::{self, StreamExt};
 
+use crate::bcache::btree::Which;
 use crate::bcache::buckets::{Choice, Marks};
 use crate::bcache::canary::{Bug, planted};
 use crate::bcache::coverage::{self, Path};
@@ -60,15 +63,15 @@ const ROUND_SECTORS: u64 = (8 << 20) / 512;
 const PARTS: u64 = 1024;
 /// A copy has so many sectors at most.
 const COPY_SECTORS: u64 = (1 << 20) / 512;
-/// A round makes at least one of so many sources free beyond the buckets that it takes.
+/// Of so many sources of a round at least one is gained beyond the buckets that it takes.
 const GAIN: u64 = 4;
 
 /// What a look found and no round has taken yet.
 #[derive(Default)]
 pub(super) struct Sources {
-    /// Those with the least data first.
+    /// Those with the least dirty data first.
     buckets: Vec<u64>,
-    /// Their extents, in order.
+    /// Their dirty extents, in order.
     extents: Vec<Key>,
 }
 
@@ -101,13 +104,13 @@ impl Core {
         let of_round =
             self.with(|set| set.superblock.geometry().bucket_sectors().max(ROUND_SECTORS));
         let most = EXTENTS_MAX.max(of_round as usize);
-        let extents = self.extents_in(env, &mut buckets, most).await?;
+        let extents = self.extents_in(env, &mut buckets, most, Which::Dirty).await?;
         Ok(Sources { buckets, extents })
     }
 }
 
 impl Session<'_> {
-    /// A round. Answers how many buckets were emptied; none without sources for a round.
+    /// A round. Answers how many buckets have no dirty data now; none without sources for a round.
     ///
     /// # Errors
     /// The set cannot be written.
@@ -141,9 +144,9 @@ impl Session<'_> {
             self.refill().await;
         }
         self.core.changed.notify(usize::MAX);
-        let emptied = self.with(|set| set.buckets.count_empty(&sources));
+        let packed = self.with(|set| set.buckets.count_clean(&sources));
         self.checkpoint().await?;
-        Ok(emptied)
+        Ok(packed)
     }
 
     /// A place for each extent, or for each part of one; for as many as there are buckets.
@@ -222,15 +225,15 @@ impl Set {
         part.min(most).min((self.buckets.free_for_data() as u64).div_ceil(2))
     }
 
-    /// Step 1: the sources of the next round, and marks for them. None if too few would become
-    /// free.
+    /// Step 1: the sources of the next round, and marks for them. None if too few would have no
+    /// dirty data then.
     fn take_round(&self, left: &mut Vec<u64>) -> Option<(Vec<u64>, Marks)> {
         let bucket_sectors = self.superblock.geometry().bucket_sectors();
         let room = self.buckets_to_fill() * bucket_sectors;
         let (mut chosen, mut sectors, mut looked) = (Vec::new(), 0, 0);
         for at in left.iter().take(work::piece()) {
             if self.buckets.may_be_packed(*at) {
-                let more = sectors + self.buckets.live_sectors(*at);
+                let more = sectors + self.buckets.dirty_sectors_of(*at);
                 if more > room {
                     break;
                 }

@@ -24,7 +24,7 @@ use cairn_format::bcache::Key;
 
 use super::Set;
 use super::session::{Left, Session, WriteError};
-use crate::bcache::btree::holes_of;
+use crate::bcache::btree::{Which, holes_of};
 use crate::bcache::buckets::{Choice, Marks};
 use crate::bcache::canary::{Bug, planted};
 use crate::bcache::coverage::{self, Path};
@@ -140,7 +140,7 @@ impl Session<'_> {
         }
         let mut buckets = choice.into_buckets();
         let marks = self.with(|set| set.buckets.marks(&buckets));
-        let extents = self.core.extents_in(self.env, &mut buckets, EXTENTS_MAX).await?;
+        let extents = self.core.extents_in(self.env, &mut buckets, EXTENTS_MAX, Which::All).await?;
         Ok(Clean { buckets, extents, marks })
     }
 }

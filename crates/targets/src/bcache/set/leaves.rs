@@ -286,8 +286,8 @@ impl Core {
         self.scan(env, (inode, 0), (inode, OFFSET_MAX), which, look).await
     }
 
-    /// The extents that lie in buckets, in order. If there are more than `most`, the last of
-    /// several buckets are dropped.
+    /// The extents that lie in buckets, or the dirty ones, in order. If there are more than `most`,
+    /// the last of several buckets are dropped.
     ///
     /// # Errors
     /// The set is broken.
@@ -296,11 +296,12 @@ impl Core {
         env: &Env,
         buckets: &mut Vec<u64>,
         most: usize,
+        which: Which,
     ) -> Result<Vec<Key>, WriteError> {
         let mut marks = self.with(|set| set.buckets.marks(buckets));
         let mut extents = Vec::new();
         let mut look = |key: &Key| {
-            if marks.have(key) {
+            if (key.is_dirty() || which == Which::All) && marks.have(key) {
                 extents.push(*key);
             }
             while extents.len() > most && buckets.len() > 1 {
@@ -309,7 +310,7 @@ impl Core {
             }
             true
         };
-        self.scan(env, FIRST, LAST, Which::All, &mut look).await?;
+        self.scan(env, FIRST, LAST, which, &mut look).await?;
         Ok(extents)
     }
 

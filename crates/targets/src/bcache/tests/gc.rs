@@ -1,5 +1,6 @@
 //! Tests of collecting: fragmented buckets are packed, and a tree that shrank gives buckets back.
 
+use super::super::set::Set;
 use super::*;
 
 const LARGE_LINE: &str = "0 90000 bcache b c 0";
@@ -120,6 +121,45 @@ fn a_pass_reads_absent_leaves_once_for_the_sources_of_many_rounds() {
     set(&test, ["btree_cache_size", "1000000000"]);
     for key in extents[..40 * 128].iter().skip(1).step_by(200) {
         test.read("v", key.start() - 16, 1).expect("it is there");
+    }
+}
+
+#[test]
+fn clean_data_beside_dirty_data_that_is_packed_stays_where_it_is() {
+    let [cache, backing] = large(&[]);
+    let test = Fixture::new([("c", cache), ("b", backing)]);
+    test.load("v", LARGE_LINE);
+    for words in [["writeback_running", "0"], ["sequential_cutoff", "0"]] {
+        set(&test, words);
+    }
+    // Eight to a bucket. The first of eight cannot be written back.
+    for index in 0..40 * 8 {
+        test.write("v", index * 32, 16, byte_of(index)).expect("the drives are well");
+        if index % 8 == 0 {
+            let place = range(16 + index * 32, 16);
+            test.drive("b").faults().add(Fault::error(OpSet::WRITES).on(place));
+        }
+    }
+    drain(&test).expect_err("some are left");
+    test.drive("b").faults().clear();
+    let extents = |is_dirty: bool| {
+        let of = |set: &Set| {
+            let all = set.tree.extents().filter(|key| key.is_dirty() == is_dirty);
+            all.copied().collect::<Vec<_>>()
+        };
+        test.with_target("v", |it: &Bcache| it.look(of)).expect("it is open")
+    };
+    let (clean, dirty) = (extents(false), extents(true));
+    assert_eq!((clean.len(), dirty.len()), (40 * 7, 40));
+    test.forget();
+    set(&test, ["trigger_gc", "1"]);
+    test.run(Duration::from_secs(60));
+    assert!(extents(false) == clean, "clean data has moved");
+    let moved = extents(true).iter().filter(|key| !dirty.contains(key)).count() as u64;
+    assert_eq!(moved, number(&test, "moved_buckets"));
+    assert!(moved > 30, "{moved} extents");
+    for index in 0..40 * 8 {
+        assert_eq!(test.bytes("v", index * 32, 16), [byte_of(index); 16]);
     }
 }
 

@@ -94,7 +94,7 @@ use uncopied::{AllUncopied, Uncopied};
 pub(super) use ahead::Ahead;
 pub(super) use batch::COPY_BYTES;
 pub(super) use policy::Policy;
-pub(super) use rate::is_fragmented;
+pub(super) use rate::is_sparse;
 pub(super) use throttle::{Settings, Throttle};
 
 /// How often a batch is written at most, each time without the extents that failed.

@@ -32,7 +32,7 @@ const RATE_MAX: i64 = 1_000_000_000;
 const FRAGMENTED: u64 = 50;
 const FRAGMENTED_MID: u64 = 57;
 const FRAGMENTED_HIGH: u64 = 64;
-/// A cache is fragmented if its buckets in use have more than so many times its dirty sectors.
+/// Dirty data is sparse if the buckets in use have more than so many times its dirty sectors.
 const SPARSE: u64 = 3;
 /// Fractions of shares are of this many bits.
 const SHARE_BITS: u32 = 14;
@@ -109,12 +109,11 @@ impl Load {
 
     /// The fragmentation term (W3).
     fn fragmentation(&self, terms: &Terms) -> Option<i64> {
-        let sectors = [self.bucket_sectors, self.dirty];
-        let is_fragmented = is_fragmented(self.buckets, self.buckets_in_use, sectors);
-        if !terms.considers_fragments || !is_fragmented {
+        let in_use = self.buckets_in_use * 100 / self.buckets.max(1);
+        let is_sparse = is_sparse(self.buckets_in_use, [self.bucket_sectors, self.dirty]);
+        if !terms.considers_fragments || in_use <= FRAGMENTED || !is_sparse {
             return None;
         }
-        let in_use = self.buckets_in_use * 100 / self.buckets.max(1);
         let (term, over) = if in_use <= FRAGMENTED_MID {
             (terms.fragment_low, in_use - FRAGMENTED)
         } else if in_use <= FRAGMENTED_HIGH {
@@ -127,12 +126,11 @@ impl Load {
     }
 }
 
-/// True if many buckets are in use, and have little dirty data (W3). `sectors` are those of a
-/// bucket, and of the dirty data.
-pub(in super::super) fn is_fragmented(buckets: u64, in_use: u64, sectors: [u64; 2]) -> bool {
+/// True if the buckets in use have little dirty data (W3). `sectors` are those of a bucket, and of
+/// the dirty data.
+pub(in super::super) fn is_sparse(in_use: u64, sectors: [u64; 2]) -> bool {
     let [bucket_sectors, dirty] = sectors;
-    let is_full = in_use * 100 / buckets.max(1) > FRAGMENTED;
-    is_full && dirty > 0 && in_use * bucket_sectors / dirty > SPARSE
+    dirty > 0 && in_use * bucket_sectors / dirty > SPARSE
 }
 
 /// One step of the controller. `keeps_up` says whether writeback reaches its rate (W2).

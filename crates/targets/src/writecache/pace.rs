@@ -18,10 +18,11 @@
 //! older than max_age) is not throttled.
 //!
 //! The origin serves client requests first. If a read missed or a write went around within the last
-//! [`BUSY`], one copy is in flight at a time, else up to [`LANES_MAX`], and up to [`LANES_PARITY`]
-//! to an origin with parity: what waits there together is written by rows, which read less the more
-//! of them is written. So a client request waits for at most one request of writeback (of a
-//! megabyte at most) that came before it, but for the first one after a time without any.
+//! [`BUSY`], one copy is in flight at a time, else up to [`LANES_MAX`]; in a drain up to
+//! [`LANES_PARITY`] to an origin with parity: what waits there together is written by rows, which
+//! read less the more of them is written. So a client request waits for at most one request of
+//! writeback (of a megabyte at most) that came before it. A request that comes later than [`BUSY`]
+//! after the last one waits for those in flight.
 //!
 //! # Measurement
 //! For each device, a moving mean of its latency is kept: of client writes, and of both sides of
@@ -38,7 +39,7 @@
 //! A drive does a flush alone, in the time that the copies take which its cache holds: by their
 //! number if they lie apart. So a flush that took less than [`FLUSH_SHORT`] was for too few copies,
 //! and the next one is for twice as many; one that took longer than [`FLUSH_LONG`] is followed by
-//! one for half of them. A client that comes while nobody else was there waits about so long.
+//! one for half of them. The first request of a client after a while may wait for so long.
 //!
 //! # Worst case
 //! Writes never stop. With a quick origin, the cache drains at the rate of the writes divided by
@@ -78,13 +79,13 @@ const FLUSHING: Duration = Duration::from_secs(1);
 /// A drain is flushed after so many copies at first, at least and at most.
 const BATCH: usize = 1024;
 const BATCH_MIN: usize = 256;
-const BATCH_MAX: usize = 16_384;
+const BATCH_MAX: usize = 4096;
 /// A flush between these times is left as it is.
 const FLUSH_SHORT: Duration = Duration::from_secs(1);
 const FLUSH_LONG: Duration = Duration::from_secs(4);
 /// Most copies in flight.
 const LANES_MAX: u32 = 32;
-/// The same to an origin with parity.
+/// The same of a drain to an origin with parity.
 const LANES_PARITY: u32 = 256;
 
 /// The speed of the origin compared to the cache device.
@@ -143,17 +144,8 @@ pub(super) struct Pace {
     /// Bytes that writeback may copy while clients write: with a quick origin, and with any other.
     credit_quick: u64,
     credit: u64,
-    batch: Batch,
-}
-
-/// For how many copies of a drain one flush is.
-#[derive(Clone, Copy)]
-struct Batch(usize);
-
-impl Default for Batch {
-    fn default() -> Batch {
-        Batch(BATCH)
-    }
+    /// For how many copies of a drain one flush is.
+    batch: usize,
 }
 
 impl Pace {
@@ -187,22 +179,22 @@ impl Pace {
 
     /// A drain begins.
     pub fn begin_drain(&mut self) {
-        self.batch = Batch::default();
+        self.batch = BATCH;
     }
 
     /// The origin was flushed after so many copies of a drain.
     pub fn batch_flushed(&mut self, copies: usize, took: Duration) {
-        let Batch(most) = self.batch;
-        self.batch = Batch(match took {
+        let most = self.batch;
+        self.batch = match took {
             _ if took > FLUSH_LONG => (most / 2).max(BATCH_MIN),
             _ if took < FLUSH_SHORT && copies >= most => (most * 2).min(BATCH_MAX),
             _ => most,
-        });
+        };
     }
 
     /// Copies of a drain for one flush.
     pub fn batch(&self) -> usize {
-        self.batch.0
+        self.batch
     }
 
     /// A client sent a flush, or a write with FUA.
@@ -269,11 +261,11 @@ impl Pace {
         self.writes > 0 && now.since(self.seen.1) < QUIET
     }
 
-    /// How many copies may be in flight.
-    pub fn lanes(&self, now: Time) -> u32 {
+    /// How many copies may be in flight, of a drain or of other writeback.
+    pub fn lanes(&self, now: Time, is_drain: bool) -> u32 {
         match lately(self.last_at_origin, now, BUSY) {
             true => 1,
-            false if self.has_parity => LANES_PARITY,
+            false if is_drain && self.has_parity => LANES_PARITY,
             false => LANES_MAX,
         }
     }
@@ -393,6 +385,7 @@ mod tests {
     #[test]
     fn a_flush_of_a_drain_is_for_as_many_copies_as_take_some_seconds() {
         let mut pace = Pace::default();
+        pace.begin_drain();
         let most_after = |pace: &mut Pace, copies: usize, took: Duration| {
             pace.batch_flushed(copies, took);
             pace.batch()
@@ -416,14 +409,14 @@ mod tests {
     #[test]
     fn one_copy_is_in_flight_while_clients_use_the_origin() {
         let mut pace = Pace::default();
-        assert_eq!(pace.lanes(NOW), LANES_MAX);
+        assert_eq!(pace.lanes(NOW, false), LANES_MAX);
         pace.missed(NOW);
-        assert_eq!(pace.lanes(NOW + BUSY / 2), 1);
-        assert_eq!(pace.lanes(NOW + BUSY), LANES_MAX);
+        assert_eq!(pace.lanes(NOW + BUSY / 2, true), 1);
+        assert_eq!(pace.lanes(NOW + BUSY, true), LANES_MAX);
         let shape = Shape::Parity { chunk: SectorCount(128), data_members: 3 };
         let mut pace = Pace::of(Nature::UNKNOWN, Nature { shape, ..Nature::UNKNOWN });
-        assert_eq!(pace.lanes(NOW), LANES_PARITY);
+        assert_eq!([false, true].map(|drain| pace.lanes(NOW, drain)), [LANES_MAX, LANES_PARITY]);
         pace.missed(NOW);
-        assert_eq!(pace.lanes(NOW + BUSY / 2), 1);
+        assert_eq!(pace.lanes(NOW + BUSY / 2, true), 1);
     }
 }

@@ -246,7 +246,12 @@ impl State {
 
     /// How many lanes there may be now.
     fn lanes_max(&self, now: Time) -> u32 {
-        self.pace.lanes(now).min(self.jobs.len() as u32)
+        self.copies_max(now).min(self.jobs.len() as u32)
+    }
+
+    /// How many copies may be in flight now.
+    fn copies_max(&self, now: Time) -> u32 {
+        self.pace.lanes(now, self.sweep.is_some())
     }
 
     /// Records why an insertion had nothing to write back. If the reason is a write in flight,
@@ -294,14 +299,17 @@ impl WriteCache {
         self.config.writeback_blocks_max.map_or(memory, |jobs| jobs.min(memory))
     }
 
-    /// How many blocks beyond these a drain may have copied when it is flushed. They take no
-    /// memory.
+    /// How many blocks beyond these a drain may have copied when it is flushed: few of the cache,
+    /// as they can neither be overwritten in place nor be taken for other blocks, and none while
+    /// clients use the origin.
     fn blocks_unflushed_max(&self, state: &State, now: Time) -> u64 {
-        let is_deep = state.sweep.is_some() && state.pace.lanes(now) > 1;
-        match is_deep && self.config.writeback_blocks_max.is_none() {
-            true => UNFLUSHED_BYTES / u64::from(self.config.block_size.bytes()),
-            false => 0,
+        let is_told = self.config.writeback_blocks_max.is_some() || self.config.writeback_with_fua;
+        if is_told || state.sweep.is_none() || state.copies_max(now) == 1 {
+            return 0;
         }
+        let most = UNFLUSHED_BYTES / u64::from(self.config.block_size.bytes());
+        let slots = (state.index.len() / 8).min(state.index.free_count());
+        most.min(u64::from(slots))
     }
 
     /// The background task: starts commits and writeback, and waits on timers. Ends when `stopping`
@@ -369,7 +377,7 @@ impl WriteCache {
         }
         // A block that waits for a lane cannot be overwritten in place: take few if there is one
         // lane.
-        let most = if state.pace.lanes(now) == 1 { JOB_BLOCKS_MAX } else { max / 2 };
+        let most = if state.copies_max(now) == 1 { JOB_BLOCKS_MAX } else { max / 2 };
         let most = room.min(most.max(1));
         let mut batch = Batch { jobs: Vec::new(), blocks: 0, most };
         let mut action = self.collect_swept(state, now, &mut batch);
@@ -377,7 +385,7 @@ impl WriteCache {
             action = self.collect_unswept(state, now, &mut batch);
             batch.jobs.sort_unstable_by_key(|job| job.block);
         }
-        state.free_from = if unflushed > 0 { unflushed } else { batch.blocks.min(max / 4) };
+        state.free_from = batch.blocks.min(max / 4);
         state.jobs = batch.jobs.into();
         state.pace.spend(batch.blocks * u64::from(self.config.block_size.bytes()));
         action
@@ -565,7 +573,7 @@ impl WriteCache {
         if state.stopping || state.broken {
             state.give_up_jobs();
         }
-        if state.jobs.is_empty() || state.lanes > state.pace.lanes(now) {
+        if state.jobs.is_empty() || state.lanes > state.copies_max(now) {
             state.lanes -= 1;
             return Some(None);
         }
@@ -654,9 +662,11 @@ impl WriteCache {
     }
 
     /// True if the written slots are to be freed now.
-    fn is_free_due(&self, state: &State) -> bool {
-        let are_many = state.sweep.is_some() && state.written.jobs >= state.pace.batch();
-        let enough = state.written.blocks >= state.free_from || are_many;
+    fn is_free_due(&self, state: &State, now: Time) -> bool {
+        let enough = match self.blocks_unflushed_max(state, now) {
+            0 => state.written.blocks >= state.free_from,
+            most => state.written.blocks >= most || state.written.jobs >= state.pace.batch(),
+        };
         let wanted = enough || state.has_copied_all() || !state.slot_waiters.is_empty();
         state.written.blocks > 0 && wanted
     }
@@ -666,7 +676,7 @@ impl WriteCache {
         {
             let mut state = self.state.lock();
             let superseded = || state.has_copied_all() && !state.index.superseded().is_empty();
-            if state.finishing || !(self.is_free_due(&state) || superseded()) {
+            if state.finishing || !(self.is_free_due(&state, env.now()) || superseded()) {
                 return;
             }
             state.finishing = true;
@@ -678,7 +688,7 @@ impl WriteCache {
         loop {
             let (written, copies, known, began) = {
                 let mut state = self.state.lock();
-                let due = self.is_free_due(&state);
+                let due = self.is_free_due(&state, env.now());
                 let idle = !due && state.index.superseded().is_empty();
                 if idle || state.broken {
                     if state.broken {

@@ -15,11 +15,11 @@ const SECTORS: u64 = ZONES * ZONE_SECTORS;
 const BLOCKS: u64 = 2600;
 const OPTIONS: &str = "high_watermark 100 low_watermark 100 pause_writeback 60000";
 
-/// A cache with scattered blocks before an origin of several zones, and with as many free ones. No
-/// two blocks touch.
+/// A cache with scattered blocks before an origin of several zones, and five times as many free
+/// ones. No two blocks touch.
 fn filled(seed: u64, byte: u8) -> CacheFixture {
     let zeros = |sectors| Image::new(SectorCount(sectors));
-    let (origin, cache) = (zeros(SECTORS), zeros(cache_sectors(2 * BLOCKS, 4096)));
+    let (origin, cache) = (zeros(SECTORS), zeros(cache_sectors(6 * BLOCKS, 4096)));
     let test = CacheFixture::with_model(origin, cache, seed, DriveModel::FAST);
     test.load(&table(SECTORS, 4096, OPTIONS));
     let mut places: Vec<u64> = (0..SECTORS).step_by(16).collect();

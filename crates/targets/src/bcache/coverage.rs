@@ -92,7 +92,7 @@ paths! {
     LeafLeaves,
     /// A request waits until a leaf is read.
     WaitForLeaf,
-    /// A leaf has left that a task or request needs beside the one that it waited for.
+    /// A task or request has read leaves and lacks others: none is marked to leave meanwhile.
     GatherLeaves,
     /// A task looks at the extents of an absent leaf.
     ScanAbsent,

@@ -146,9 +146,11 @@ impl Buckets {
         self.buckets[bucket as usize].is_sparse(self.geometry.bucket_sectors())
     }
 
-    /// How many of these have no dirty data.
-    pub fn count_clean(&self, buckets: &[u64]) -> usize {
-        buckets.iter().filter(|at| self.dirty_sectors_of(**at) == 0).count()
+    /// How many of these have no dirty data, and how many no data.
+    pub fn count_clean(&self, buckets: &[u64]) -> [usize; 2] {
+        let buckets = buckets.iter().map(|at| &self.buckets[*at as usize]);
+        let [clean, empty] = [|it: &&Bucket| it.dirty == 0, |it: &&Bucket| it.live == 0];
+        [buckets.clone().filter(clean).count(), buckets.filter(empty).count()]
     }
 
     /// Marks these buckets.

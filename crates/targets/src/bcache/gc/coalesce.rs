@@ -23,7 +23,7 @@ impl Core {
                 let next = self.change(env, round).await?;
                 // Without progress the plan lacks buckets.
                 from = next.filter(|next| *next > at);
-                requests = self.give_way(env, requests).await;
+                requests = self.give_way(env, requests, true).await;
             }
             level += 1;
         }

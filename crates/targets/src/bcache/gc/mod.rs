@@ -33,8 +33,8 @@ use super::set::{Core, Set, WriteError};
 use super::writeback::is_sparse;
 use moving::Sources;
 
-/// Buckets are packed above so many percent in use: below `cutoff_writeback` (40), above which
-/// writes go around the cache.
+/// Buckets are packed above so many percent in use: below the default of `cutoff_writeback`, 40,
+/// above which writes go around the cache.
 const PACKED: u64 = 35;
 /// How long a pass waits between two rounds while clients are active.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -56,7 +56,8 @@ pub(super) struct Gc {
     pub coalesced_nodes: AtomicU64,
     /// How many passes have ended.
     pub passes: AtomicU64,
-    /// The last pass made no bucket free although the cache is fragmented.
+    /// The last pass, which had free buckets to fill, took the dirty data of no bucket although the
+    /// cache is fragmented.
     is_in_vain: AtomicBool,
 }
 
@@ -160,15 +161,17 @@ impl Core {
         }
         let is_fragmented = self.with(|set| set.is_fragmented());
         if is_triggered || self.gc.moves() && is_fragmented {
-            let freed = self.pack_all(env).await?;
-            self.gc.is_in_vain.store(is_fragmented && freed == 0, Ordering::Relaxed);
+            let packed = self.pack_all(env).await?;
+            if packed > 0 || self.with(|set| set.buckets.free_for_data()) > 0 {
+                self.gc.is_in_vain.store(is_fragmented && packed == 0, Ordering::Relaxed);
+            }
         }
         Ok(())
     }
 
-    /// Rounds of moving. Answers how many buckets were emptied.
+    /// Rounds of moving. Answers how many buckets have no dirty data any more.
     async fn pack_all(&self, env: &Env) -> Result<usize, WriteError> {
-        let (mut freed, mut requests) = (0, self.users().requests());
+        let (mut all, mut requests) = (0, self.users().requests());
         let mut sources = Sources::default();
         for _ in 0..ROUNDS {
             let is_fresh = sources.are_used_up();
@@ -176,26 +179,29 @@ impl Core {
                 sources = self.find_sources(env).await?;
             }
             let packed = self.change(env, async |session| session.pack(&mut sources).await).await?;
-            match packed {
+            match packed.clean {
                 0 if is_fresh => break,
                 // Clients have changed what was found.
                 0 => sources = Sources::default(),
                 _ => {}
             }
-            freed += packed;
-            self.gc.moved_buckets.fetch_add(packed as u64, Ordering::Relaxed);
-            requests = self.give_way(env, requests).await;
+            all += packed.clean;
+            self.gc.moved_buckets.fetch_add(packed.clean as u64, Ordering::Relaxed);
+            requests = self.give_way(env, requests, packed.empty > 0).await;
         }
-        Ok(freed)
+        Ok(all)
     }
 
-    /// Waits if clients are active: they have sent more than `requests`. Answers how many now.
-    async fn give_way(&self, env: &Env, requests: u64) -> u64 {
+    /// Waits if clients are active: they have sent more than `requests`. If rounds make buckets
+    /// free, it waits no longer once clients wait for one. Answers how many requests now.
+    async fn give_way(&self, env: &Env, requests: u64, frees: bool) -> u64 {
         let now = self.users().requests();
         if now != requests {
             let end = env.now() + PAUSE;
-            let is_over =
-                || self.is_stopping() || self.is_broken() || self.with(|set| set.is_short());
+            let is_over = || {
+                let is_wanted = frees && self.with(|set| set.is_short());
+                self.is_stopping() || self.is_broken() || is_wanted
+            };
             env.until_or_time(&self.changed, Some(end), is_over).await;
         }
         self.users().requests()

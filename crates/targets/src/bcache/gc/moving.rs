@@ -1,6 +1,6 @@
 //! Moving: the dirty data of buckets that have little of it is packed into fresh ones, inside the
 //! cache. So a fragmented cache gets its buckets back without a write to the backing device: those
-//! with nothing else are free, and those with clean data may be taken once that is not wanted.
+//! with nothing else are free, and eviction may take those with clean data.
 //!
 //! # Order of a pass
 //! Beside other changes of the set, one look finds the sources of many rounds: closed buckets with
@@ -81,6 +81,14 @@ impl Sources {
     }
 }
 
+/// What a round did.
+#[derive(Default)]
+pub(super) struct Packed {
+    /// How many sources have no dirty data any more, and how many of these no data.
+    pub clean: usize,
+    pub empty: usize,
+}
+
 /// An extent, and where its copy goes.
 struct Move {
     from: Key,
@@ -110,17 +118,17 @@ impl Core {
 }
 
 impl Session<'_> {
-    /// A round. Answers how many buckets have no dirty data now; none without sources for a round.
+    /// A round. It does nothing without sources for one.
     ///
     /// # Errors
     /// The set cannot be written.
-    pub(super) async fn pack(&self, left: &mut Sources) -> Result<usize, WriteError> {
+    pub(super) async fn pack(&self, left: &mut Sources) -> Result<Packed, WriteError> {
         if self.core.rests() {
-            return Ok(0);
+            return Ok(Packed::default());
         }
         self.refill().await;
         let Some((sources, marks)) = self.with(|set| set.take_round(&mut left.buckets)) else {
-            return Ok(0);
+            return Ok(Packed::default());
         };
         coverage::take(Path::Move);
         let extents = left.extents.extract_if(.., |key| marks.have(key)).collect();
@@ -144,9 +152,9 @@ impl Session<'_> {
             self.refill().await;
         }
         self.core.changed.notify(usize::MAX);
-        let packed = self.with(|set| set.buckets.count_clean(&sources));
+        let [clean, empty] = self.with(|set| set.buckets.count_clean(&sources));
         self.checkpoint().await?;
-        Ok(packed)
+        Ok(Packed { clean, empty })
     }
 
     /// A place for each extent, or for each part of one; for as many as there are buckets.

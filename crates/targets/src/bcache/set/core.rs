@@ -104,7 +104,7 @@ pub(in super::super) struct Core {
     /// The attribute `btree_cache_size`: the limit of the extents in memory, in bytes.
     pub node_cache: AtomicU64,
     pub(super) trimming: Trimming,
-    /// How many tasks need leaves that must not leave meanwhile.
+    /// How many tasks read leaves while none may be marked to leave (`leaves`).
     pub(super) gathering: AtomicUsize,
 }
 

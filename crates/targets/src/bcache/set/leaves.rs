@@ -5,9 +5,9 @@
 //!   Beyond the limit it waits for others to leave before it reads the next ones, but not for
 //!   longer than [`ROOM_WAIT`]: leaves may have to be written first.
 //! - A task that changes extents makes their leaves present first ([`Core::with_present`]).
-//! - Leaves may leave while others are read that the same task or request needs. If that has
-//!   happened to it once, none leaves until it has them all ([`Gathering`]): it ends, whatever the
-//!   limit is.
+//! - Leaves may leave while others are read that the same task or request needs. So if it lacks
+//!   some after it has read once, none is marked to leave until it has them all ([`Gathering`]): it
+//!   ends, whatever the limit is.
 //! - A task that only looks at extents ([`Core::scan`]) looks at what it has read of an absent
 //!   leaf, and leaves it absent.
 //! - Once the extents in memory take more than the limit, leaves leave, in the turn of the set
@@ -42,6 +42,8 @@ const PARTS: u64 = 8;
 /// The time between two passes of the hand: tasks and requests that wait for leaves find them.
 const PAUSE: Duration = Duration::from_millis(10);
 const ROOM_WAIT: Duration = Duration::from_millis(100);
+/// How many waiting requests are looked at while the lock is held.
+const TAKEN_AT_ONCE: usize = 1024;
 
 /// What requests wait for, under the lock of the set.
 #[derive(Default)]
@@ -59,8 +61,8 @@ impl Wanted {
         !std::mem::replace(&mut self.is_served, true)
     }
 
-    /// Takes the first requests, as many as leaves are read at once, and others that wait for the
-    /// same ones; none once the task is to end.
+    /// Takes the first requests, as many as leaves are read at once, and some of those that wait
+    /// for the same ones; none once the task is to end.
     fn take(&mut self, tree: &Tree) -> Option<Vec<(Span, RequestId)>> {
         let mut leaves: Vec<LeafPlace> = Vec::new();
         let goes = |(span, _): &mut (Span, RequestId)| {
@@ -71,7 +73,8 @@ impl Wanted {
             leaves.extend(if goes { missing } else { Vec::new() });
             goes
         };
-        let requests: Vec<_> = self.requests.extract_if(.., goes).collect();
+        let some = self.requests.len().min(TAKEN_AT_ONCE);
+        let requests: Vec<_> = self.requests.extract_if(..some, goes).collect();
         self.is_served = !requests.is_empty();
         self.is_served.then_some(requests)
     }
@@ -415,7 +418,8 @@ impl Session<'_> {
     /// # Errors
     /// The set is broken.
     pub async fn trim(&self) -> Result<(), WriteError> {
-        if self.core.is_stopping() || !self.core.is_above_limit() {
+        let is_gathered = || self.core.gathering.load(Ordering::Relaxed) > 0;
+        if self.core.is_stopping() || !self.core.is_above_limit() || is_gathered() {
             return Ok(());
         }
         let most = self.core.memory_limit() / PARTS * KEPT;
@@ -424,9 +428,8 @@ impl Session<'_> {
             self.checkpoint().await?;
         }
         let (mut looked, mut marked) = (0, 0);
-        let mut mark = |set: &mut Set| match self.core.gathering.load(Ordering::Relaxed) {
-            0 => set.tree.mark_leaving(most, (&mut looked, &mut marked)),
-            _ => false,
+        let mut mark = |set: &mut Set| {
+            !is_gathered() && set.tree.mark_leaving(most, (&mut looked, &mut marked))
         };
         while self.with(&mut mark) {
             yield_once().await;

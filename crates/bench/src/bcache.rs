@@ -17,7 +17,7 @@ use cairn_format::Severity;
 use cairn_format::bcache::build::{BuildError, Builder, WriteSectors};
 use cairn_format::bcache::check::check;
 use cairn_format::bcache::journal::{ENTRY_BYTES_MAX, ENTRY_HEADER_BYTES, Header, encode};
-use cairn_format::bcache::load::{Fault, Held, Loaded, Visitor, load_now, now};
+use cairn_format::bcache::load::{Fault, InMemory, Loaded, Visitor, load_now, now};
 use cairn_format::bcache::uuids::UuidEntry;
 use cairn_format::bcache::{
     CacheSuperblock, Key, NewCache, Replacement, SECTOR_BYTES, SUPERBLOCK_SECTOR, Uuid,
@@ -123,7 +123,7 @@ fn round(extents: u64) -> Outcome<Round> {
 
     let (_, sectors) = (device.write(SUPERBLOCK_SECTOR, &superblock.encode()), sectors_of(extents));
     let began = Moment::now();
-    let Ok(report) = now(check(&mut Held(|range: &_| device.bytes(range)), sectors, &[]));
+    let Ok(report) = now(check(&mut InMemory(|range: &_| device.bytes(range)), sectors, &[]));
     let check = began.elapsed().processor.as_secs_f64();
     if report.severity != Severity::Sound || report.totals.extents != extents {
         return Err(unsound(format!("{:?}", report.findings.first())));
@@ -149,7 +149,7 @@ fn unsound(said: String) -> ConfigError {
 fn open(device: &Device, superblock: &CacheSuperblock) -> Outcome<(f64, Loaded, Vec<Key>)> {
     let began = Moment::now();
     let mut collect = Collect::default();
-    let loaded = load_now(Held(|range: &_| device.bytes(range)), superblock, &mut collect)
+    let loaded = load_now(InMemory(|range: &_| device.bytes(range)), superblock, &mut collect)
         .map_err(|error| unsound(error.to_string()))?;
     let opened = loaded.extents(superblock.geometry(), collect.0);
     Ok((began.elapsed().processor.as_secs_f64(), loaded, opened))

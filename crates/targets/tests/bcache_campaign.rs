@@ -318,22 +318,16 @@ async fn move_out_and_in(server: &Server, shape: &Shape, index: usize, drive: Ar
         return target.set_leaving(false);
     }
     target.drain_in_suspend(true);
-    eprintln!("{:?} suspends", env.now());
     volume.suspend(env, SuspendMode::Flush).await.expect("no drive fails");
     let device = Device { argument: backing.to_owned(), disk: drive };
     let attached = Attached::of(env, device).await.expect("no drive fails");
     let attached = attached.expect("it belongs to the set");
     assert!(!attached.is_dirty(), "nothing became dirty since the drain");
-    eprintln!("{:?} leaves", env.now());
     attached.leave(env).await.expect("no drive fails");
-    eprintln!("{:?} loads", env.now());
     let alone = format!("0 {} bcache {backing} - 0", shape.sectors);
     server.load(name, &alone).await.expect("no drive fails");
-    eprintln!("{:?} loaded", env.now());
     server.pause(4000).await;
-    eprintln!("{:?} loads again", env.now());
     server.load(name, &table_of(shape, index, true)).await.expect("no drive fails");
-    eprintln!("{:?} loaded again", env.now());
 }
 
 /// Now and then writes or reads take long: others overtake them, and the cache is congested.

@@ -84,9 +84,9 @@ impl Source for &[u8] {
 }
 
 /// A device in memory whose ranges of sectors are read by a function.
-pub struct Held<F>(pub F);
+pub struct InMemory<F>(pub F);
 
-impl<F: FnMut(&Range<u64>) -> Vec<u8>> Source for Held<F> {
+impl<F: FnMut(&Range<u64>) -> Vec<u8>> Source for InMemory<F> {
     type Error = Infallible;
 
     async fn read(

@@ -9,7 +9,7 @@
 use std::ops::{ControlFlow, Range};
 
 use cairn_block::{SECTOR_BYTES, Sector};
-use cairn_format::bcache::load::{Fault, Held, Visitor, load_now};
+use cairn_format::bcache::load::{Fault, InMemory, Visitor, load_now};
 use cairn_format::bcache::{Key, SUPERBLOCK_SECTOR, Superblock};
 use cairn_format::writecache::{self, EntryState, Geometry};
 use cairn_sim::Image;
@@ -54,7 +54,7 @@ fn of_set(image: &Image) -> Result<Option<Lengths>, String> {
     image.read(Sector(SUPERBLOCK_SECTOR), &mut head);
     let Ok(Superblock::Cache(superblock)) = Superblock::decode(&head) else { return Ok(None) };
     let mut found = Extents(Vec::new());
-    let loaded = load_now(Held(|range: &_| bytes(image, range)), &superblock, &mut found);
+    let loaded = load_now(InMemory(|range: &_| bytes(image, range)), &superblock, &mut found);
     let loaded = loaded.map_err(|error| error.to_string())?;
     let extents = loaded.extents(superblock.geometry(), found.0);
     let dirty = extents.iter().filter(|key| key.is_dirty());

@@ -154,7 +154,7 @@ impl Pace {
         let has_arm = |nature: Nature| nature.rotational == Some(true);
         let has_slow_arm = has_arm(origin) && !has_arm(cache);
         let has_parity = matches!(origin.shape, Shape::Parity { .. });
-        Pace { has_slow_arm, has_parity, ..Pace::default() }
+        Pace { has_slow_arm, has_parity, batch: BATCH, ..Pace::default() }
     }
 
     /// The cache device answered.

@@ -63,12 +63,12 @@ fn a_failure_that_another_line_passes_on_does_not_hide_a_loss_from_a_suspend() {
     test.load("v", &format!("0 64 linear other 0\n{cached}"));
     let client = Client::new(test.volume("v"));
     test.lose_by_another("other");
-    test.flush_of(&client).expect_err("the client is told of the loss under the other line");
+    test.flush_of(&client).expect_err("a flush reports the loss of the drive under the other line");
     test.write("v", 128, 8, 1).unwrap();
     test.drive("origin").faults().add(Fault::losing_flushes().shots(1));
     test.try_suspend("v", SuspendMode::Flush).expect_err("the write around the cache is lost");
     test.resume("v").unwrap();
-    test.flush_of(&client).expect_err("the client is told of its write around the cache");
+    test.flush_of(&client).expect_err("a flush reports the lost write around the cache");
     test.suspend("v", SuspendMode::Flush);
 }
 
@@ -122,7 +122,7 @@ fn no_flush_fails_for_a_failure_that_writeback_absorbs() {
     let origin = test.origin.durable().to_vec();
     assert!((0..3).all(|block| origin[block * 16 * 512] == 7));
     test.load("0 2048 linear origin 0");
-    test.flush_of(&clients[0]).expect("the loss was made good before the next table");
+    test.flush_of(&clients[0]).expect("writeback has repaired the loss before the next table");
 }
 
 #[test]

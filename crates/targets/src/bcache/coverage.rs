@@ -92,7 +92,7 @@ paths! {
     LeafLeaves,
     /// A request waits until a leaf is read.
     WaitForLeaf,
-    /// A task or request has read leaves and lacks others: none is marked to leave meanwhile.
+    /// A task lacks leaves after its first read: the trim marks none until it has all of them.
     GatherLeaves,
     /// A task looks at the extents of an absent leaf.
     ScanAbsent,

@@ -12,9 +12,8 @@
 //! 1. Of the sources that are left, and are such buckets still, the next ones, as long as their
 //!    dirty data fits into the buckets that a round may take, and takes fewer than they are.
 //! 2. Their dirty extents are copied to fresh buckets, at most [`IN_FLIGHT`] at once. Clean ones
-//!    stay.
-//!    An extent that cannot be read stays where it is. So does one that cannot be written: the
-//!    bucket takes no more.
+//!    stay. An extent that cannot be read stays where it is. So does one that cannot be written:
+//!    the bucket takes no more.
 //! 3. The cache device is flushed (R3): the copies are durable.
 //! 4. Compare and swap: what the tree still has of an extent leads to its copy from then on, as
 //!    dirty as before. These keys are pending, as those of clients (R4), and enter the journal and

@@ -231,7 +231,8 @@ impl CacheDevice {
     /// Writes what may lead to all that was written before: the caller has flushed the device. It
     /// is durable at the end if it has FUA, otherwise after the next flush. On a device that is not
     /// volatile FUA is left out: the write would pass the gate of such writes, and writes of
-    /// clients overtake it. If the drive's cache is switched on meanwhile, the device is flushed.
+    /// clients overtake it. If the drive's volatile cache is switched on before the write ends, the
+    /// writer flushes the device.
     ///
     /// # Errors
     /// The write failed.

@@ -5,9 +5,9 @@
 //!   Beyond the limit it waits for others to leave before it reads the next ones, but not for
 //!   longer than [`ROOM_WAIT`]: leaves may have to be written first.
 //! - A task that changes extents makes their leaves present first ([`Core::with_present`]).
-//! - Leaves may leave while others are read that the same task or request needs. So if it lacks
-//!   some after it has read once, none is marked to leave until it has them all ([`Gathering`]): it
-//!   ends, whatever the limit is.
+//! - Leaves may leave while a task reads others for the same change or request. A task that lacks
+//!   leaves after its first read keeps the trim from marking any until it has all of them
+//!   ([`Gathering`]). So its wait ends with every limit.
 //! - A task that only looks at extents ([`Core::scan`]) looks at what it has read of an absent
 //!   leaf, and leaves it absent.
 //! - Once the extents in memory take more than the limit, leaves leave, in the turn of the set
@@ -222,7 +222,7 @@ impl Core {
         spans: impl IntoIterator<Item = Span> + Clone,
         act: impl FnOnce(&mut Set) -> T,
     ) -> Result<T, WriteError> {
-        let (mut rounds, mut gathering) = (0, None);
+        let (mut has_read, mut gathering) = (false, None);
         loop {
             let absent = {
                 let mut guard = self.lock();
@@ -233,10 +233,10 @@ impl Core {
                 }
                 absent
             };
-            if rounds > 0 && gathering.is_none() {
-                gathering = Some(Gathering::begin(self));
+            if has_read {
+                gathering.get_or_insert_with(|| Gathering::begin(self));
             }
-            rounds += 1;
+            has_read = true;
             self.enter(env, &absent).await?;
         }
     }

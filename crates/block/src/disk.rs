@@ -52,6 +52,20 @@ pub enum Identity {
     Unique(u64),
 }
 
+impl Identity {
+    /// A name that a later process finds for the same thing, until the machine starts again; none
+    /// if nothing of it outlives this process, or only this process knows it.
+    pub fn lasting_name(&self) -> Option<String> {
+        match self {
+            Identity::File { device, inode, birth_ns } => {
+                Some(format!("file-{device:x}-{inode:x}-{birth_ns:x}"))
+            }
+            Identity::Block(number) => Some(format!("block-{number:x}")),
+            Identity::Volume(_) | Identity::Unique(_) => None,
+        }
+    }
+}
+
 /// Which side of a copy failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyError {

@@ -16,6 +16,7 @@ use std::sync::{Arc, Weak};
 use event_listener::Event;
 
 use crate::claiming::Claims;
+use crate::crash_log::CrashLogs;
 use crate::device::MappedDevice;
 use crate::disk::{Disk, Identity, LocalFuture};
 use crate::env::Env;
@@ -95,6 +96,7 @@ pub struct Registry {
     claims: Arc<Claims>,
     failure_counts: Mutex<HashMap<Identity, Arc<FailureCount>>>,
     zone_maps: Mutex<Option<Arc<dyn ZoneMaps>>>,
+    crash_logs: Mutex<Option<Arc<dyn CrashLogs>>>,
     next_device: AtomicU32,
     next_unique: AtomicU64,
 }
@@ -112,6 +114,7 @@ impl Registry {
             claims: Arc::default(),
             failure_counts: Mutex::default(),
             zone_maps: Mutex::default(),
+            crash_logs: Mutex::default(),
             next_device: AtomicU32::new(0),
             next_unique: AtomicU64::new(0),
         }
@@ -125,6 +128,16 @@ impl Registry {
     /// What keeps them; none if the server has no place for them.
     pub fn zone_maps(&self) -> Option<Arc<dyn ZoneMaps>> {
         self.zone_maps.lock().clone()
+    }
+
+    /// From now on tables that are loaded have crash logs.
+    pub fn set_crash_logs(&self, logs: Arc<dyn CrashLogs>) {
+        *self.crash_logs.lock() = Some(logs);
+    }
+
+    /// Where they are; none if the server has no place for them.
+    pub fn crash_logs(&self) -> Option<Arc<dyn CrashLogs>> {
+        self.crash_logs.lock().clone()
     }
 
     /// Adds a volume: a mapped device without a table, suspended.

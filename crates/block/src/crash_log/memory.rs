@@ -1,0 +1,226 @@
+//! The words of a crash log.
+//!
+//! ```text
+//! word 0  magic         8  generation  \              16  generation  \
+//!      1  owner         9  state        \ half 0      17  state        \ half 1
+//!      2  included     10  is whole     /             18  is whole     /
+//!      3  lost         11  check       /              19  check       /
+//!     32  records of half 0, then those of half 1, 4 words each
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::sync::Mutex;
+
+use super::record::{Record, WORDS, check};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"cairnlg1");
+/// Words before the first record.
+const HEADER_WORDS: usize = 32;
+/// Of a half's words in the header, the first.
+const HALVES: [usize; 2] = [8, 16];
+/// No state of a device.
+const NONE: u64 = u64::MAX;
+
+/// Memory that outlives the process, and no power cut.
+pub trait CrashMemory: Send + Sync {
+    /// Its words: zeros at first. At least a header and a record for each half.
+    fn words(&self) -> &[AtomicU64];
+}
+
+/// Where memory for crash logs is found, by name.
+pub trait CrashLogs: Send + Sync {
+    /// The memory of a name: what an earlier process left in it, or zeros. None if there is no
+    /// place for it, which has been said.
+    fn open(&self, name: &str) -> Option<Arc<dyn CrashMemory>>;
+}
+
+/// Memory of this process.
+pub struct KeptMemory(Box<[AtomicU64]>);
+
+impl KeptMemory {
+    /// Memory for so many records in each half.
+    pub fn new(records: usize) -> KeptMemory {
+        let words = HEADER_WORDS + 2 * records * WORDS;
+        KeptMemory((0..words).map(|_| AtomicU64::new(0)).collect())
+    }
+}
+
+impl CrashMemory for KeptMemory {
+    fn words(&self) -> &[AtomicU64] {
+        &self.0
+    }
+}
+
+/// Logs of one simulated machine: they outlive its processes.
+pub struct KeptLogs {
+    records: usize,
+    logs: Mutex<BTreeMap<String, Arc<KeptMemory>>>,
+}
+
+impl KeptLogs {
+    /// Logs with room for so many records in each half.
+    pub fn new(records: usize) -> KeptLogs {
+        KeptLogs { records, logs: Mutex::default() }
+    }
+}
+
+impl CrashLogs for KeptLogs {
+    fn open(&self, name: &str) -> Option<Arc<dyn CrashMemory>> {
+        let mut logs = self.logs.lock();
+        let log = logs.entry(name.to_owned()).or_insert_with(|| {
+            let memory = KeptMemory::new(self.records);
+            Arc::new(memory)
+        });
+        Some(log.clone())
+    }
+}
+
+/// All of it.
+#[derive(Clone, Copy)]
+pub(super) struct Header<'m>(&'m [AtomicU64]);
+
+fn get(word: &AtomicU64) -> u64 {
+    word.load(Ordering::Acquire)
+}
+
+/// What was stored before stays before it, also for a process that reads after a kill.
+fn set(word: &AtomicU64, value: u64) {
+    store(word, value, Ordering::Release);
+}
+
+fn store(word: &AtomicU64, value: u64, order: Ordering) {
+    #[cfg(test)]
+    if super::tests::is_killed() {
+        return;
+    }
+    word.store(value, order);
+}
+
+impl<'m> Header<'m> {
+    pub fn of(memory: &'m dyn CrashMemory) -> Header<'m> {
+        Header(memory.words())
+    }
+
+    pub fn is_valid(&self) -> bool {
+        get(&self.0[0]) == MAGIC
+    }
+
+    /// Makes memory without meaning a log that has nothing.
+    pub fn format(&self, owner: u64) {
+        self.begin(owner);
+        set(&self.0[0], MAGIC);
+    }
+
+    pub fn owner(&self) -> u64 {
+        get(&self.0[1])
+    }
+
+    pub fn included(&self) -> Option<u64> {
+        Some(get(&self.0[2])).filter(|&state| state != NONE)
+    }
+
+    pub fn include(&self, state: u64) {
+        set(&self.0[2], state);
+    }
+
+    pub fn is_lost(&self) -> bool {
+        get(&self.0[3]) != 0
+    }
+
+    pub fn lose(&self) {
+        set(&self.0[3], 1);
+    }
+
+    /// From now on records count.
+    pub fn begin(&self, owner: u64) {
+        set(&self.0[1], owner);
+        set(&self.0[3], 0);
+        set(&self.0[2], NONE);
+    }
+
+    pub fn half(&self, index: usize) -> Half<'m> {
+        let records = (self.0.len() - HEADER_WORDS) / (2 * WORDS);
+        let from = HEADER_WORDS + index * records * WORDS;
+        Half { header: &self.0[HALVES[index]..], records: &self.0[from..from + records * WORDS] }
+    }
+
+    pub fn halves(&self) -> [Half<'m>; 2] {
+        [self.half(0), self.half(1)]
+    }
+}
+
+/// One half.
+#[derive(Clone, Copy)]
+pub(super) struct Half<'m> {
+    header: &'m [AtomicU64],
+    records: &'m [AtomicU64],
+}
+
+impl Half<'_> {
+    pub fn generation(&self) -> u64 {
+        get(&self.header[0])
+    }
+
+    /// What it extends.
+    pub fn state(&self) -> u64 {
+        get(&self.header[1])
+    }
+
+    /// Its records replace those of an older half.
+    pub fn is_whole(&self) -> bool {
+        get(&self.header[2]) != 0
+    }
+
+    pub fn is_open(&self) -> bool {
+        let words = [self.state(), u64::from(self.is_whole())];
+        get(&self.header[3]) == check(self.generation(), usize::MAX, &words)
+    }
+
+    /// Says which generation of records is put there, before it is opened (L2).
+    pub fn name(&self, generation: u64) {
+        set(&self.header[0], generation);
+    }
+
+    /// Opens it. What was put there with this generation counts from now on.
+    pub fn open(&self, generation: u64, state: u64, is_whole: bool) {
+        let words = [state, u64::from(is_whole)];
+        set(&self.header[0], generation);
+        set(&self.header[1], words[0]);
+        set(&self.header[2], words[1]);
+        set(&self.header[3], check(generation, usize::MAX, &words));
+    }
+
+    pub fn empty(&self) {
+        set(&self.header[3], 0);
+    }
+
+    pub fn capacity(&self) -> usize {
+        self.records.len() / WORDS
+    }
+
+    /// Stores a record behind those that it has.
+    pub fn put(&self, generation: u64, index: usize, record: Record) {
+        let words = &self.records[index * WORDS..][..WORDS];
+        for (word, value) in words.iter().zip(record) {
+            store(word, value, Ordering::Relaxed);
+        }
+        set(&words[WORDS - 1], check(generation, index, &record));
+    }
+
+    /// Its records, in order.
+    pub fn records(&self) -> Vec<Record> {
+        let generation = self.generation();
+        let mut records = Vec::new();
+        for (index, words) in self.records.chunks_exact(WORDS).enumerate() {
+            let record = [get(&words[0]), get(&words[1]), get(&words[2])];
+            if get(&words[WORDS - 1]) != check(generation, index, &record) {
+                break;
+            }
+            records.push(record);
+        }
+        records
+    }
+}

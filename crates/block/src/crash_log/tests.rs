@@ -1,0 +1,251 @@
+//! A kill between any two stores leaves what was acknowledged, no more and no less.
+
+use std::cell::Cell;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const OWNER: u64 = 7;
+
+thread_local! {
+    /// How many stores this thread's process still does; none: it is never killed.
+    static STORES_LEFT: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+/// Counts a store. True if the process is dead.
+pub(super) fn is_killed() -> bool {
+    STORES_LEFT.with(|left| match left.get() {
+        None => false,
+        Some(0) => true,
+        Some(some) => {
+            left.set(Some(some - 1));
+            false
+        }
+    })
+}
+
+fn is_dead() -> bool {
+    STORES_LEFT.get() == Some(0)
+}
+
+fn left_in(memory: &Arc<KeptMemory>, owner: u64, state: u64) -> Left {
+    CrashLog::open(memory.clone(), owner, state).1
+}
+
+fn begun(records: usize, state: u64) -> (Arc<KeptMemory>, CrashLog) {
+    let memory = Arc::new(KeptMemory::new(records));
+    let (mut log, left) = CrashLog::open(memory.clone(), OWNER, state);
+    assert_eq!(left, Left::Records(Vec::new()));
+    log.begin(OWNER, state);
+    (memory, log)
+}
+
+fn put(log: &mut CrashLog, value: u64) {
+    assert!(log.reserve(), "there is room");
+    log.append([value; 3]);
+}
+
+#[test]
+fn records_of_both_halves_are_left_until_the_commit_has_landed() {
+    let (memory, mut log) = begun(4, 10);
+    put(&mut log, 1);
+    log.seal(11);
+    put(&mut log, 2);
+    let records = |values: &[u64]| Left::Records(values.iter().map(|&it| [it; 3]).collect());
+    assert_eq!(left_in(&memory, OWNER, 10), records(&[1, 2]));
+    assert_eq!(left_in(&memory, OWNER, 11), records(&[2]));
+    log.empty_sealed();
+    assert_eq!(left_in(&memory, OWNER, 11), records(&[2]));
+    assert_eq!(left_in(&memory, OWNER, 10), Left::Foreign(vec![11]));
+    assert_eq!(left_in(&memory, OWNER + 1, 11), Left::Foreign(vec![11]));
+}
+
+#[test]
+fn log_without_records_fits_any_device() {
+    let (memory, mut log) = begun(4, 10);
+    assert_eq!(left_in(&memory, OWNER + 1, 99), Left::Records(Vec::new()));
+    put(&mut log, 1);
+    log.compact(10, std::iter::empty());
+    assert_eq!(left_in(&memory, OWNER + 1, 99), Left::Records(Vec::new()));
+}
+
+#[test]
+fn full_half_takes_no_reservation_and_then_says_that_something_is_lost() {
+    let (memory, mut log) = begun(2, 10);
+    put(&mut log, 1);
+    assert!(log.is_half_full() && log.reserve() && !log.reserve());
+    assert!(!log.append_unreserved([9; 3]));
+    log.compact(10, [[2; 3], [3; 3]].into_iter());
+    assert_eq!(left_in(&memory, OWNER, 10), Left::Lost, "one is still reserved");
+    log.cancel();
+    log.begin(OWNER, 10);
+    assert_eq!(left_in(&memory, OWNER, 10), Left::Records(Vec::new()));
+}
+
+#[test]
+fn loss_is_told_until_the_log_begins_again_whatever_the_kill_interrupts() {
+    for stores in 0..20 {
+        let (memory, mut log) = begun(2, 10);
+        put(&mut log, 1);
+        log.lose();
+        STORES_LEFT.set(Some(stores));
+        log.begin(OWNER, 10);
+        let has_ended = !is_dead();
+        STORES_LEFT.set(None);
+        let expected = if has_ended { Left::Records(Vec::new()) } else { Left::Lost };
+        let found = left_in(&memory, OWNER, 10);
+        // The last store but one makes it well.
+        assert!(found == expected || found == Left::Records(Vec::new()), "{stores}: {found:?}");
+        assert!(stores > 2 || found == Left::Lost, "{stores}: {found:?}");
+    }
+}
+
+#[test]
+fn what_is_given_up_is_not_found_again_after_a_kill() {
+    for stores in 0..20 {
+        let (memory, mut log) = begun(2, 10);
+        put(&mut log, 1);
+        log.seal(11);
+        put(&mut log, 2);
+        STORES_LEFT.set(Some(stores));
+        log.begin(OWNER, 99);
+        STORES_LEFT.set(None);
+        let found = left_in(&memory, OWNER, 99);
+        match stores {
+            0 => assert_eq!(found, Left::Foreign(vec![10, 11])),
+            _ => assert_eq!(found, Left::Records(Vec::new()), "{stores}"),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Append,
+    /// A commit: sealed, so many records, landed, emptied.
+    Commit(u8),
+    /// All that is uncommitted is dropped again.
+    Drop,
+    Compact,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        5 => Just(Step::Append),
+        2 => (0..4_u8).prop_map(Step::Commit),
+        1 => Just(Step::Drop),
+        1 => Just(Step::Compact),
+    ]
+}
+
+/// A target whose device is a list of numbers. Records are numbers; 0 takes out what is not
+/// committed.
+#[derive(Clone, Default)]
+struct Twin {
+    /// On the device.
+    durable: Vec<u64>,
+    state: u64,
+    /// Acknowledged and not committed.
+    volatile: Vec<u64>,
+    next: u64,
+    /// The process died while it dropped what is volatile.
+    is_dropping: bool,
+}
+
+impl Twin {
+    fn append(&mut self, log: &mut CrashLog) {
+        if !log.reserve() {
+            return;
+        }
+        self.next += 1;
+        log.append([self.next; 3]);
+        // Acknowledged, unless the process died before that.
+        if !is_dead() {
+            self.volatile.push(self.next);
+        }
+    }
+
+    fn step(&mut self, log: &mut CrashLog, step: &Step) {
+        match *step {
+            Step::Append => self.append(log),
+            Step::Commit(more) => {
+                let frozen = self.volatile.len();
+                log.seal(self.state + 1);
+                (0..more).for_each(|_| self.append(log));
+                if !is_dead() {
+                    self.durable.extend(self.volatile.drain(..frozen));
+                    self.state += 1;
+                }
+                log.empty_sealed();
+            }
+            Step::Drop if log.reserve() => {
+                log.append([0; 3]);
+                self.is_dropping = is_dead();
+                if !is_dead() {
+                    self.volatile.clear();
+                    log.compact(self.state, std::iter::empty());
+                }
+            }
+            Step::Drop => {}
+            Step::Compact => {
+                let records: Vec<Record> = self.volatile.iter().map(|&it| [it; 3]).collect();
+                log.compact(self.state, records.into_iter());
+            }
+        }
+    }
+
+    fn replayed(&self, records: &[Record]) -> Vec<u64> {
+        let mut all = Vec::new();
+        for record in records {
+            match record[0] {
+                0 => all.clear(),
+                number => all.push(number),
+            }
+        }
+        all
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_kill_between_any_two_stores_loses_nothing(
+        steps in prop::collection::vec(step(), 1..12),
+        again in prop::collection::vec(step(), 0..6),
+        [first, second] in prop::array::uniform2(0..120_u32),
+    ) {
+        let memory = Arc::new(KeptMemory::new(6));
+        let mut twin = Twin::default();
+        for (steps, stores) in [(steps, first), (again, second), (Vec::new(), 1000)] {
+            // The start, which a kill may interrupt as well.
+            STORES_LEFT.set(Some(stores));
+            let (mut log, left) = CrashLog::open(memory.clone(), OWNER, twin.state);
+            let Left::Records(records) = left else { panic!("{left:?}") };
+            let replayed = twin.replayed(&records);
+            let unanswered = replayed.strip_prefix(&twin.volatile[..]);
+            let is_dropped = twin.is_dropping && replayed.is_empty();
+            prop_assert!(
+                unanswered.is_some_and(|more| more.len() <= 1) || is_dropped,
+                "{replayed:?} in place of {:?}", twin.volatile
+            );
+            (twin.volatile, twin.is_dropping) = (replayed, false);
+            if !twin.volatile.is_empty() {
+                log.include(twin.state + 1);
+                if !is_dead() {
+                    let volatile = std::mem::take(&mut twin.volatile);
+                    twin.durable.extend(volatile);
+                    twin.state += 1;
+                }
+            }
+            if !is_dead() {
+                log.begin(OWNER, twin.state);
+            }
+            for step in steps {
+                if is_dead() {
+                    break;
+                }
+                twin.step(&mut log, &step);
+            }
+            STORES_LEFT.set(None);
+        }
+    }
+}

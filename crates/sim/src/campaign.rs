@@ -87,6 +87,11 @@ pub trait Scenario {
         false
     }
 
+    /// Whether what was acknowledged outlives a kill of the process (H11 of [`History`]).
+    fn outlives_kills(&self) -> bool {
+        false
+    }
+
     /// Whether drives fail while the volumes are opened. Opening may then be refused.
     fn fails_at_start(&self) -> bool {
         false

@@ -31,6 +31,8 @@
 //!     The contents read afterwards ([`History::reopen`]) are what the disk holds from then on,
 //!     whatever it may have held before; the next flush makes them durable. A write from before
 //!     whose data was not read then is lost: flushes of later clients do not cover it.
+//! H11. If what is acknowledged outlives a kill, H1 holds for these contents, too
+//!     ([`History::check_after_kill`]).
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -257,6 +259,14 @@ impl History {
     /// The first sector that holds what it must not.
     pub fn check_after_crash(&self, contents: &[Content]) -> Result<(), Violation> {
         self.0.borrow().check_after_crash(contents)
+    }
+
+    /// H11: checks what was read after a kill.
+    ///
+    /// # Errors
+    /// The first sector that holds what it must not.
+    pub fn check_after_kill(&self, contents: &[Content]) -> Result<(), Violation> {
+        self.0.borrow().check_after_kill(contents)
     }
 
     /// H10: the process that served the disk was killed; no operation in flight will end.
@@ -528,6 +538,18 @@ impl Inner {
             if !sources.any(|end| !self.durably_superseded(sector, end, NEVER)) {
                 let what = format!("a crash (last flush submitted {})", self.flushed());
                 return Err(Violation(self.describe(sector, content, &what)));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_after_kill(&self, contents: &[Content]) -> Result<(), Violation> {
+        let whole = SectorRange::new(Sector(0), SectorCount(contents.len() as u64));
+        let now = self.now + 1;
+        let read = Record { ended: now, ..Record::new(Op::Read, whole, false, 0, now) };
+        for (sector, &content) in (0u64..).zip(contents) {
+            if !self.may_read(sector, content, &read) {
+                return Err(Violation(self.describe(sector, content, "a kill")));
             }
         }
         Ok(())

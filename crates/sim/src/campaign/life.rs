@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Disk, Io, IoError, Sector, SectorCount, SectorRange};
+use cairn_block::{Disk, Io, IoError, KeptLogs, Sector, SectorCount, SectorRange};
 
 use super::server::{Generation, Server};
 use super::verbs::{close, start_suspending};
@@ -33,6 +33,9 @@ enum Ends {
     Kills,
     Both,
 }
+
+/// Records that half a crash log has room for: some lives fill one.
+const LOG_RECORDS: usize = 24;
 
 /// The drives that a generation starts with.
 enum Media {
@@ -56,6 +59,10 @@ pub(super) struct Life<'a, S: Scenario> {
     server: Option<Server>,
     /// By volume name.
     histories: BTreeMap<String, History>,
+    /// They go with the power.
+    logs: Arc<KeptLogs>,
+    /// The power was cut since the contents were judged last.
+    is_cut: bool,
     history_seed: u64,
     ends: Ends,
     pub tally: Tally,
@@ -99,7 +106,21 @@ impl<'a, S: Scenario> Life<'a, S> {
         let ends = [Ends::Cuts, Ends::Kills, Ends::Both][rng.usize(..3)];
         let (media, tally) = (Media::Images(images), Tally::default());
         let (case, server) = (Rc::new(case), None);
-        Life { scenario, case, rng, options, media, server, histories, history_seed, ends, tally }
+        let logs = Arc::new(KeptLogs::new(LOG_RECORDS));
+        Life {
+            scenario,
+            case,
+            rng,
+            options,
+            media,
+            server,
+            histories,
+            logs,
+            is_cut: false,
+            history_seed,
+            ends,
+            tally,
+        }
     }
 
     pub fn run(&mut self) -> Result<(), String> {
@@ -249,6 +270,8 @@ impl<'a, S: Scenario> Life<'a, S> {
             self.media = Media::Drives(survivors);
         } else {
             self.tally.cuts += 1;
+            self.logs = Arc::new(KeptLogs::new(LOG_RECORDS));
+            self.is_cut = true;
             images = world.images_after_power_cut(&mut self.rng).into_iter().collect();
             self.media = Media::Images(images.clone());
         }
@@ -260,7 +283,7 @@ impl<'a, S: Scenario> Life<'a, S> {
     /// Opens the volumes, reads everything, and checks it against the histories, if there are any.
     fn open_and_judge(&mut self, world: &SimWorld) -> Result<Vec<Volume>, Early> {
         let reactor = self.rng.u16(..world.reactors());
-        let server = Server::new(world, reactor, self.scenario.types());
+        let server = Server::new(world, reactor, self.scenario.types(), self.logs.clone());
         self.server = Some(server.clone());
         let case = self.case.clone();
         let opened = world.try_block_on(reactor, |_| self.scenario.open(case, server))?;
@@ -272,7 +295,10 @@ impl<'a, S: Scenario> Life<'a, S> {
         for disk in disks {
             let contents = read_all(world, &disk)?.map_err(refuse)?;
             if let Some(history) = self.histories.get(&disk.name()) {
-                let checked = history.check_after_crash(&contents);
+                let checked = match !self.is_cut && self.scenario.outlives_kills() {
+                    true => history.check_after_kill(&contents),
+                    false => history.check_after_crash(&contents),
+                };
                 checked.map_err(|wrong| Early::Failed(format!("{}: {wrong}", disk.name())))?;
             }
             if read_all(world, &disk)?.map_err(refuse)? != contents {
@@ -282,6 +308,7 @@ impl<'a, S: Scenario> Life<'a, S> {
             volumes.push((disk, contents));
         }
         check_contract(world)?;
+        self.is_cut = false;
         Ok(volumes.into_iter().map(|(disk, contents)| self.go_on(disk, contents)).collect())
     }
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{
-    ConfigError, Disk, Env, Io, IoError, MappedDevice, MessageError, Registry, Sector, SectorRange,
-    SuspendMode, Table, TableContext, TableLine, Target, TargetType, TargetTypes,
+    ConfigError, Disk, Env, Io, IoError, KeptLogs, MappedDevice, MessageError, Registry, Sector,
+    SectorRange, SuspendMode, Table, TableContext, TableLine, Target, TargetType, TargetTypes,
 };
 
 use crate::drive::SimDrive;
@@ -34,10 +34,17 @@ pub struct Server {
 
 impl Server {
     /// A server without volumes on the drives of a world.
-    pub(super) fn new(world: &SimWorld, reactor: u16, types: Vec<Arc<dyn TargetType>>) -> Server {
+    pub(super) fn new(
+        world: &SimWorld,
+        reactor: u16,
+        types: Vec<Arc<dyn TargetType>>,
+        logs: Arc<KeptLogs>,
+    ) -> Server {
+        let registry = Arc::new(Registry::new(Box::new(world.opener())));
+        registry.set_crash_logs(logs);
         Server {
             env: world.env(reactor).clone(),
-            registry: Arc::new(Registry::new(Box::new(world.opener()))),
+            registry,
             types: TargetTypes::new(types),
             drives: world.all_drives().into(),
         }

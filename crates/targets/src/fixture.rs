@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use cairn_block::{
     CallOff, ConfigError, Ctor, Disk, Env, Events, Extent, FailureCursor, Io, IoError, IoResult,
-    MappedDevice, MessageError, Op, Registry, Resumed, SECTOR_BYTES, Sector, SectorCount,
+    KeptLogs, MappedDevice, MessageError, Op, Registry, Resumed, SECTOR_BYTES, Sector, SectorCount,
     SectorRange, SuspendMode, Table, TableContext, TableLine, Target, TargetType, TargetTypes,
 };
 use cairn_sim::campaign::users_first;
@@ -55,6 +55,9 @@ impl Ends {
     }
 }
 
+/// Records that half a crash log has room for.
+const LOG_RECORDS: usize = 64;
+
 /// The answer to a message that a test started, once there is one.
 pub type Answer = Rc<RefCell<Option<Result<String, MessageError>>>>;
 
@@ -77,6 +80,7 @@ pub struct Fixture {
     pub ends: Ends,
     pub registry: Arc<Registry>,
     drives: Vec<Arc<RecordingDrive>>,
+    logs: Arc<KeptLogs>,
     types: fn() -> Vec<Arc<dyn TargetType>>,
 }
 
@@ -95,7 +99,7 @@ impl Fixture {
         let sim = SimWorld::new(seed, SimWorld::REACTORS);
         let add = |(options, image)| RecordingDrive::new(sim.add_drive(options, image));
         let drives = drives.into_iter().map(add).collect();
-        Fixture::over(sim, drives)
+        Fixture::over(sim, drives, Arc::new(KeptLogs::new(LOG_RECORDS)))
     }
 
     /// The process dies and another one starts; the drives keep what they hold.
@@ -104,17 +108,19 @@ impl Fixture {
         let after_kill =
             |dead: &Arc<RecordingDrive>| RecordingDrive::new(Arc::new(dead.drive.after_kill()));
         let drives = dead.drives.iter().map(after_kill).collect();
-        Fixture::over(SimWorld::new(7, SimWorld::REACTORS), drives)
+        let logs = dead.logs.clone();
+        Fixture::over(SimWorld::new(7, SimWorld::REACTORS), drives, logs)
     }
 
-    fn over(sim: SimWorld, drives: Vec<Arc<RecordingDrive>>) -> Fixture {
+    fn over(sim: SimWorld, drives: Vec<Arc<RecordingDrive>>, logs: Arc<KeptLogs>) -> Fixture {
         sim.set_patience(Duration::from_secs(600));
         let add = |opener: SimOpener, drive: &Arc<RecordingDrive>| {
             opener.with(&drive.name(), drive.clone())
         };
         let opener = drives.iter().fold(SimOpener::new(), add);
         let registry = Arc::new(Registry::new(Box::new(opener)));
-        Fixture { sim, ends: Ends::default(), registry, drives, types: crate::types }
+        registry.set_crash_logs(logs.clone());
+        Fixture { sim, ends: Ends::default(), registry, drives, logs, types: crate::types }
     }
 
     /// Tables have the words of experiments.

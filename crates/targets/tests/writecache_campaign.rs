@@ -165,6 +165,10 @@ impl Scenario for WriteCache {
         true
     }
 
+    fn outlives_kills(&self) -> bool {
+        true
+    }
+
     /// A cache whose commit failed goes on, when a table is loaded, with what is durable.
     fn rolls_back(&self) -> bool {
         self.failing != Failing::Nothing

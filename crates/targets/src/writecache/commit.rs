@@ -31,14 +31,16 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cairn_block::{Env, Flags, Io, IoError, IoFuture, IoResult, Request, SectorRange, Verdict};
+use cairn_block::{
+    Env, Flags, Io, IoError, IoFuture, IoResult, Request, RequestId, SectorRange, Verdict,
+};
 use cairn_block::{Sector, SectorCount, invariants, mutants, yield_once};
 use cairn_format::writecache::{SUPERBLOCK_BYTES, Seq, Superblock};
 use smallvec::SmallVec;
 
 use super::canary::{self, Bug};
-use super::index::{FREED, Index, Life, Run, granule_of};
-use super::{Count, WriteCache};
+use super::index::{FREED, Life, Run, granule_of};
+use super::{Count, State, WriteCache};
 use crate::group_commit::{Ticket, Waiter, tell};
 
 /// Metadata is written in granules of this many bytes (clipped at its end), neighbours merged.
@@ -103,6 +105,8 @@ struct Batch {
     frozen: Option<Seq>,
     overwritten: bool,
     waiters: Vec<Waiter>,
+    /// Requests that waited for room in the crash log.
+    mapped_again: Vec<RequestId>,
     broken: bool,
 }
 
@@ -180,9 +184,10 @@ impl WriteCache {
         }
     }
 
-    async fn commit_once(&self, env: &Env) {
+    pub(super) async fn commit_once(&self, env: &Env) {
         let mut metadata = self.metadata.lock().await;
-        let batch = self.freeze(&mut metadata);
+        let mut batch = self.freeze(&mut metadata);
+        self.remap_all(env, std::mem::take(&mut batch.mapped_again));
         let result = if batch.broken {
             Err(IoError::IO)
         } else {
@@ -204,11 +209,15 @@ impl WriteCache {
     /// Step 0.
     fn freeze(&self, metadata: &mut Metadata) -> Batch {
         let mut state = self.state.lock();
+        let state = &mut *state;
         state.autocommit_at = None;
+        let frozen = state.index.freeze(&mut metadata.changed);
+        let has_room = !state.broken && state.acknowledged.seal(frozen, state.index.durable_seq);
         Batch {
-            frozen: state.index.freeze(&mut metadata.changed),
+            frozen,
             overwritten: std::mem::take(&mut state.overwritten),
             waiters: state.commits.take(),
+            mapped_again: if has_room { state.take_slot_waiters() } else { Vec::new() },
             broken: state.broken,
         }
     }
@@ -231,7 +240,9 @@ impl WriteCache {
             mutants::step("writecache: flush before the superblock", (), flush).await?;
             self.write_superblock(env, metadata, next).await?;
         }
-        self.state.lock().index.durable_seq = next;
+        let mut state = self.state.lock();
+        state.index.durable_seq = next;
+        state.acknowledged.committed();
         Ok(())
     }
 
@@ -288,7 +299,7 @@ impl WriteCache {
                 let mut state = self.state.lock();
                 for &(slot, len) in slots.iter().rev() {
                     let runs: Vec<Run> = state.index.runs_of(slot, len).collect();
-                    runs.iter().for_each(|run| take_out(&mut state.index, run));
+                    runs.iter().for_each(|run| take_out(&mut state, run));
                 }
                 state.take_slot_waiters()
             };
@@ -445,14 +456,15 @@ impl WriteCache {
 
 /// Takes slots out of the index and frees them. A slot that a fill in flight has dropped since is
 /// gone, or belongs to another request.
-fn take_out(index: &mut Index, run: &Run) {
+fn take_out(state: &mut State, run: &Run) {
+    let index = &mut state.index;
     match index.life(run) {
         Life::Committed => {
             index.end_writeback(run.slot, run.len);
             index.remove(run.slot, run.len);
             index.release(run.slot, run.len);
         }
-        Life::Uncommitted if run.has(FREED) => _ = index.drop_uncommitted(run),
+        Life::Uncommitted if run.has(FREED) => _ = state.drop_uncommitted(run),
         Life::Uncommitted | Life::Frozen => (),
     }
 }

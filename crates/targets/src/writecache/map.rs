@@ -38,6 +38,8 @@ enum Plan {
     },
     /// Every slot is taken and the block cannot go around the cache.
     WaitForSlot,
+    /// The crash log is full.
+    WaitForCommit,
     /// The block is about to be written back, once the writes to its slot have ended (I10).
     WaitForWriteback,
     /// A discard or write-zeroes of these blocks is under way.
@@ -206,10 +208,15 @@ impl State {
             return Plan::Around { count: missing };
         }
         let needed = if missing == want { want } else { self.needing_slots(block, want, caches) };
+        if !self.acknowledged.reserve() {
+            return Plan::WaitForCommit;
+        }
         match self.index.take_run(u32::try_from(needed).unwrap_or(u32::MAX)) {
             Some((slot, count)) => Plan::Fill { slot, count: u64::from(count) },
-            None if missing > 0 => Plan::Around { count: missing },
-            None => Plan::WaitForSlot,
+            None => {
+                self.acknowledged.cancel();
+                if missing > 0 { Plan::Around { count: missing } } else { Plan::WaitForSlot }
+            }
         }
     }
 }
@@ -312,12 +319,15 @@ impl WriteCache {
                 request.watch(word(Class::Around, now, failures));
                 self.to_origin(request, count)
             }
-            Plan::WaitForSlot | Plan::WaitForWriteback => {
+            Plan::WaitForSlot | Plan::WaitForCommit | Plan::WaitForWriteback => {
                 let handing_back = state.handing_back;
                 if !handing_back {
                     state.slot_waiters.push(request.id());
                 }
                 drop(state);
+                if matches!(plan, Plan::WaitForCommit) {
+                    self.kick_commit(env);
+                }
                 if matches!(plan, Plan::WaitForSlot) {
                     self.count(env, Count::WritesBlocked, 1);
                 }
@@ -414,6 +424,7 @@ impl WriteCache {
                 // The data could not be written. The slots were never in the index.
                 let mut state = self.state.lock();
                 state.index.release(name, count);
+                state.acknowledged.cancel();
                 self.wake_after_release(env, state, true);
                 EndIo::Done(result)
             }
@@ -430,6 +441,7 @@ impl WriteCache {
         let mut state = self.state.lock();
         let now = env.now();
         let freed = state.index.insert(slot, count, block, now);
+        let is_log_full = state.acknowledged.filled(slot, count, block);
         state.last_write = now;
         state.pace.cache_answered(took(request.word(), now));
         if state.autocommit_at.is_none() {
@@ -443,7 +455,8 @@ impl WriteCache {
         if held {
             state.commits.join(Waiter::Request(request.id()));
         }
-        let commit = held || state.index.uncommitted >= self.config.autocommit_blocks;
+        let commit =
+            held || is_log_full || state.index.uncommitted >= self.config.autocommit_blocks;
         self.wake_after_release(env, state, freed);
         if commit {
             self.kick_commit(env);

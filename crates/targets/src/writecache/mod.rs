@@ -13,7 +13,8 @@
 //! ```
 //!
 //! Files: `config` (the table line), `map` (verdicts and completions), `index` (what is cached and
-//! what is free, by runs), `commit` (makes entries durable), `writeback` (copies blocks to the
+//! what is free, by runs), `commit` (makes entries durable), `acknowledged` (what a killed process
+//! would lose), `writeback` (copies blocks to the
 //! origin), `hand` (which blocks are written back to free slots), `sweep` (the order of a drain),
 //! `pace` (the share of client I/O and writeback), `origin` (flushes the origin), `removal`
 //! (discard and write-zeroes), `recover` (opening and stopping), `status`.
@@ -65,6 +66,7 @@
 //! newest. A version that was never frozen is dropped at once when superseded, so no two entries of
 //! one block ever carry the same seq on disk.
 
+mod acknowledged;
 mod check;
 mod commit;
 mod config;
@@ -105,6 +107,7 @@ use crate::fair::Fair;
 
 pub use recover::KIND;
 
+use acknowledged::{Acknowledged, Place};
 use commit::Metadata;
 use config::Config;
 use health::OriginHealth;
@@ -132,6 +135,8 @@ struct State {
     /// durable (I13).
     cache_known: u64,
     losses: Losses,
+    /// The crash log.
+    acknowledged: Acknowledged,
     commits: GroupCommit,
     /// When uncommitted entries are committed without a request for it.
     autocommit_at: Option<Time>,
@@ -191,6 +196,7 @@ impl State {
             overwritten: false,
             cache_known: 0,
             losses: Losses::default(),
+            acknowledged: Acknowledged::default(),
             commits: GroupCommit::default(),
             autocommit_at: None,
             origin_flushes: Flushes::new(0),
@@ -270,6 +276,8 @@ pub struct WriteCache {
     geometry: Geometry,
     /// The cache device was blank when the table was built.
     formats: bool,
+    /// Where its crash log is; none if there is none.
+    crash_log: Option<Place>,
     block_sectors: u64,
     state: Mutex<State>,
     metadata: Fair<Metadata>,
@@ -342,6 +350,7 @@ impl WriteCache {
             let mut state = self.state.lock();
             let lost = !std::mem::replace(&mut state.broken, true) && state.has_volatile();
             if lost {
+                state.acknowledged.lose();
                 self.lose(&mut state);
             }
             (state.take_slot_waiters(), lost)

@@ -30,8 +30,8 @@ use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
-    ConfigError, ConfigKind, Copier, Counters, Ctor, Env, ErrorKind, Flags, Io, IoError, Sector,
-    SectorCount, SectorRange, Target, invariants, mutants,
+    ConfigError, ConfigKind, Copier, Counters, CrashLog, Ctor, Env, ErrorKind, Flags, Io, IoError,
+    Left, Record, Sector, SectorCount, SectorRange, Target, invariants, mutants,
 };
 use cairn_format::probe::Kind;
 use cairn_format::writecache::{
@@ -39,6 +39,7 @@ use cairn_format::writecache::{
     Opening, SUPERBLOCK_BYTES, Seq, Superblock,
 };
 
+use super::acknowledged::{Place, replay};
 use super::commit::Metadata;
 use super::config::{Config, SPEC};
 use super::index::{BLOCK_END, Builder, Index, SLOTS_END, VERSIONS_MAX};
@@ -231,6 +232,7 @@ impl WriteCache {
             block_sectors: u64::from(geometry.sectors_per_block()),
             geometry,
             formats,
+            crash_log: Place::of(ctor.registry, &config, &geometry),
             copier: Copier::new(copy_budget_bytes(&config)),
             counters: Counters::new(env),
             tasks: Arc::default(),
@@ -264,6 +266,7 @@ impl WriteCache {
         }
         let found = self.read_metadata(env, &superblock).await?;
         let seq = superblock.seq();
+        let crash_log = self.open_crash_log(seq)?;
         let (mut index, decided) = found.builder.finish(env.now());
         if let Some((block, versions)) = decided.crowded {
             return Err(self.crowded(block, versions));
@@ -286,11 +289,83 @@ impl WriteCache {
             }
             self.settle(env, &mut metadata).await?;
             drop(metadata);
+            if let Some((log, left)) = crash_log {
+                self.replay(env, log, left).await?;
+            }
             self.make_origin_durable(env).await;
         }
         self.report_found(found.uncommitted.len());
         self.open(env);
         Ok(())
+    }
+
+    /// The crash log, with what a killed process left in it.
+    ///
+    /// # Errors
+    /// It is of another state of the device.
+    fn open_crash_log(&self, seq: Seq) -> Result<Option<(CrashLog, Left)>, ConfigError> {
+        let opened = self.crash_log.as_ref().map(|place| place.open(seq));
+        let Some((_, Left::Foreign(states))) = &opened else { return Ok(opened) };
+        let states: Vec<String> = states.iter().map(u64::to_string).collect();
+        let detail = format!(
+            "crash log: found acknowledged writes on top of seq_count {}, expected {}: the device \
+             was used by something else, or before another origin, since a server was killed",
+            states.join(" and "),
+            seq.0
+        );
+        Err(ConfigError::new(ConfigKind::Damaged, &self.config.cache.argument, detail))
+    }
+
+    /// Enters what a killed process had acknowledged, and commits it (A5).
+    async fn replay(&self, env: &Env, mut log: CrashLog, left: Left) -> Result<(), ConfigError> {
+        let (volume, cache) = (&self.config.volume, &self.config.cache.argument);
+        let place = self.crash_log.as_ref().expect("the log was opened there");
+        let seq = match left {
+            Left::Foreign(_) => unreachable!("the start was refused"),
+            Left::Records(records) if records.is_empty() => self.state.lock().index.durable_seq,
+            Left::Records(records) => {
+                let seq = self.enter(env, &records)?;
+                if let Some(next) = seq {
+                    log.include(next.0);
+                    self.commit_once(env).await;
+                }
+                let state = self.state.lock();
+                if state.broken {
+                    return Err(unreadable(&self.config.cache, "crash log", IoError::IO));
+                }
+                let count = records.len();
+                tracing::warn!(
+                    "{volume}: {cache}: a server was killed: {count} records of acknowledged \
+                     writes are in the cache again, and durable"
+                );
+                state.index.durable_seq
+            }
+            Left::Lost => {
+                tracing::error!(
+                    "{volume}: {cache}: a server was killed after a failure of the cache device: \
+                     acknowledged writes may be lost"
+                );
+                let mut state = self.state.lock();
+                self.lose(&mut state);
+                state.index.durable_seq
+            }
+        };
+        self.state.lock().acknowledged.keep(Some(place.begin(log, seq)));
+        Ok(())
+    }
+
+    /// Enters records into the index. Answers with the seq that a commit of them will leave, if
+    /// something is uncommitted then.
+    fn enter(&self, env: &Env, records: &[Record]) -> Result<Option<Seq>, ConfigError> {
+        let mut state = self.state.lock();
+        if !replay(&mut state.index, records, env.now()) {
+            let detail = "crash log: a record names a slot that is in use; the device was used by \
+                          something else since a server was killed";
+            let cache = &self.config.cache.argument;
+            return Err(ConfigError::new(ConfigKind::Damaged, cache, detail));
+        }
+        let has_any = state.index.uncommitted > 0;
+        Ok(state.index.stamp_seq.next().filter(|_| has_any))
     }
 
     /// Writes around the cache by a killed process may be in the origin's volatile cache only.

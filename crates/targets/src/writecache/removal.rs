@@ -141,14 +141,14 @@ impl State {
                 Life::Frozen => unreachable!("nothing is frozen without the metadata lock"),
                 Life::Committed => freed.push((run.slot, run.len)),
                 Life::Uncommitted if !self.index.has_older(run.block, run.len) => {
-                    self.index.drop_uncommitted(&run);
+                    self.drop_uncommitted(&run);
                 }
                 Life::Uncommitted => {
                     for (block, slot) in (run.block..).zip(run.slot..run.end()) {
                         if self.index.has_older(block, 1) {
                             freed.push((slot, 1));
                         } else {
-                            self.index.drop_uncommitted(&Run { slot, block, len: 1, ..run });
+                            self.drop_uncommitted(&Run { slot, block, len: 1, ..run });
                         }
                     }
                 }

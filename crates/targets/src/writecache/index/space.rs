@@ -177,6 +177,12 @@ impl FreeSpace {
         self.free += len;
     }
 
+    /// Takes these slots, which are free.
+    pub fn take(&mut self, slot: u32, len: u32) {
+        self.change(slot, len, bits::clear);
+        self.free -= len;
+    }
+
     fn change(&mut self, slot: u32, len: u32, change: impl Fn(&mut Bits, u32, u32)) {
         let (first, last) = (slot / BITS, (slot + len - 1) / BITS);
         let half = self.tree.len() / 2;

@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
+use cairn_block::{Io, Op, SectorCount};
 use cairn_sim::{Fault, OpSet};
 
-use super::fixture::{CacheFixture, committed, slow, table};
+use super::fixture::{CacheFixture, committed, initial_byte, range, slow, table};
 
 #[test]
 fn a_flush_after_a_restart_covers_what_the_killed_process_wrote() {
@@ -38,6 +39,73 @@ fn a_slot_whose_free_entry_was_volatile_is_not_reused_too_early() {
         let wrong = |entry: &(u64, u64, u8)| entry.0 == 0 && entry.2 == 9;
         assert!(!committed(&image.to_vec()).iter().any(wrong), "seed {seed}: I3");
     }
+}
+
+#[test]
+fn a_kill_loses_nothing_that_was_acknowledged() {
+    let test = CacheFixture::live(8, "autocommit_blocks 1000");
+    for block in 0..4 {
+        test.write(block * 16, 8, 1).unwrap();
+    }
+    test.write_fua(64, 8, 2).unwrap();
+    test.write(0, 8, 3).unwrap();
+    test.write(16, 8, 4).unwrap();
+    test.write(16, 8, 5).unwrap();
+    test.on(Op::Discard, 32, 8).unwrap();
+    let test = test.killed();
+    test.load(&table(2048, 4096, "pause_writeback 0"));
+    let bytes = [0, 16, 48, 64].map(|sector| test.byte(sector));
+    assert_eq!(bytes, [3, 5, 1, 2]);
+    assert_eq!(test.byte(32), 0, "it was discarded");
+    let again = test.reopen_durable();
+    again.load(&table(2048, 4096, "pause_writeback 0"));
+    assert_eq!([0, 16, 48, 64].map(|sector| again.byte(sector)), bytes, "it is durable");
+}
+
+#[test]
+fn a_kill_after_a_failure_of_the_cache_is_told_as_a_loss() {
+    let test = CacheFixture::live(8, "autocommit_blocks 1000");
+    test.write(0, 8, 1).unwrap();
+    test.cache.faults().add(Fault::losing_flushes().shots(1));
+    test.flush().expect_err("the commit failed");
+    let test = test.killed();
+    let client = test.client();
+    test.load(&table(2048, 4096, "pause_writeback 0"));
+    assert_eq!(test.byte(0), initial_byte(0));
+    test.flush_of(&client).expect_err("it is told");
+    test.flush_of(&client).unwrap();
+}
+
+#[test]
+fn writes_wait_for_a_commit_when_the_crash_log_is_full() {
+    let test = CacheFixture::live(1000, "autocommit_blocks 100000 autocommit_time 3600000");
+    for block in 0..300 {
+        test.write(block * 8 % 2048, 8, 1).unwrap();
+    }
+    let test = test.killed();
+    test.load(&table(2048, 4096, "pause_writeback 0"));
+    assert!((0..256).all(|block| test.byte(block * 8) == 1));
+}
+
+#[test]
+fn a_cache_that_was_used_in_between_is_refused() {
+    let test = CacheFixture::live(8, "autocommit_blocks 1000");
+    test.write(0, 8, 1).unwrap();
+    let before = test.cache.visible().to_vec();
+    test.flush().unwrap();
+    test.write(16, 8, 1).unwrap();
+    let test = test.killed();
+    // A copy from before.
+    let cache = test.registry.open("cache", false).unwrap();
+    let restored = test.sim.block_on(0, |env| {
+        let segs = env.segs(SectorCount::of_bytes(before.len() as u64));
+        segs.copy_in(0, &before);
+        let io = Io::write(range(0, before.len() as u64 / 512), segs);
+        async move { env.io(&cache, io).await }
+    });
+    restored.unwrap();
+    let refused = test.try_load("test", &table(2048, 4096, "")).unwrap_err();
+    assert!(refused.to_string().contains("on top of seq_count 1, expected 0"), "{refused}");
 }
 
 #[test]

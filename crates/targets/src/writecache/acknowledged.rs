@@ -1,0 +1,182 @@
+//! What the cache has acknowledged and not committed, in the crash log: a killed process loses the
+//! entries of these blocks, not their data.
+//!
+//! The log's state is the superblock's seq. Records are of two kinds.
+//! - *Filled*: from a slot on, consecutive slots have the newest versions of consecutive blocks.
+//! - *Dropped*: the versions in these slots were taken out before they had an entry.
+//!
+//! A1. A record is appended when the index changes, under its lock: after the data has reached the
+//!     slots (I7), before the answer. So records are in the order of the index, and a slot that was
+//!     freed and filled again has its last record last.
+//! A2. A fill that supersedes an uncommitted version drops it, here and in a replay: no record.
+//! A3. A commit seals the records of what it freezes, in the same step. If it lands, the seq on the
+//!     device is that of the other half.
+//! A4. A slot of a record is free on the device, for I3 holds: its entry was durably free before it
+//!     was taken. If it is not, somebody else used the device in between.
+//! A5. A replay ends with a commit of its own before the first request. A kill during it finds the
+//!     seq of before, and replays again, or that of after, which includes all records.
+//! A6. If the cache device has failed while something was not durable, nothing is replayed: what
+//!     the device shows may be another block's data. The clients are told.
+
+use std::sync::Arc;
+
+use cairn_block::{CrashLog, CrashMemory, Identity, Left, Record, Registry, Time};
+use cairn_format::bcache::crc64;
+use cairn_format::writecache::{Geometry, Seq};
+
+use super::State;
+use super::config::Config;
+use super::index::{Index, Life, Run, Stock};
+
+/// The kinds of records.
+const FILLED: u64 = 1;
+const DROPPED: u64 = 2;
+
+/// The log of a live cache, if there is a place for one.
+#[derive(Default)]
+pub(super) struct Acknowledged {
+    log: Option<CrashLog>,
+    /// A request waits for room.
+    is_wanted: bool,
+}
+
+fn record(kind: u64, slot: u32, len: u32, block: u64) -> Record {
+    [kind, u64::from(slot) | u64::from(len) << 32, block]
+}
+
+impl Acknowledged {
+    /// Records from now on.
+    pub fn keep(&mut self, log: Option<CrashLog>) {
+        self.log = log;
+    }
+
+    /// Makes room for the record of a fill. False if the fill has to wait for a commit.
+    pub fn reserve(&mut self) -> bool {
+        let has_room = self.log.as_mut().is_none_or(CrashLog::reserve);
+        self.is_wanted |= !has_room;
+        has_room
+    }
+
+    /// A fill has failed.
+    pub fn cancel(&mut self) {
+        if let Some(log) = &mut self.log {
+            log.cancel();
+        }
+    }
+
+    /// A fill has ended. True if a commit should begin, since there is not much room left.
+    pub fn filled(&mut self, slot: u32, len: u32, block: u64) -> bool {
+        let Some(log) = &mut self.log else { return false };
+        log.append(record(FILLED, slot, len, block));
+        log.is_half_full()
+    }
+
+    /// Uncommitted versions were taken out. False if there is no room to say so.
+    fn dropped(&mut self, slot: u32, len: u32) -> bool {
+        let record = record(DROPPED, slot, len, 0);
+        self.log.as_mut().is_none_or(|log| log.append_unreserved(record))
+    }
+
+    /// A commit begins, of the entries with this seq, or of none. True if requests that wait for
+    /// room can be mapped again.
+    pub fn seal(&mut self, frozen: Option<Seq>, durable: Seq) -> bool {
+        if let Some(log) = &mut self.log {
+            match frozen.and_then(Seq::next) {
+                Some(next) => log.seal(next.0),
+                None => log.compact(durable.0, std::iter::empty()),
+            }
+        }
+        std::mem::take(&mut self.is_wanted)
+    }
+
+    /// The commit is durable.
+    pub fn committed(&mut self) {
+        if let Some(log) = &mut self.log {
+            log.empty_sealed();
+        }
+    }
+
+    /// What is not durable may be lost (A6).
+    pub fn lose(&mut self) {
+        if let Some(log) = &mut self.log {
+            log.lose();
+        }
+    }
+}
+
+impl State {
+    /// Drops uncommitted versions, and says so in the log. The caller holds the metadata lock, so
+    /// that no commit is under way.
+    pub(super) fn drop_uncommitted(&mut self, run: &Run) -> bool {
+        let freed = self.index.drop_uncommitted(run);
+        if !self.acknowledged.dropped(run.slot, run.len)
+            && let Some(log) = &mut self.acknowledged.log
+        {
+            let index = &self.index;
+            let uncommitted = index.runs().filter(|run| index.life(run) == Life::Uncommitted);
+            let filled = uncommitted.map(|run| record(FILLED, run.slot, run.len, run.block));
+            log.compact(index.durable_seq.0, filled);
+        }
+        freed
+    }
+}
+
+/// Where the log of a cache is.
+pub(super) struct Place {
+    memory: Arc<dyn CrashMemory>,
+    /// Stands for the origin and what the cache was formatted as.
+    owner: u64,
+}
+
+impl Place {
+    /// None if the server has no place for logs, or nothing of the cache device outlives it.
+    pub fn of(registry: &Registry, config: &Config, geometry: &Geometry) -> Option<Place> {
+        let logs = registry.crash_logs()?;
+        let cache = registry.identity_of(&config.cache.disk)?.lasting_name()?;
+        let origin = registry.identity_of(&config.origin.disk);
+        let origin = origin.as_ref().and_then(Identity::lasting_name).unwrap_or_default();
+        let owner = format!("{origin} {} {}", geometry.block_size().bytes(), geometry.n_blocks());
+        let memory = logs.open(&format!("writecache-{cache}-{}", config.start.0))?;
+        Some(Place { memory, owner: crc64(owner.as_bytes()) })
+    }
+
+    /// The log, and what an earlier process left for a cache with this seq.
+    pub fn open(&self, seq: Seq) -> (CrashLog, Left) {
+        CrashLog::open(self.memory.clone(), self.owner, seq.0)
+    }
+
+    /// The log of a cache with this seq, which needs nothing of what was left.
+    pub fn begin(&self, mut log: CrashLog, seq: Seq) -> CrashLog {
+        log.begin(self.owner, seq.0);
+        log
+    }
+}
+
+/// Enters what records say into an index without uncommitted entries. False if they do not fit it
+/// (A4); it is of no use then.
+pub(super) fn replay(index: &mut Index, records: &[Record], now: Time) -> bool {
+    records.iter().all(|&[kind, slots, block]| {
+        let (slot, len) = (slots as u32, (slots >> 32) as u32);
+        if index.is_low() {
+            index.add(Stock::new());
+        }
+        match kind {
+            FILLED => {
+                let fits = index.take_free(slot, len);
+                if fits {
+                    index.insert(slot, len, block, now);
+                }
+                fits
+            }
+            _ => {
+                let runs: Vec<Run> = index.runs_of(slot, len).collect();
+                let is_uncommitted = |run: &Run| index.life(run) == Life::Uncommitted;
+                let fits = runs.iter().all(is_uncommitted);
+                if fits {
+                    runs.iter().for_each(|run| _ = index.drop_uncommitted(run));
+                }
+                fits
+            }
+        }
+    })
+}

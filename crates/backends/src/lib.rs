@@ -5,6 +5,7 @@
 //! that must wait go through the ring of the request's reactor ([`Driver`](cairn_reactor::Driver));
 //! a disk stores no ring, buffer or environment.
 
+mod crash_memory;
 mod file;
 mod held;
 mod memory;
@@ -14,6 +15,7 @@ mod size;
 #[cfg(test)]
 mod tests;
 
+pub use crash_memory::CrashFiles;
 pub use file::{FileDisk, FileOptions};
 pub use held::{HeldElsewhere, patiently};
 pub use memory::MemoryDisk;

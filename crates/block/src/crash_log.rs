@@ -10,8 +10,9 @@
 //! Records go to the open half. It extends metadata that the target names by one number, its
 //! *state*: what a reader of the device finds there. A commit seals the half at the moment in which
 //! it decides what it covers ([`CrashLog::seal`]), and records go to the other half from then on,
-//! which extends the state that the commit will leave. Once the commit is durable, the sealed half
-//! is emptied ([`CrashLog::empty_sealed`]). So a reader that finds the first half's state on the
+//! which extends the state that the commit will leave. A target that does not know that state yet
+//! names it later ([`CrashLog::name_state`]), before the device can have it. Once the commit is
+//! durable, the sealed half is emptied ([`CrashLog::empty_sealed`]). So a reader that finds the first half's state on the
 //! device replays both, one that finds the second's replays that, since the commit has landed, and
 //! one that finds neither knows that somebody else has changed the device in between.
 //!
@@ -45,7 +46,7 @@ use std::sync::Arc;
 pub use memory::{CrashLogs, CrashMemory, KeptLogs, KeptMemory};
 pub use record::Record;
 
-use memory::{Half, Header};
+use memory::{Half, Header, NO_STATE};
 
 /// What a target appends to, under its own lock.
 pub struct CrashLog {
@@ -155,15 +156,26 @@ impl CrashLog {
         2 * self.len >= self.capacity()
     }
 
-    /// A commit has decided what it covers: all records until now. It will leave this state.
+    /// A commit has decided what it covers: all records until now. It will leave this state; with
+    /// None, [`Self::name_state`] says which, before the device can have it.
     ///
     /// # Panics
     /// The commit before has not ended.
-    pub fn seal(&mut self, state: u64) {
+    pub fn seal(&mut self, state: Option<u64>) {
         assert!(!self.is_sealed, "one commit at a time");
         self.generation += 1;
         (self.open, self.len, self.is_sealed) = (1 - self.open, 0, true);
+        let state = state.unwrap_or(NO_STATE);
         Header::of(self.memory.as_ref()).half(self.open).open(self.generation, state, false);
+    }
+
+    /// The commit under way will leave this state.
+    ///
+    /// # Panics
+    /// No commit is under way.
+    pub fn name_state(&mut self, state: u64) {
+        assert!(self.is_sealed, "a commit is under way");
+        Header::of(self.memory.as_ref()).half(self.open).extend(state);
     }
 
     /// The commit is durable.
@@ -222,10 +234,15 @@ fn left(header: &Header<'_>, owner: u64, state: u64) -> Left {
     let is_empty = records.iter().all(Vec::is_empty);
     match (header.is_lost(), first) {
         (false, _) if is_empty || is_included => Left::Records(Vec::new()),
-        _ if header.owner() != owner => Left::Foreign(states),
+        _ if header.owner() != owner => Left::Foreign(named(states)),
         (true, None) if is_included || states.is_empty() => Left::Lost,
-        (_, None) => Left::Foreign(states),
+        (_, None) => Left::Foreign(named(states)),
         (true, Some(_)) => Left::Lost,
         (false, Some(first)) => Left::Records(records[first..].concat()),
     }
+}
+
+/// The states that have a name.
+fn named(states: Vec<u64>) -> Vec<u64> {
+    states.into_iter().filter(|&state| state != NO_STATE).collect()
 }

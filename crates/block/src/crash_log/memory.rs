@@ -22,7 +22,7 @@ const HEADER_WORDS: usize = 32;
 /// Of a half's words in the header, the first.
 const HALVES: [usize; 2] = [8, 16];
 /// No state of a device.
-const NONE: u64 = u64::MAX;
+pub(super) const NO_STATE: u64 = u64::MAX;
 
 /// Memory that outlives the process, and no power cut.
 pub trait CrashMemory: Send + Sync {
@@ -119,7 +119,7 @@ impl<'m> Header<'m> {
     }
 
     pub fn included(&self) -> Option<u64> {
-        Some(get(&self.0[2])).filter(|&state| state != NONE)
+        Some(get(&self.0[2])).filter(|&state| state != NO_STATE)
     }
 
     pub fn include(&self, state: u64) {
@@ -138,7 +138,7 @@ impl<'m> Header<'m> {
     pub fn begin(&self, owner: u64) {
         set(&self.0[1], owner);
         set(&self.0[3], 0);
-        set(&self.0[2], NONE);
+        set(&self.0[2], NO_STATE);
     }
 
     pub fn half(&self, index: usize) -> Half<'m> {
@@ -175,8 +175,14 @@ impl Half<'_> {
     }
 
     pub fn is_open(&self) -> bool {
-        let words = [self.state(), u64::from(self.is_whole())];
+        let words = [u64::from(self.is_whole())];
         get(&self.header[3]) == check(self.generation(), usize::MAX, &words)
+    }
+
+    /// Says what it extends. One store, which its check does not depend on: a reader finds this
+    /// state or the one of before.
+    pub fn extend(&self, state: u64) {
+        set(&self.header[1], state);
     }
 
     /// Says which generation of records is put there, before it is opened (L2).
@@ -186,10 +192,10 @@ impl Half<'_> {
 
     /// Opens it. What was put there with this generation counts from now on.
     pub fn open(&self, generation: u64, state: u64, is_whole: bool) {
-        let words = [state, u64::from(is_whole)];
+        let words = [u64::from(is_whole)];
         set(&self.header[0], generation);
-        set(&self.header[1], words[0]);
-        set(&self.header[2], words[1]);
+        self.extend(state);
+        set(&self.header[2], words[0]);
         set(&self.header[3], check(generation, usize::MAX, &words));
     }
 

@@ -50,7 +50,7 @@ fn put(log: &mut CrashLog, value: u64) {
 fn records_of_both_halves_are_left_until_the_commit_has_landed() {
     let (memory, mut log) = begun(4, 10);
     put(&mut log, 1);
-    log.seal(11);
+    log.seal(Some(11));
     put(&mut log, 2);
     let records = |values: &[u64]| Left::Records(values.iter().map(|&it| [it; 3]).collect());
     assert_eq!(left_in(&memory, OWNER, 10), records(&[1, 2]));
@@ -106,7 +106,7 @@ fn what_is_given_up_is_not_found_again_after_a_kill() {
     for stores in 0..20 {
         let (memory, mut log) = begun(2, 10);
         put(&mut log, 1);
-        log.seal(11);
+        log.seal(Some(11));
         put(&mut log, 2);
         STORES_LEFT.set(Some(stores));
         log.begin(OWNER, 99);
@@ -122,7 +122,7 @@ fn what_is_given_up_is_not_found_again_after_a_kill() {
 #[derive(Clone, Debug)]
 enum Step {
     Append,
-    /// A commit: sealed, so many records, landed, emptied.
+    /// A commit: sealed, so many records, landed, emptied. Its state is named late if they are odd.
     Commit(u8),
     /// All that is uncommitted is dropped again.
     Drop,
@@ -170,8 +170,12 @@ impl Twin {
             Step::Append => self.append(log),
             Step::Commit(more) => {
                 let frozen = self.volatile.len();
-                log.seal(self.state + 1);
+                let is_known = more % 2 == 0;
+                log.seal(is_known.then_some(self.state + 1));
                 (0..more).for_each(|_| self.append(log));
+                if !is_known {
+                    log.name_state(self.state + 1);
+                }
                 if !is_dead() {
                     self.durable.extend(self.volatile.drain(..frozen));
                     self.state += 1;

@@ -82,7 +82,7 @@ impl Acknowledged {
     pub fn seal(&mut self, frozen: Option<Seq>, durable: Seq) -> bool {
         if let Some(log) = &mut self.log {
             match frozen.and_then(Seq::next) {
-                Some(next) => log.seal(next.0),
+                Some(next) => log.seal(Some(next.0)),
                 None => log.compact(durable.0, std::iter::empty()),
             }
         }

@@ -4,9 +4,20 @@
 //! machine starts again. It is made at its full size, with all of its memory: a file system that is
 //! full refuses that, and no later store can fail.
 //!
-//! The folder is the first of these that exists or can be made: `/run/cairn`, `$XDG_RUNTIME_DIR/
-//! cairn`, `/dev/shm/cairn-UID`. It belongs to this user, and nobody else can enter it: who can
-//! write a log decides what the next start takes for acknowledged.
+//! The folders are `/run/cairn`, `$XDG_RUNTIME_DIR/cairn` and `/dev/shm/cairn-UID`, or else the one
+//! that `$CAIRN_CRASH_LOGS` names. One that is not in memory is not used. A log that an
+//! earlier process left in any of them is found again; a new one is made in the first that exists
+//! or can be made. A folder belongs to this user, and nobody else can enter it: who can write a log
+//! decides what the next start takes for acknowledged.
+//!
+//! A file's name ends with the identifier of the machine's present run: containers keep files in
+//! memory that others have made. Files of earlier runs are removed.
+//!
+//! # Who has a file
+//! M1. Who maps a file to write has an exclusive lock of it, who maps it to read a shared one.
+//! M2. A file that says nothing is removed under that lock, when its last user here lets it go. Who
+//!     gets the lock of a file looks whether the name still leads to it, and else opens the name
+//!     again. So nobody writes to a file without a name.
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -14,92 +25,302 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use cairn_block::{CrashLogs, CrashMemory};
-use rustix::fs::{FallocateFlags, fallocate};
+use cairn_block::{ConfigError, Content, CrashLog, CrashLogs, CrashMemory};
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, statfs};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::time::{ClockId, clock_gettime};
 
-/// Bytes of a log.
-const LOG_BYTES: u64 = 16 << 20;
+use crate::held::held;
+
 /// Names the machine's present run.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
+/// What statfs says of file systems in memory.
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+const RAMFS_MAGIC: u64 = 0x8584_58f6;
+/// Bytes of a failure count: a page.
+const FAILURES_BYTES: u64 = 4096;
+
 /// Files for crash logs.
 pub struct CrashFiles {
-    folder: PathBuf,
+    /// Those that can be used, in the order in which they are preferred.
+    folders: Vec<PathBuf>,
     /// Of the names of files: what the machine's present run is called.
     boot: String,
+    /// Bytes of a log.
+    bytes: u64,
+    process: u64,
+    /// What is left in logs that are opened is given up.
+    discards: AtomicBool,
     /// Those that are in use, by name.
     open: Mutex<HashMap<String, Weak<Mapping>>>,
 }
 
 impl CrashFiles {
-    /// Files in the first folder that can be used.
+    /// Files of so many bytes, in the folders that can be used.
     ///
     /// # Errors
     /// There is none; the reasons.
-    pub fn open() -> Result<CrashFiles, String> {
-        let user = rustix::process::geteuid().as_raw();
-        let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
-        let runtime = runtime.map(|folder| PathBuf::from(folder).join("cairn"));
-        let system = (user == 0).then(|| PathBuf::from("/run/cairn"));
-        let shared = PathBuf::from(format!("/dev/shm/cairn-{user}"));
-        let mut refusals = Vec::new();
-        for folder in system.into_iter().chain(runtime).chain([shared]) {
-            match own_folder(&folder, user).and_then(|()| CrashFiles::of(folder.clone())) {
-                Ok(files) => return Ok(files),
-                Err(error) => refusals.push(format!("{}: {error}", folder.display())),
-            }
+    pub fn open(bytes: u64) -> Result<CrashFiles, String> {
+        let (folders, refusals) = own_folders(true);
+        if folders.is_empty() {
+            return Err(refusals.join("; "));
         }
-        Err(refusals.join("; "))
+        CrashFiles::of(folders, bytes).map_err(|error| format!("{BOOT_ID}: {error}"))
     }
 
-    /// Files in this folder.
+    /// Logs that a killed server has left for a file or block device, each with its number of
+    /// records; makes nothing.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub fn left_for(path: &str) -> Result<Vec<LeftLog>, ConfigError> {
+        let Some(device) = crate::file::identify(path)?.lasting_name() else {
+            return Ok(Vec::new());
+        };
+        let (folders, _) = own_folders(false);
+        let Ok(files) = CrashFiles::of(folders, 0) else { return Ok(Vec::new()) };
+        let device = format!("-{device}-");
+        let names = files.names().into_iter().filter(|name| name.contains(&device));
+        let counted = names.filter_map(|name| {
+            let found = files.find(&name)?;
+            let records = CrashLog::unreplayed(&*found).iter().map(|half| half.1).sum();
+            (records > 0).then(|| LeftLog { path: files.path_of(&name), records })
+        });
+        Ok(counted.collect())
+    }
+
+    /// Files in these folders.
     ///
     /// # Errors
     /// The machine's present run has no name.
-    pub fn of(folder: PathBuf) -> io::Result<CrashFiles> {
+    pub fn of(folders: Vec<PathBuf>, bytes: u64) -> io::Result<CrashFiles> {
         let boot = fs::read_to_string(BOOT_ID)?.trim().to_owned();
-        Ok(CrashFiles { folder, boot, open: Mutex::default() })
+        for folder in &folders {
+            remove_of_earlier_runs(folder, &boot);
+        }
+        let now = clock_gettime(ClockId::Boottime);
+        // No two processes that have the same file start in the same nanosecond.
+        let process = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        let (discards, open) = (AtomicBool::new(false), Mutex::default());
+        Ok(CrashFiles { folders, boot, bytes, process, discards, open })
+    }
+
+    /// The process ends, and nothing writes any more: the files that say nothing go, although they
+    /// are in use.
+    pub fn end(&self) {
+        let open = self.open.lock().expect("no holder panics");
+        for mapping in open.values().filter_map(Weak::upgrade) {
+            mapping.forget();
+        }
+    }
+
+    /// From now on, what is left in logs that are opened is given up, or not.
+    pub fn discard(&self, discards: bool) {
+        self.discards.store(discards, Ordering::Relaxed);
+    }
+
+    /// Where the file of a name is: the first that exists, or else would be made.
+    fn path_of(&self, name: &str) -> PathBuf {
+        let file = format!("{name}.{}", self.boot);
+        let mut paths = self.folders.iter().map(|folder| folder.join(&file));
+        let found = paths.clone().find(|path| path.exists());
+        found.or_else(|| paths.next()).expect("there is a folder")
+    }
+
+    fn map(&self, name: &str, access: Access) -> io::Result<Option<Mapping>> {
+        let path = self.path_of(name);
+        loop {
+            let mut options = OpenOptions::new();
+            options
+                .read(true)
+                .write(true)
+                .create(access != Access::Read)
+                .truncate(false)
+                .mode(0o600);
+            let file = match options.open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                file => file?,
+            };
+            let lock = match access {
+                Access::Create(_) => FlockOperation::NonBlockingLockExclusive,
+                Access::Read => FlockOperation::NonBlockingLockShared,
+            };
+            flock(&file, lock)?;
+            let named = fs::metadata(&path).map(|it| it.ino());
+            if named.is_ok_and(|inode| file.metadata().is_ok_and(|it| it.ino() == inode)) {
+                return self.map_locked(file, path, access).map(Some);
+            }
+        }
+    }
+
+    fn map_locked(&self, file: File, path: PathBuf, access: Access) -> io::Result<Mapping> {
+        let mut bytes = file.metadata()?.len();
+        if let (0, Access::Create(size)) = (bytes, access) {
+            bytes = size;
+            if let Err(error) = fallocate(&file, FallocateFlags::empty(), 0, bytes) {
+                // Still under the lock.
+                drop(fs::remove_file(&path));
+                return Err(error.into());
+            }
+        }
+        Mapping::of(file, path, bytes as usize, access, self.process)
     }
 }
 
-/// Makes a folder that only its owner can enter, if it is missing.
-fn own_folder(folder: &Path, user: u32) -> io::Result<()> {
-    match DirBuilder::new().mode(0o700).create(folder) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
+/// A log that a killed server has left.
+pub struct LeftLog {
+    path: PathBuf,
+    /// How many records of acknowledged writes it has.
+    pub records: usize,
+}
+
+impl LeftLog {
+    /// Gives them up. The caller has the device alone, so that nobody has the log.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn give_up(self) -> io::Result<()> {
+        fs::remove_file(self.path)
     }
-    let found = fs::symlink_metadata(folder)?;
+}
+
+/// The folders that can be used, in the order in which they are preferred, and why others cannot.
+/// If there is none, makes the first that can be made, if `makes`.
+fn own_folders(makes: bool) -> (Vec<PathBuf>, Vec<String>) {
+    let user = rustix::process::geteuid().as_raw();
+    let named = |variable| std::env::var_os(variable).filter(|folder| !folder.is_empty());
+    let candidates = match named("CAIRN_CRASH_LOGS") {
+        Some(chosen) => vec![PathBuf::from(chosen)],
+        None => {
+            let runtime =
+                named("XDG_RUNTIME_DIR").map(|folder| PathBuf::from(folder).join("cairn"));
+            let shared = PathBuf::from(format!("/dev/shm/cairn-{user}"));
+            [Some(PathBuf::from("/run/cairn")), runtime, Some(shared)]
+                .into_iter()
+                .flatten()
+                .collect()
+        }
+    };
+    let (mut folders, mut refusals) = (Vec::new(), Vec::new());
+    for folder in candidates {
+        match own_folder(&folder, user, makes && folders.is_empty()) {
+            Ok(true) => folders.push(folder),
+            Ok(false) => {}
+            Err(error) => refusals.push(format!("{}: {error}", folder.display())),
+        }
+    }
+    (folders, refusals)
+}
+
+/// What a file is mapped for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Access {
+    /// To write: it is made with so many bytes if it is missing.
+    Create(u64),
+    /// To read.
+    Read,
+}
+
+/// Makes a log empty.
+fn give_up(name: &str, mapping: &Mapping) {
+    let records: usize = CrashLog::unreplayed(mapping).iter().map(|half| half.1).sum();
+    if records > 0 {
+        tracing::warn!("{name}: given up: {records} records of writes of a killed server");
+    }
+    // The word that says that it is a log.
+    mapping.words()[0].store(0, Ordering::Release);
+}
+
+/// Removes what earlier runs of the machine have left.
+fn remove_of_earlier_runs(folder: &Path, boot: &str) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let run = name.to_str().and_then(|name| name.rsplit_once(".")).map(|(_, run)| run);
+        if run.is_some_and(|run| run.len() == boot.len() && run != boot) {
+            drop(fs::remove_file(entry.path()));
+        }
+    }
+}
+
+/// True if there is a folder that only its owner can enter, this user; makes one if `makes`.
+fn own_folder(folder: &Path, user: u32, makes: bool) -> io::Result<bool> {
+    if makes {
+        match DirBuilder::new().mode(0o700).create(folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+    }
+    let found = match fs::symlink_metadata(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        found => found?,
+    };
     if !found.is_dir() || found.uid() != user || found.mode() & 0o077 != 0 {
         let seen = format!("found owner {}, mode {:o}", found.uid(), found.mode() & 0o7777);
         let detail = format!("{seen}, expected a folder that only this user can enter");
         return Err(io::Error::other(detail));
     }
-    Ok(())
+    let kind = statfs(folder)?.f_type;
+    if ![TMPFS_MAGIC, RAMFS_MAGIC].contains(&(kind as u64)) {
+        let detail = format!("found a file system of type {kind:x}, expected one in memory");
+        return Err(io::Error::other(detail));
+    }
+    Ok(true)
 }
 
 impl CrashLogs for CrashFiles {
-    fn open(&self, name: &str) -> Option<Arc<dyn CrashMemory>> {
+    fn open(
+        &self,
+        name: &str,
+        content: Content,
+    ) -> Result<Option<Arc<dyn CrashMemory>>, ConfigError> {
+        let bytes = match content {
+            Content::Records => self.bytes,
+            Content::Failures => FAILURES_BYTES,
+        };
         let mut open = self.open.lock().expect("no holder panics");
         if let Some(mapping) = open.get(name).and_then(Weak::upgrade) {
-            return Some(mapping);
+            return Ok(Some(mapping));
         }
-        let path = self.folder.join(format!("{name}.{}", self.boot));
-        match Mapping::of(&path) {
+        match self.map(name, Access::Create(bytes)) {
             Ok(mapping) => {
-                let mapping = Arc::new(mapping);
+                let mapping = Arc::new(mapping.expect("it is made if it is missing"));
+                if content == Content::Records && self.discards.load(Ordering::Relaxed) {
+                    give_up(name, &mapping);
+                }
+                open.retain(|_, mapping| mapping.strong_count() > 0);
                 open.insert(name.to_owned(), Arc::downgrade(&mapping));
-                Some(mapping)
+                Ok(Some(mapping))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let path = self.path_of(name).display().to_string();
+                Err(held(&path, "crash log: found it in use by another program"))
             }
             Err(error) => {
+                let path = self.path_of(name);
                 let path = path.display();
                 tracing::warn!("{path}: no crash log, a kill loses what is not flushed: {error}");
-                None
+                Ok(None)
             }
         }
+    }
+
+    fn find(&self, name: &str) -> Option<Arc<dyn CrashMemory>> {
+        let mapping = self.map(name, Access::Read).ok().flatten()?;
+        Some(Arc::new(mapping))
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = self.folders.iter().filter_map(|folder| fs::read_dir(folder).ok());
+        let names = entries.flatten().flatten().filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            name.strip_suffix(&self.boot)?.strip_suffix('.').map(str::to_owned)
+        });
+        names.collect()
     }
 }
 
@@ -107,6 +328,12 @@ impl CrashLogs for CrashFiles {
 struct Mapping {
     base: NonNull<AtomicU64>,
     words: usize,
+    process: u64,
+    path: PathBuf,
+    /// None for a reader.
+    lock: Option<File>,
+    /// It has no name any more.
+    is_removed: AtomicBool,
 }
 
 // SAFETY: the mapping belongs to no thread, and its words are atomic.
@@ -115,19 +342,34 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    fn of(path: &Path) -> io::Result<Mapping> {
-        let file = OpenOptions::new().read(true).write(true).create(true).mode(0o600).open(path)?;
-        fallocate(&file, FallocateFlags::empty(), 0, LOG_BYTES)?;
-        Mapping::map(&file, LOG_BYTES as usize)
-    }
-
-    fn map(file: &File, bytes: usize) -> io::Result<Mapping> {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
+    fn of(
+        file: File,
+        path: PathBuf,
+        bytes: usize,
+        access: Access,
+        process: u64,
+    ) -> io::Result<Mapping> {
+        let flags = match access {
+            Access::Create(_) => MapFlags::SHARED | MapFlags::POPULATE,
+            // What a reader stores is its own.
+            Access::Read => MapFlags::PRIVATE,
+        };
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the system's choice, of a file that has so many
         // bytes and that nobody makes shorter: only this user can enter its folder.
-        let base = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, file, 0)? };
+        let base = unsafe { mmap(std::ptr::null_mut(), bytes, protection, flags, &file, 0)? };
         let base = NonNull::new(base.cast()).expect("a mapping is never at address zero");
-        Ok(Mapping { base, words: bytes / size_of::<u64>() })
+        let lock = (access != Access::Read).then_some(file);
+        let (words, is_removed) = (bytes / size_of::<u64>(), AtomicBool::new(false));
+        Ok(Mapping { base, words, process, path, lock, is_removed })
+    }
+
+    /// Removes the file if it says nothing; the lock of it ends later (M2).
+    fn forget(&self) {
+        let goes = self.lock.is_some() && CrashLog::says_nothing(self);
+        if goes && !self.is_removed.swap(true, Ordering::Relaxed) {
+            drop(fs::remove_file(&self.path));
+        }
     }
 }
 
@@ -137,12 +379,17 @@ impl CrashMemory for Mapping {
         // processes that map the file store words as a whole.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.words) }
     }
+
+    fn process(&self) -> u64 {
+        self.process
+    }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        self.forget();
         let bytes = self.words * size_of::<u64>();
-        // SAFETY: mapped in `map`, and its only owner is going away.
+        // SAFETY: mapped in `of`, and its only owner is going away.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), bytes) };
         debug_assert!(unmapped.is_ok());
     }
@@ -150,33 +397,115 @@ impl Drop for Mapping {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
+    use cairn_block::Base;
 
     use super::*;
 
+    const BASE: Base = Base { owner: 1, state: 2, failures: 0 };
+
+    fn files_in(folder: &Path) -> CrashFiles {
+        CrashFiles::of(vec![folder.to_owned()], 1 << 16).unwrap()
+    }
+
+    fn opened(files: &CrashFiles, name: &str) -> Arc<dyn CrashMemory> {
+        files.open(name, Content::Records).unwrap().unwrap()
+    }
+
+    fn begun(files: &CrashFiles, name: &str) -> CrashLog {
+        let (mut log, _) = CrashLog::open(opened(files, name), &BASE);
+        log.begin(&BASE);
+        log
+    }
+
     #[test]
-    fn words_stay_for_who_maps_the_same_name_later() {
+    fn records_stay_for_who_maps_the_same_name_later() {
         let folder = tempfile::tempdir().unwrap();
-        let files = || CrashFiles::of(folder.path().to_owned()).unwrap();
-        let first = files();
-        let [one, same] = [first.open("one").unwrap(), first.open("one").unwrap()];
-        one.words()[3].store(7, Ordering::Relaxed);
-        assert_eq!(same.words()[3].load(Ordering::Relaxed), 7);
-        drop((one, same));
-        let again = files().open("one").unwrap();
-        assert_eq!(again.words()[3].load(Ordering::Relaxed), 7);
-        assert_eq!(files().open("other").unwrap().words()[3].load(Ordering::Relaxed), 0);
+        let mut log = begun(&files_in(folder.path()), "one");
+        assert!(log.reserve());
+        log.append([7; 3]);
+        drop(log);
+        let files = files_in(folder.path());
+        assert_eq!(files.names(), ["one"]);
+        let found = files.find("one").unwrap();
+        assert_eq!(CrashLog::unreplayed(&*found), [(2, 1)]);
+        found.words()[1].store(9, Ordering::Relaxed);
+        drop(found);
+        assert_eq!(opened(&files, "one").words()[1].load(Ordering::Relaxed), 1);
+        assert!(files.find("other").is_none());
+    }
+
+    #[test]
+    fn log_is_given_up_if_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut log = begun(&files_in(folder.path()), "one");
+        assert!(log.reserve());
+        log.append([7; 3]);
+        drop(log);
+        let files = files_in(folder.path());
+        files.discard(true);
+        drop(begun(&files, "one"));
+        assert_eq!(files.names(), [""; 0]);
+    }
+
+    #[test]
+    fn file_that_says_nothing_goes_with_its_last_user() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = files_in(folder.path());
+        let [log, other] = [begun(&files, "one"), begun(&files, "one")];
+        drop(log);
+        assert_eq!(files.names(), ["one"]);
+        drop(other);
+        assert_eq!(files.names(), [""; 0]);
+    }
+
+    #[test]
+    fn second_process_waits_for_the_log_of_the_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = [files_in(folder.path()), files_in(folder.path())];
+        let log = begun(&files[0], "one");
+        let refused = files[1].open("one", Content::Records).err().unwrap();
+        assert!(refused.to_string().contains("in use by another program"), "{refused}");
+        drop(log);
+        drop(opened(&files[1], "one"));
+    }
+
+    #[test]
+    fn files_of_earlier_runs_of_the_machine_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let earlier = folder.path().join("one.00000000-1111-2222-3333-444444444444");
+        let unrelated = folder.path().join("control.sock");
+        fs::write(&earlier, "").unwrap();
+        fs::write(&unrelated, "").unwrap();
+        files_in(folder.path());
+        assert_eq!([earlier.exists(), unrelated.exists()], [false, true]);
     }
 
     #[test]
     fn folder_that_others_can_enter_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let user = rustix::process::geteuid().as_raw();
         let own = folder.path().join("own");
-        own_folder(&own, user).unwrap();
-        own_folder(&own, user).unwrap();
+        assert!(!own_folder(&own, user, false).unwrap());
+        assert!(own_folder(&own, user, true).unwrap());
+        assert!(own_folder(&own, user, true).unwrap());
         fs::set_permissions(&own, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        let refused = own_folder(&own, user).unwrap_err().to_string();
+        let refused = own_folder(&own, user, true).unwrap_err().to_string();
         assert!(refused.contains("mode 755"), "{refused}");
+    }
+
+    #[test]
+    fn folder_that_is_not_in_memory_is_refused() {
+        let user = rustix::process::geteuid().as_raw();
+        let outside = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let refused = own_folder(&outside.path().join("own"), user, true).unwrap_err().to_string();
+        assert!(refused.contains("expected one in memory"), "{refused}");
+    }
+
+    #[test]
+    fn log_for_which_there_is_no_memory_is_none_and_leaves_no_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = CrashFiles::of(vec![folder.path().to_owned()], 1 << 62).unwrap();
+        assert!(files.open("one", Content::Records).unwrap().is_none());
+        assert_eq!(files.names(), [""; 0]);
     }
 }

@@ -6,7 +6,9 @@
 //! therefore a program that starts retries for a while.
 //!
 //! Opening tries once and never sleeps: a reactor may do it. Its refusal has [`HeldElsewhere`] as
-//! source. A thread that may sleep opens through [`patiently`].
+//! source. A thread that may sleep opens through [`patiently`], and the start of a server through
+//! [`very_patiently`]: after a kill of the server before it, a device may be slow to end its last
+//! operations.
 
 use std::time::Duration;
 
@@ -14,6 +16,7 @@ use cairn_block::{ConfigError, ConfigKind};
 
 /// How many times to try, and the pause in between.
 const TRIES: usize = 50;
+const TRIES_AT_START: usize = 1000;
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// The source of a refusal because another program holds the device.
@@ -34,10 +37,32 @@ fn is_held(error: &ConfigError) -> bool {
 ///
 /// # Errors
 /// The last attempt's error; any error with another reason is returned at once.
-pub fn patiently<T>(mut attempt: impl FnMut() -> Result<T, ConfigError>) -> Result<T, ConfigError> {
-    for _ in 1..TRIES {
+pub fn patiently<T>(attempt: impl FnMut() -> Result<T, ConfigError>) -> Result<T, ConfigError> {
+    retry(TRIES, attempt)
+}
+
+/// The same, for ten seconds; says so after half a second.
+///
+/// # Errors
+/// As for [`patiently`].
+pub fn very_patiently<T>(
+    attempt: impl FnMut() -> Result<T, ConfigError>,
+) -> Result<T, ConfigError> {
+    retry(TRIES_AT_START, attempt)
+}
+
+fn retry<T>(
+    tries: usize,
+    mut attempt: impl FnMut() -> Result<T, ConfigError>,
+) -> Result<T, ConfigError> {
+    for tried in 1..tries {
         match attempt() {
-            Err(error) if is_held(&error) => std::thread::sleep(PAUSE),
+            Err(error) if is_held(&error) => {
+                if tried == TRIES {
+                    tracing::info!("{error}; waiting for up to 10 s");
+                }
+                std::thread::sleep(PAUSE);
+            }
             ended => return ended,
         }
     }

@@ -15,9 +15,9 @@ mod size;
 #[cfg(test)]
 mod tests;
 
-pub use crash_memory::CrashFiles;
+pub use crash_memory::{CrashFiles, LeftLog};
 pub use file::{FileDisk, FileOptions};
-pub use held::{HeldElsewhere, patiently};
+pub use held::{HeldElsewhere, patiently, very_patiently};
 pub use memory::MemoryDisk;
 pub use null::NullDisk;
 pub use opener::DeviceOpener;

@@ -12,12 +12,20 @@
 //! it decides what it covers ([`CrashLog::seal`]), and records go to the other half from then on,
 //! which extends the state that the commit will leave. A target that does not know that state yet
 //! names it later ([`CrashLog::name_state`]), before the device can have it. Once the commit is
-//! durable, the sealed half is emptied ([`CrashLog::empty_sealed`]). So a reader that finds the first half's state on the
-//! device replays both, one that finds the second's replays that, since the commit has landed, and
-//! one that finds neither knows that somebody else has changed the device in between.
+//! durable, the sealed half is emptied ([`CrashLog::empty_sealed`]). So a reader that finds the
+//! first half's state on the device replays both, one that finds the second's replays that, since
+//! the commit has landed, and one that finds neither knows that somebody else has changed the
+//! device in between.
 //!
 //! What is replayed is committed before anything is served. The target says what state that commit
 //! will leave ([`CrashLog::include`]): found with that state, the log is in the metadata already.
+//!
+//! # Losses
+//! A failure may have lost acknowledged writes whose records are here. [`CrashLog::lose`] says so:
+//! they are not replayed, since the device may hold something else in their place. And until a
+//! client was told of the loss ([`CrashLog::told`]), each process that opens the log counts it once
+//! for its own clients ([`CrashLog::take_loss`]). If the failure counts of the disks changed and
+//! the process was killed before the target looked ([`CrashLog::survived`]), that is a loss, too.
 //!
 //! # What a kill between two stores leaves
 //! L1. A record counts if its check does, which is stored last, with release order. It depends on
@@ -30,12 +38,14 @@
 //! L4. [`CrashLog::compact`] names the generation of the other half, puts records there, and then
 //!     opens it as one that replaces the older half.
 //! L5. [`CrashLog::begin`] includes the device's state, empties both halves, opens one, and then
-//!     forgets what was included. In each gap a reader finds nothing to replay, or a loss that is
-//!     told once more.
+//!     forgets what was included. In each gap a reader finds nothing to replay.
+//! L6. [`CrashLog::lose`] says first that a client is to be told, and then that nothing is to be
+//!     replayed: no reader finds less than what was acknowledged without a loss.
 //!
 //! One writer at a time: the target's own lock orders records. Nothing here waits or allocates but
 //! the reader.
 
+mod failures;
 mod memory;
 mod record;
 #[cfg(test)]
@@ -43,10 +53,11 @@ mod tests;
 
 use std::sync::Arc;
 
-pub use memory::{CrashLogs, CrashMemory, KeptLogs, KeptMemory};
+pub(crate) use failures::{begin_count, count_in, told_in};
+pub use memory::{Content, CrashLogs, CrashMemory, KeptLogs, KeptMemory};
 pub use record::Record;
 
-use memory::{Half, Header, NO_STATE};
+use memory::{Half, Header, NO_STATE, NOBODY};
 
 /// What a target appends to, under its own lock.
 pub struct CrashLog {
@@ -62,29 +73,37 @@ pub struct CrashLog {
     is_sealed: bool,
 }
 
+/// What a log extends.
+#[derive(Clone, Copy)]
+pub struct Base {
+    /// Stands for everything that has to be the same: which devices, which arguments.
+    pub owner: u64,
+    /// What a reader of the device finds there.
+    pub state: u64,
+    /// The failure counts of the disks that have the data of records.
+    pub failures: u64,
+}
+
 /// What an earlier process left.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Left {
     /// What it had acknowledged on top of the device's state, in order.
     Records(Vec<Record>),
-    /// It had acknowledged writes, and knew of a failure that may have lost some.
-    Lost,
     /// It had acknowledged writes on top of these states, and the device has another one. Or the
     /// device was used with other arguments then.
     Foreign(Vec<u64>),
 }
 
 impl CrashLog {
-    /// Looks at what an earlier process left, for a device that has this state now. `owner` stands
-    /// for everything else that has to be the same: which devices, which arguments.
-    pub fn open(memory: Arc<dyn CrashMemory>, owner: u64, state: u64) -> (CrashLog, Left) {
+    /// Looks at what an earlier process left, for a device that is like this now.
+    pub fn open(memory: Arc<dyn CrashMemory>, base: &Base) -> (CrashLog, Left) {
         let header = Header::of(memory.as_ref());
         if !header.is_valid() {
-            header.format(owner);
+            header.format(base);
         }
         let halves = header.halves();
         let newest = halves.iter().map(Half::generation).max().unwrap_or_default();
-        let left = left(&header, owner, state);
+        let left = left(&header, base);
         let log = CrashLog {
             open: 0,
             generation: newest,
@@ -96,24 +115,45 @@ impl CrashLog {
         (log, left)
     }
 
+    /// True if nothing in this memory is of use to a later process. Memory without meaning is kept.
+    pub fn says_nothing(memory: &dyn CrashMemory) -> bool {
+        let header = Header::of(memory);
+        match header.is_valid() {
+            true => header.untold() == 0 && unreplayed(&header).iter().all(|half| half.1 == 0),
+            false => failures::says_nothing(memory),
+        }
+    }
+
+    /// What an earlier process left in this memory, if it was not replayed: the states that it may
+    /// extend, each with its number of records.
+    pub fn unreplayed(memory: &dyn CrashMemory) -> Vec<(u64, usize)> {
+        let header = Header::of(memory);
+        if header.is_valid() { unreplayed(&header) } else { Vec::new() }
+    }
+
     /// The next commit is one of all that was left, and leaves this state. Durable or not, from now
     /// on a device with that state needs none of it.
     pub fn include(&mut self, state: u64) {
         Header::of(self.memory.as_ref()).include(state);
     }
 
-    /// Forgets what was left: the device has it, or it is given up. Records extend this state, which
-    /// the device has.
-    pub fn begin(&mut self, owner: u64, state: u64) {
+    /// Forgets what was left: the device has it, or it is given up. Records extend what the device
+    /// is now.
+    pub fn begin(&mut self, base: &Base) {
         let header = Header::of(self.memory.as_ref());
-        header.include(state);
+        header.include(base.state);
         let mut halves = header.halves();
         halves.sort_by_key(Half::generation);
         halves.iter().for_each(Half::empty);
         (self.open, self.len, self.is_sealed) = (0, 0, false);
         self.generation += 1;
-        header.half(0).open(self.generation, state, true);
-        header.begin(owner);
+        header.half(0).open(self.generation, base.state, true);
+        header.begin(base);
+    }
+
+    /// No failure so far has lost what is recorded.
+    pub fn survived(&mut self, failures: u64) {
+        Header::of(self.memory.as_ref()).set_survived(failures);
     }
 
     /// Makes room for a record that [`Self::append`] or [`Self::cancel`] will ask for. False if the
@@ -209,9 +249,33 @@ impl CrashLog {
     }
 
     /// Acknowledged writes may be lost, although a device may show them: what is recorded is not to
-    /// be replayed.
+    /// be replayed. This process tells its clients.
     pub fn lose(&mut self) {
-        Header::of(self.memory.as_ref()).lose();
+        Header::of(self.memory.as_ref()).lose(self.memory.process());
+    }
+
+    /// A failure may have lost acknowledged writes that have no record here. This process tells its
+    /// clients.
+    pub fn count_loss(&mut self) {
+        Header::of(self.memory.as_ref()).set_untold(self.memory.process());
+    }
+
+    /// True if an earlier process knew of a loss that no client was told of. This one has to tell
+    /// its clients, and is not asked again.
+    pub fn take_loss(&mut self) -> bool {
+        let header = Header::of(self.memory.as_ref());
+        let counted_by = header.untold();
+        let process = self.memory.process();
+        let is_earlier = counted_by != 0 && counted_by != process;
+        if is_earlier {
+            header.set_untold(process);
+        }
+        is_earlier
+    }
+
+    /// A client was told of all losses.
+    pub fn told(&mut self) {
+        Header::of(self.memory.as_ref()).set_untold(0);
     }
 
     /// How many records a half has room for.
@@ -220,25 +284,40 @@ impl CrashLog {
     }
 }
 
-/// What is to be done with what memory has.
-fn left(header: &Header<'_>, owner: u64, state: u64) -> Left {
+/// The halves whose records count, in order.
+fn counting<'m>(header: &Header<'m>) -> Vec<Half<'m>> {
     let mut halves: Vec<Half<'_>> = header.halves().into_iter().filter(Half::is_open).collect();
     halves.sort_by_key(Half::generation);
     if let Some(whole) = halves.iter().rposition(Half::is_whole) {
         halves.drain(..whole);
     }
+    halves
+}
+
+fn unreplayed(header: &Header<'_>) -> Vec<(u64, usize)> {
+    let counted = |half: &Half<'_>| (half.state(), half.records().len());
+    counting(header).iter().map(counted).collect()
+}
+
+/// What is to be done with what memory has.
+fn left(header: &Header<'_>, base: &Base) -> Left {
+    let halves = counting(header);
     let records: Vec<Vec<Record>> = halves.iter().map(Half::records).collect();
     let states: Vec<u64> = halves.iter().map(Half::state).collect();
-    let first = states.iter().position(|&it| it == state);
-    let is_included = header.included() == Some(state);
+    let first = states.iter().position(|&it| it == base.state);
+    let is_included = header.included() == Some(base.state);
     let is_empty = records.iter().all(Vec::is_empty);
-    match (header.is_lost(), first) {
-        (false, _) if is_empty || is_included => Left::Records(Vec::new()),
-        _ if header.owner() != owner => Left::Foreign(named(states)),
-        (true, None) if is_included || states.is_empty() => Left::Lost,
-        (_, None) => Left::Foreign(named(states)),
-        (true, Some(_)) => Left::Lost,
-        (false, Some(first)) => Left::Records(records[first..].concat()),
+    // A kill came before the target knew of a failure.
+    let is_of_use = !is_empty && !is_included && !header.is_lost();
+    if is_of_use && header.survived() != base.failures {
+        header.lose(NOBODY);
+    }
+    match first {
+        _ if is_empty || is_included => Left::Records(Vec::new()),
+        _ if header.owner() != base.owner => Left::Foreign(named(states)),
+        None => Left::Foreign(named(states)),
+        Some(_) if header.is_lost() => Left::Records(Vec::new()),
+        Some(first) => Left::Records(records[first..].concat()),
     }
 }
 

@@ -21,18 +21,48 @@
 //! F2. `told <= count`, and neither falls. `told` counts the failures that were reported to a user,
 //!     or repaired: a client that connects later gets no error for them. A loss that no client got
 //!     an error for is reported to those who connect later, and after a restart.
+//! F3. A count in memory that outlives the process is found by the next one as it was: a loss that
+//!     no client was told of before a kill is told after it.
 
+use std::fmt;
+use std::sync::Arc;
+
+use crate::crash_log::{CrashMemory, begin_count, count_in, told_in};
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// The count of one disk. It lives as long as the server, by the disk's identity
 /// ([`crate::Registry::failure_count`]), not as long as an open handle.
-#[derive(Debug, Default)]
-pub struct FailureCount {
-    count: AtomicU64,
-    told: AtomicU64,
+pub struct FailureCount(Words);
+
+enum Words {
+    /// The count, and what was told.
+    Own(AtomicU64, AtomicU64),
+    /// Both outlive the process (F3).
+    Kept(Arc<dyn CrashMemory>),
+}
+
+impl fmt::Debug for FailureCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FailureCount")
+            .field("count", &self.count())
+            .field("told", &self.told())
+            .finish()
+    }
+}
+
+impl Default for FailureCount {
+    fn default() -> FailureCount {
+        FailureCount(Words::Own(AtomicU64::new(0), AtomicU64::new(0)))
+    }
 }
 
 impl FailureCount {
+    /// A count in memory that outlives the process.
+    pub(crate) fn kept(memory: Arc<dyn CrashMemory>) -> FailureCount {
+        begin_count(&*memory);
+        FailureCount(Words::Kept(memory))
+    }
+
     /// Completed writes may be lost. Called before the failing request completes (F1).
     pub fn raise(&self) {
         self.add(1);
@@ -40,21 +70,33 @@ impl FailureCount {
 
     /// The same, for several failures at once.
     pub(crate) fn add(&self, failures: u64) {
-        self.count.fetch_add(failures, Ordering::AcqRel);
+        match &self.0 {
+            Words::Own(count, _) => count.fetch_add(failures, Ordering::AcqRel),
+            Words::Kept(memory) => count_in(&**memory).fetch_add(failures, Ordering::AcqRel),
+        };
     }
 
     /// How many failures there were.
     pub fn count(&self) -> u64 {
-        self.count.load(Ordering::Acquire)
+        match &self.0 {
+            Words::Own(count, _) => count.load(Ordering::Acquire),
+            Words::Kept(memory) => count_in(&**memory).load(Ordering::Acquire),
+        }
     }
 
     /// Up to which failure a user was told, or made it good.
     pub fn told(&self) -> u64 {
-        self.told.load(Ordering::Acquire)
+        match &self.0 {
+            Words::Own(_, told) => told.load(Ordering::Acquire),
+            Words::Kept(memory) => told_in(&**memory).load(Ordering::Acquire),
+        }
     }
 
     /// A user was told of the failures up to `count`, or made them good.
     pub fn acknowledge(&self, count: u64) {
-        self.told.fetch_max(count, Ordering::AcqRel);
+        match &self.0 {
+            Words::Own(_, told) => told.fetch_max(count, Ordering::AcqRel),
+            Words::Kept(memory) => told_in(&**memory).fetch_max(count, Ordering::AcqRel),
+        };
     }
 }

@@ -32,6 +32,7 @@ mod failures;
 mod flush_gate;
 mod ids;
 pub mod invariants;
+mod lasting;
 mod local;
 #[cfg(all(feature = "lock-stats", not(shuttle)))]
 pub mod lock_stats;
@@ -64,7 +65,9 @@ pub use claims::ClaimKind;
 pub use construct::{Ctor, TableContext, TargetType, TargetTypes};
 pub use copier::{Copier, CopyData, CopyGrant, CopyJob, CopyPiece, CopyTimes};
 pub use counters::Counters;
-pub use crash_log::{CrashLog, CrashLogs, CrashMemory, KeptLogs, KeptMemory, Left, Record};
+pub use crash_log::{
+    Base, Content, CrashLog, CrashLogs, CrashMemory, KeptLogs, KeptMemory, Left, Record,
+};
 pub use device::{MappedDevice, NewTable, Resumed};
 pub use disk::{CopyError, Disk, Extent, ExtentKind, Flow, Identity, Limits, LocalFuture};
 pub use env::{Env, Io, IoFuture, Job, Mail, Post, Sleep, Tasks, World, yield_once};

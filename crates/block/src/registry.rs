@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 use event_listener::Event;
 
 use crate::claiming::Claims;
-use crate::crash_log::CrashLogs;
+use crate::crash_log::{Content, CrashLogs};
 use crate::device::MappedDevice;
 use crate::disk::{Disk, Identity, LocalFuture};
 use crate::env::Env;
@@ -130,7 +130,8 @@ impl Registry {
         self.zone_maps.lock().clone()
     }
 
-    /// From now on tables that are loaded have crash logs.
+    /// From now on tables that are loaded have crash logs, and disks that are opened have failure
+    /// counts that outlive the process.
     pub fn set_crash_logs(&self, logs: Arc<dyn CrashLogs>) {
         *self.crash_logs.lock() = Some(logs);
     }
@@ -138,6 +139,30 @@ impl Registry {
     /// Where they are; none if the server has no place for them.
     pub fn crash_logs(&self) -> Option<Arc<dyn CrashLogs>> {
         self.crash_logs.lock().clone()
+    }
+
+    /// The failure count of a disk that is about to be opened. Only a writer's outlives the
+    /// process: it has the disk alone.
+    ///
+    /// # Errors
+    /// Another process has the count, and so the disk.
+    fn count_of_disk(
+        &self,
+        identity: &Identity,
+        read_only: bool,
+    ) -> Result<Arc<FailureCount>, ConfigError> {
+        let (logs, name) = (self.crash_logs(), identity.lasting_name());
+        let (Some(logs), Some(name), false) = (logs, name, read_only) else {
+            return Ok(self.failure_count(identity));
+        };
+        let mut counts = self.failure_counts.lock();
+        if let Some(count) = counts.get(identity) {
+            return Ok(count.clone());
+        }
+        let memory = logs.open(&format!("failures-{name}"), Content::Failures)?;
+        let count = Arc::new(memory.map_or_else(FailureCount::default, FailureCount::kept));
+        counts.insert(identity.clone(), count.clone());
+        Ok(count)
     }
 
     /// Adds a volume: a mapped device without a table, suspended.
@@ -216,7 +241,14 @@ impl Registry {
         if let Some(disk) = self.find(&turn.identity, argument, read_only)? {
             return Ok(disk);
         }
-        let failures = self.failure_count(&turn.identity);
+        let failures = match self.count_of_disk(&turn.identity, read_only) {
+            Ok(failures) => failures,
+            // Who has the count has the disk, and the refusal of the disk says more.
+            Err(busy) => {
+                self.opener.open(argument, read_only, Arc::default())?;
+                return Err(busy);
+            }
+        };
         let disk = self.opener.open(argument, read_only, failures)?;
         Ok(self.keep(&turn, disk, read_only))
     }
@@ -240,7 +272,13 @@ impl Registry {
         if let Some(disk) = self.find(&turn.identity, argument, read_only)? {
             return Ok(disk);
         }
-        let failures = self.failure_count(&turn.identity);
+        let failures = match self.count_of_disk(&turn.identity, read_only) {
+            Ok(failures) => failures,
+            Err(busy) => {
+                self.opener.open_on(env, argument, read_only, Arc::default()).await?;
+                return Err(busy);
+            }
+        };
         let disk = self.opener.open_on(env, argument, read_only, failures).await?;
         Ok(self.keep(&turn, disk, read_only))
     }

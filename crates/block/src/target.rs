@@ -114,6 +114,11 @@ pub trait Target: Send + Sync {
     /// The lower disks, in the order of the arguments.
     fn lowers(&self) -> Vec<Arc<dyn Disk>>;
 
+    /// Tells it from targets of its kind over the same lower disks, also after a restart.
+    fn part(&self) -> u64 {
+        0
+    }
+
     /// The ranges of its lower disks that the target needs for itself. Ranges of `remaps` need no
     /// claim. Called when the table is about to be live; the answer must not change in a target's
     /// life.

@@ -317,7 +317,9 @@ impl SimDrive {
             versions.settle_all(u64::MAX);
         }
         drop(state);
-        SimDrive { shared: self.shared.clone(), gate: Arc::default() }
+        // The failure count is in memory that outlives the process.
+        let gate = Arc::new(FlushGate::new(self.gate.failures().clone()));
+        SimDrive { shared: self.shared.clone(), gate }
     }
 
     /// Its fault injector.

@@ -31,8 +31,8 @@
 //!     The contents read afterwards ([`History::reopen`]) are what the disk holds from then on,
 //!     whatever it may have held before; the next flush makes them durable. A write from before
 //!     whose data was not read then is lost: flushes of later clients do not cover it.
-//! H11. If what is acknowledged outlives a kill, H1 holds for these contents, too
-//!     ([`History::check_after_kill`]).
+//! H11. If what is acknowledged outlives a kill, H1 holds for these contents, too, unless the disk
+//!     tells its clients of a loss ([`History::check_after_kill`]).
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

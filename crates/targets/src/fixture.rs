@@ -108,7 +108,7 @@ impl Fixture {
         let after_kill =
             |dead: &Arc<RecordingDrive>| RecordingDrive::new(Arc::new(dead.drive.after_kill()));
         let drives = dead.drives.iter().map(after_kill).collect();
-        let logs = dead.logs.clone();
+        let logs = Arc::new(dead.logs.after_kill());
         Fixture::over(SimWorld::new(7, SimWorld::REACTORS), drives, logs)
     }
 

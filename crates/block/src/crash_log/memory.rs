@@ -4,7 +4,9 @@
 //! word 0  magic         8  generation  \              16  generation  \
 //!      1  owner         9  state        \ half 0      17  state        \ half 1
 //!      2  included     10  is whole     /             18  is whole     /
-//!      3  lost         11  check       /              19  check       /
+//!      3  is lost      11  check       /              19  check       /
+//!      4  untold
+//!      5  survived
 //!     32  records of half 0, then those of half 1, 4 words each
 //! ```
 
@@ -12,8 +14,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::error::ConfigError;
 use crate::sync::Mutex;
 
+use super::Base;
 use super::record::{Record, WORDS, check};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"cairnlg1");
@@ -23,34 +27,74 @@ const HEADER_WORDS: usize = 32;
 const HALVES: [usize; 2] = [8, 16];
 /// No state of a device.
 pub(super) const NO_STATE: u64 = u64::MAX;
+/// No process.
+pub(super) const NOBODY: u64 = u64::MAX;
 
 /// Memory that outlives the process, and no power cut.
 pub trait CrashMemory: Send + Sync {
     /// Its words: zeros at first. At least a header and a record for each half.
     fn words(&self) -> &[AtomicU64];
+
+    /// Names the process among all that have had it. Never zero.
+    fn process(&self) -> u64;
+}
+
+/// What memory is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// A crash log.
+    Records,
+    /// The failure count of a disk: a page.
+    Failures,
 }
 
 /// Where memory for crash logs is found, by name.
 pub trait CrashLogs: Send + Sync {
     /// The memory of a name: what an earlier process left in it, or zeros. None if there is no
     /// place for it, which has been said.
-    fn open(&self, name: &str) -> Option<Arc<dyn CrashMemory>>;
+    ///
+    /// # Errors
+    /// Another process has it.
+    fn open(
+        &self,
+        name: &str,
+        content: Content,
+    ) -> Result<Option<Arc<dyn CrashMemory>>, ConfigError>;
+
+    /// The memory of a name that an earlier process left, to look at: nobody else sees what is
+    /// stored there.
+    fn find(&self, name: &str) -> Option<Arc<dyn CrashMemory>>;
+
+    /// The names of what is there.
+    fn names(&self) -> Vec<String>;
 }
 
 /// Memory of this process.
-pub struct KeptMemory(Box<[AtomicU64]>);
+pub struct KeptMemory {
+    words: Arc<[AtomicU64]>,
+    process: u64,
+}
 
 impl KeptMemory {
     /// Memory for so many records in each half.
     pub fn new(records: usize) -> KeptMemory {
         let words = HEADER_WORDS + 2 * records * WORDS;
-        KeptMemory((0..words).map(|_| AtomicU64::new(0)).collect())
+        KeptMemory { words: (0..words).map(|_| AtomicU64::new(0)).collect(), process: 1 }
+    }
+
+    /// The same memory, for the process after this one.
+    pub fn after_kill(&self) -> KeptMemory {
+        KeptMemory { words: self.words.clone(), process: self.process + 1 }
     }
 }
 
 impl CrashMemory for KeptMemory {
     fn words(&self) -> &[AtomicU64] {
-        &self.0
+        &self.words
+    }
+
+    fn process(&self) -> u64 {
+        self.process
     }
 }
 
@@ -65,16 +109,33 @@ impl KeptLogs {
     pub fn new(records: usize) -> KeptLogs {
         KeptLogs { records, logs: Mutex::default() }
     }
+
+    /// The same logs, for the process after this one.
+    pub fn after_kill(&self) -> KeptLogs {
+        let logs = self.logs.lock();
+        let kept = |(name, memory): (&String, &Arc<KeptMemory>)| {
+            (name.clone(), Arc::new(memory.after_kill()))
+        };
+        KeptLogs { records: self.records, logs: Mutex::new(logs.iter().map(kept).collect()) }
+    }
 }
 
 impl CrashLogs for KeptLogs {
-    fn open(&self, name: &str) -> Option<Arc<dyn CrashMemory>> {
+    fn open(&self, name: &str, _: Content) -> Result<Option<Arc<dyn CrashMemory>>, ConfigError> {
         let mut logs = self.logs.lock();
-        let log = logs.entry(name.to_owned()).or_insert_with(|| {
-            let memory = KeptMemory::new(self.records);
-            Arc::new(memory)
-        });
-        Some(log.clone())
+        let log = logs.entry(name.to_owned());
+        let log = log.or_insert_with(|| Arc::new(KeptMemory::new(self.records)));
+        Ok(Some(log.clone()))
+    }
+
+    fn find(&self, name: &str) -> Option<Arc<dyn CrashMemory>> {
+        let found = self.logs.lock().get(name)?.clone();
+        let words = found.words.iter().map(|word| AtomicU64::new(get(word))).collect();
+        Some(Arc::new(KeptMemory { words, process: found.process }))
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.logs.lock().keys().cloned().collect()
     }
 }
 
@@ -109,8 +170,10 @@ impl<'m> Header<'m> {
     }
 
     /// Makes memory without meaning a log that has nothing.
-    pub fn format(&self, owner: u64) {
-        self.begin(owner);
+    pub fn format(&self, base: &Base) {
+        self.halves().iter().for_each(Half::empty);
+        self.set_untold(0);
+        self.begin(base);
         set(&self.0[0], MAGIC);
     }
 
@@ -130,13 +193,34 @@ impl<'m> Header<'m> {
         get(&self.0[3]) != 0
     }
 
-    pub fn lose(&self) {
+    /// Nothing is to be replayed. This process tells its clients.
+    pub fn lose(&self, process: u64) {
+        self.set_untold(process);
         set(&self.0[3], 1);
     }
 
+    /// The failures that have lost no record.
+    pub fn survived(&self) -> u64 {
+        get(&self.0[5])
+    }
+
+    pub fn set_survived(&self, failures: u64) {
+        set(&self.0[5], failures);
+    }
+
+    /// The process that has counted a loss that no client was told of, or zero.
+    pub fn untold(&self) -> u64 {
+        get(&self.0[4])
+    }
+
+    pub fn set_untold(&self, process: u64) {
+        set(&self.0[4], process);
+    }
+
     /// From now on records count.
-    pub fn begin(&self, owner: u64) {
-        set(&self.0[1], owner);
+    pub fn begin(&self, base: &Base) {
+        set(&self.0[1], base.owner);
+        self.set_survived(base.failures);
         set(&self.0[3], 0);
         set(&self.0[2], NO_STATE);
     }

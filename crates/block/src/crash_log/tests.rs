@@ -8,6 +8,10 @@ use super::*;
 
 const OWNER: u64 = 7;
 
+fn base(owner: u64, state: u64) -> Base {
+    Base { owner, state, failures: 0 }
+}
+
 thread_local! {
     /// How many stores this thread's process still does; none: it is never killed.
     static STORES_LEFT: Cell<Option<u32>> = const { Cell::new(None) };
@@ -30,14 +34,14 @@ fn is_dead() -> bool {
 }
 
 fn left_in(memory: &Arc<KeptMemory>, owner: u64, state: u64) -> Left {
-    CrashLog::open(memory.clone(), owner, state).1
+    CrashLog::open(memory.clone(), &base(owner, state)).1
 }
 
 fn begun(records: usize, state: u64) -> (Arc<KeptMemory>, CrashLog) {
     let memory = Arc::new(KeptMemory::new(records));
-    let (mut log, left) = CrashLog::open(memory.clone(), OWNER, state);
+    let (mut log, left) = CrashLog::open(memory.clone(), &base(OWNER, state));
     assert_eq!(left, Left::Records(Vec::new()));
-    log.begin(OWNER, state);
+    log.begin(&base(OWNER, state));
     (memory, log)
 }
 
@@ -77,27 +81,59 @@ fn full_half_takes_no_reservation_and_then_says_that_something_is_lost() {
     assert!(log.is_half_full() && log.reserve() && !log.reserve());
     assert!(!log.append_unreserved([9; 3]));
     log.compact(10, [[2; 3], [3; 3]].into_iter());
-    assert_eq!(left_in(&memory, OWNER, 10), Left::Lost, "one is still reserved");
-    log.cancel();
-    log.begin(OWNER, 10);
-    assert_eq!(left_in(&memory, OWNER, 10), Left::Records(Vec::new()));
+    assert_eq!(left_in(&memory, OWNER, 10), Left::Records(Vec::new()), "one is still reserved");
+    assert!(CrashLog::open(Arc::new(memory.after_kill()), &base(OWNER, 10)).0.take_loss());
 }
 
 #[test]
-fn loss_is_told_until_the_log_begins_again_whatever_the_kill_interrupts() {
-    for stores in 0..20 {
+fn loss_is_counted_by_each_process_until_a_client_is_told() {
+    let (memory, mut log) = begun(2, 10);
+    put(&mut log, 1);
+    log.lose();
+    assert_eq!(left_in(&memory, OWNER, 10), Left::Records(Vec::new()), "it is not replayed");
+    assert!(!log.take_loss(), "this process knows");
+    log.begin(&base(OWNER, 10));
+    put(&mut log, 2);
+    let second = Arc::new(memory.after_kill());
+    let (mut log, left) = CrashLog::open(second.clone(), &base(OWNER, 10));
+    assert_eq!(left, Left::Records(vec![[2; 3]]));
+    assert!(log.take_loss());
+    assert!(!log.take_loss(), "once");
+    log.begin(&base(OWNER, 10));
+    let third = Arc::new(second.after_kill());
+    let (mut log, _) = CrashLog::open(third.clone(), &base(OWNER, 10));
+    assert!(log.take_loss(), "nobody was told by the second");
+    log.told();
+    let (mut log, _) = CrashLog::open(Arc::new(third.after_kill()), &base(OWNER, 10));
+    assert!(!log.take_loss());
+}
+
+#[test]
+fn failure_that_the_killed_process_did_not_look_at_is_a_loss() {
+    let (memory, mut log) = begun(2, 10);
+    put(&mut log, 1);
+    let failed = Base { failures: 1, ..base(OWNER, 10) };
+    let (mut log, left) = CrashLog::open(memory.clone(), &failed);
+    assert_eq!((left, log.take_loss()), (Left::Records(Vec::new()), true));
+    log.begin(&failed);
+    put(&mut log, 2);
+    log.survived(2);
+    let survived = Base { failures: 2, ..failed };
+    let (_, left) = CrashLog::open(Arc::new(memory.after_kill()), &survived);
+    assert_eq!(left, Left::Records(vec![[2; 3]]));
+}
+
+#[test]
+fn kill_while_a_loss_is_recorded_leaves_the_records_or_the_loss() {
+    for stores in 0..3 {
         let (memory, mut log) = begun(2, 10);
         put(&mut log, 1);
-        log.lose();
         STORES_LEFT.set(Some(stores));
-        log.begin(OWNER, 10);
-        let has_ended = !is_dead();
+        log.lose();
         STORES_LEFT.set(None);
-        let expected = if has_ended { Left::Records(Vec::new()) } else { Left::Lost };
-        let found = left_in(&memory, OWNER, 10);
-        // The last store but one makes it well.
-        assert!(found == expected || found == Left::Records(Vec::new()), "{stores}: {found:?}");
-        assert!(stores > 2 || found == Left::Lost, "{stores}: {found:?}");
+        let (mut log, left) = CrashLog::open(Arc::new(memory.after_kill()), &base(OWNER, 10));
+        let is_replayed = left == Left::Records(vec![[1; 3]]);
+        assert_eq!((is_replayed, log.take_loss()), (stores < 2, stores > 0), "{stores}");
     }
 }
 
@@ -109,7 +145,7 @@ fn what_is_given_up_is_not_found_again_after_a_kill() {
         log.seal(Some(11));
         put(&mut log, 2);
         STORES_LEFT.set(Some(stores));
-        log.begin(OWNER, 99);
+        log.begin(&base(OWNER, 99));
         STORES_LEFT.set(None);
         let found = left_in(&memory, OWNER, 99);
         match stores {
@@ -222,7 +258,7 @@ proptest! {
         for (steps, stores) in [(steps, first), (again, second), (Vec::new(), 1000)] {
             // The start, which a kill may interrupt as well.
             STORES_LEFT.set(Some(stores));
-            let (mut log, left) = CrashLog::open(memory.clone(), OWNER, twin.state);
+            let (mut log, left) = CrashLog::open(memory.clone(), &base(OWNER, twin.state));
             let Left::Records(records) = left else { panic!("{left:?}") };
             let replayed = twin.replayed(&records);
             let unanswered = replayed.strip_prefix(&twin.volatile[..]);
@@ -241,7 +277,7 @@ proptest! {
                 }
             }
             if !is_dead() {
-                log.begin(OWNER, twin.state);
+                log.begin(&base(OWNER, twin.state));
             }
             for step in steps {
                 if is_dead() {

@@ -181,6 +181,11 @@ impl<'a, S: Scenario> Life<'a, S> {
             }
         }
         let volumes = self.open_and_judge(world)?;
+        // A process that was killed knew of losses that no client was told of.
+        let are_untold = volumes.iter().any(|(disk, _)| disk.failures() > disk.failures_told());
+        for (_, history) in &volumes {
+            history.tolerate_errors(are_untold);
+        }
         let clients = self.connect(world, &volumes);
         let workload = self.scenario.workload(&self.case, &mut self.rng);
         world.cut_at(self.draw_end(world.writes(), workload.ops.max(1) * 3));
@@ -190,7 +195,7 @@ impl<'a, S: Scenario> Life<'a, S> {
         let disks: Vec<_> = volumes.iter().map(|(disk, _)| disk.clone()).collect();
         let server = self.server.clone().expect("volumes were opened");
         let generation = Generation { world, server: &server, disks: &disks };
-        let tolerate = self.scenario.trouble(&self.case, &generation, &mut self.rng);
+        let tolerate = self.scenario.trouble(&self.case, &generation, &mut self.rng) | are_untold;
         for (_, history) in &volumes {
             history.tolerate_errors(tolerate);
             let rolls_back = self.scenario.rolls_back();
@@ -268,6 +273,7 @@ impl<'a, S: Scenario> Life<'a, S> {
             let survivors: Vec<_> = drives.iter().map(|drive| drive.after_kill()).collect();
             images = survivors.iter().map(|drive| (drive.name(), drive.visible())).collect();
             self.media = Media::Drives(survivors);
+            self.logs = Arc::new(self.logs.after_kill());
         } else {
             self.tally.cuts += 1;
             self.logs = Arc::new(KeptLogs::new(LOG_RECORDS));
@@ -295,7 +301,10 @@ impl<'a, S: Scenario> Life<'a, S> {
         for disk in disks {
             let contents = read_all(world, &disk)?.map_err(refuse)?;
             if let Some(history) = self.histories.get(&disk.name()) {
-                let checked = match !self.is_cut && self.scenario.outlives_kills() {
+                // What a failure has lost is told to the clients.
+                let is_told = disk.failures() > disk.failures_told();
+                let outlives = !self.is_cut && !is_told && self.scenario.outlives_kills();
+                let checked = match outlives {
                     true => history.check_after_kill(&contents),
                     false => history.check_after_crash(&contents),
                 };

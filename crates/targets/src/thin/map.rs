@@ -544,6 +544,10 @@ impl Target for Thin {
         std::iter::once(self.config.pool.disk.clone()).chain(origin).collect()
     }
 
+    fn part(&self) -> u64 {
+        u64::from(self.config.id)
+    }
+
     fn claims(&self) -> Vec<Claim> {
         let origin = self.config.origin.iter().map(|origin| &origin.disk);
         let read = |disk| Claim::from(disk, Sector(0), ClaimKind::Read, "external origin");

@@ -16,11 +16,13 @@
 //! A5. A replay ends with a commit of its own before the first request. A kill during it finds the
 //!     seq of before, and replays again, or that of after, which includes all records.
 //! A6. If the cache device has failed while something was not durable, nothing is replayed: what
-//!     the device shows may be another block's data. The clients are told.
+//!     the device shows may be another block's data. The clients are told. The log has the failure
+//!     count that commits compare with (I13), so that a kill before they do hides nothing.
+//! A7. A start that writes nothing replays into memory, and leaves the log as it is.
 
 use std::sync::Arc;
 
-use cairn_block::{CrashLog, CrashMemory, Identity, Left, Record, Registry, Time};
+use cairn_block::{Base, ConfigError, CrashLog, CrashMemory, Ctor, Left, Record, Sector, Time};
 use cairn_format::bcache::crc64;
 use cairn_format::writecache::{Geometry, Seq};
 
@@ -96,10 +98,31 @@ impl Acknowledged {
         }
     }
 
+    /// Failures of the cache device so far have lost nothing that is recorded.
+    pub fn survived(&mut self, failures: u64) {
+        if let Some(log) = &mut self.log {
+            log.survived(failures);
+        }
+    }
+
     /// What is not durable may be lost (A6).
     pub fn lose(&mut self) {
         if let Some(log) = &mut self.log {
             log.lose();
+        }
+    }
+
+    /// Acknowledged writes may be lost, and clients are to be told, also after a kill.
+    pub fn count_loss(&mut self) {
+        if let Some(log) = &mut self.log {
+            log.count_loss();
+        }
+    }
+
+    /// A client was told of all losses.
+    pub fn told(&mut self) {
+        if let Some(log) = &mut self.log {
+            log.told();
         }
     }
 }
@@ -129,26 +152,32 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// None if the server has no place for logs, or nothing of the cache device outlives it.
-    pub fn of(registry: &Registry, config: &Config, geometry: &Geometry) -> Option<Place> {
-        let logs = registry.crash_logs()?;
-        let cache = registry.identity_of(&config.cache.disk)?.lasting_name()?;
-        let origin = registry.identity_of(&config.origin.disk);
-        let origin = origin.as_ref().and_then(Identity::lasting_name).unwrap_or_default();
+    /// None if there is none: see [`Registry::crash_log_of`].
+    ///
+    /// # Errors
+    /// Another process has the log.
+    pub fn of(
+        ctor: &Ctor<'_>,
+        config: &Config,
+        geometry: &Geometry,
+    ) -> Result<Option<Place>, ConfigError> {
+        let at = (&config.cache.disk, Sector(config.start.0));
+        let memory = ctor.registry.crash_log_of("writecache", at, ctor.read_only)?;
+        let Some(memory) = memory else { return Ok(None) };
+        let origin = ctor.registry.lasting_name_of(&config.origin.disk, Sector(0));
+        let origin = origin.unwrap_or_default();
         let owner = format!("{origin} {} {}", geometry.block_size().bytes(), geometry.n_blocks());
-        let memory = logs.open(&format!("writecache-{cache}-{}", config.start.0))?;
-        Some(Place { memory, owner: crc64(owner.as_bytes()) })
+        Ok(Some(Place { memory, owner: crc64(owner.as_bytes()) }))
     }
 
-    /// The log, and what an earlier process left for a cache with this seq.
-    pub fn open(&self, seq: Seq) -> (CrashLog, Left) {
-        CrashLog::open(self.memory.clone(), self.owner, seq.0)
+    /// What the cache is now.
+    pub fn base(&self, state: u64, failures: u64) -> Base {
+        Base { owner: self.owner, state, failures }
     }
 
-    /// The log of a cache with this seq, which needs nothing of what was left.
-    pub fn begin(&self, mut log: CrashLog, seq: Seq) -> CrashLog {
-        log.begin(self.owner, seq.0);
-        log
+    /// The log, and what an earlier process left.
+    pub fn open(&self, base: &Base) -> (CrashLog, Left) {
+        CrashLog::open(self.memory.clone(), base)
     }
 }
 

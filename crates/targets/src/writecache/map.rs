@@ -320,20 +320,7 @@ impl WriteCache {
                 self.to_origin(request, count)
             }
             Plan::WaitForSlot | Plan::WaitForCommit | Plan::WaitForWriteback => {
-                let handing_back = state.handing_back;
-                if !handing_back {
-                    state.slot_waiters.push(request.id());
-                }
-                drop(state);
-                if matches!(plan, Plan::WaitForCommit) {
-                    self.kick_commit(env);
-                }
-                if matches!(plan, Plan::WaitForSlot) {
-                    self.count(env, Count::WritesBlocked, 1);
-                }
-                if handing_back {
-                    env.hand_back(request.id());
-                }
+                self.wait(env, state, request, &plan);
                 Verdict::Queued
             }
             Plan::WaitForRemoval(index) => {
@@ -341,6 +328,29 @@ impl WriteCache {
                 Verdict::Queued
             }
             Plan::Fail => Verdict::Failed(IoError::IO),
+        }
+    }
+
+    /// A write waits until slots are free, or a commit or the last writes to its slot have ended.
+    fn wait(
+        &self,
+        env: &Env,
+        mut state: cairn_block::sync::MutexGuard<'_, State>,
+        request: &Request,
+        plan: &Plan,
+    ) {
+        let handing_back = state.handing_back;
+        if !handing_back {
+            state.slot_waiters.push(request.id());
+        }
+        drop(state);
+        match plan {
+            Plan::WaitForCommit => self.kick_commit(env),
+            Plan::WaitForSlot => self.count(env, Count::WritesBlocked, 1),
+            _ => {}
+        }
+        if handing_back {
+            env.hand_back(request.id());
         }
     }
 

@@ -331,6 +331,7 @@ impl WriteCache {
     /// Acknowledged writes may be lost (I14).
     fn lose(&self, state: &mut State) {
         state.losses.add(&self.failures);
+        state.acknowledged.count_loss();
     }
 
     /// Acknowledges failures of the cache device that cannot have lost any data.
@@ -340,6 +341,7 @@ impl WriteCache {
         if still && state.cache_known != count && state.index.is_still() {
             self.cache.acknowledge_failures(count);
             state.cache_known = count;
+            state.acknowledged.survived(count);
         }
     }
 
@@ -440,7 +442,11 @@ impl Target for WriteCache {
     }
 
     fn acknowledge_failures(&self) {
-        self.state.lock().losses.told(&self.failures);
+        let mut state = self.state.lock();
+        state.losses.told(&self.failures);
+        if !state.losses.are_untold() {
+            state.acknowledged.told();
+        }
     }
 
     fn report(&self) -> Report {

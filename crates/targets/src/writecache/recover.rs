@@ -59,6 +59,8 @@ const READS_AHEAD: usize = 4;
 /// The time of an insertion is known to within this part of max_age.
 const AGE_GRAINS: u32 = 64;
 
+/// The state of a blank cache device, for its crash log.
+const BLANK: u64 = u64::MAX - 1;
 /// Why a suspend may have lost something.
 const FAILED: &str = "the device failed, what was last written may not be durable";
 const NOT_FLUSHED: &str =
@@ -92,7 +94,7 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         let cache = &config.cache.argument;
         return Err(ConfigError::new(ConfigKind::Unsupported, cache, detail));
     }
-    Ok(WriteCache::new(env, config, geometry, formats, &ctor))
+    Ok(WriteCache::new(env, config, geometry, formats, &ctor)?)
 }
 
 fn damaged(device: &Device, error: &FormatError) -> ConfigError {
@@ -220,10 +222,11 @@ impl WriteCache {
         geometry: Geometry,
         formats: bool,
         ctor: &Ctor<'_>,
-    ) -> Arc<WriteCache> {
+    ) -> Result<Arc<WriteCache>, ConfigError> {
+        let crash_log = Place::of(ctor, &config, &geometry)?;
         let mut state = State::new(Index::new(0, None));
         state.cleaner = config.cleaner;
-        Arc::new_cyclic(|me| WriteCache {
+        Ok(Arc::new_cyclic(|me| WriteCache {
             me: me.clone(),
             read_only: ctor.read_only,
             failures: ctor.failures.clone(),
@@ -232,7 +235,7 @@ impl WriteCache {
             block_sectors: u64::from(geometry.sectors_per_block()),
             geometry,
             formats,
-            crash_log: Place::of(ctor.registry, &config, &geometry),
+            crash_log,
             copier: Copier::new(copy_budget_bytes(&config)),
             counters: Counters::new(env),
             tasks: Arc::default(),
@@ -240,7 +243,7 @@ impl WriteCache {
             state: Mutex::new(state),
             metadata: Fair::new(Metadata::empty()),
             changed: event_listener::Event::new(),
-        })
+        }))
     }
 
     /// Resume: reads the metadata, recovers, starts the background task.
@@ -251,6 +254,7 @@ impl WriteCache {
             Opening::Format if self.read_only => return self.start_empty(env),
             Opening::Format => {
                 refuse_to_format(env, &self.config).await?;
+                self.open_crash_log(BLANK, known)?;
                 self.format(env).await?
             }
         };
@@ -266,7 +270,7 @@ impl WriteCache {
         }
         let found = self.read_metadata(env, &superblock).await?;
         let seq = superblock.seq();
-        let crash_log = self.open_crash_log(seq)?;
+        let crash_log = self.open_crash_log(seq.0, known)?;
         let (mut index, decided) = found.builder.finish(env.now());
         if let Some((block, versions)) = decided.crowded {
             return Err(self.crowded(block, versions));
@@ -290,9 +294,11 @@ impl WriteCache {
             self.settle(env, &mut metadata).await?;
             drop(metadata);
             if let Some((log, left)) = crash_log {
-                self.replay(env, log, left).await?;
+                self.replay(env, log, left, known).await?;
             }
             self.make_origin_durable(env).await;
+        } else if let Some((_, Left::Records(records))) = crash_log {
+            self.enter(env, &records)?;
         }
         self.report_found(found.uncommitted.len());
         self.open(env);
@@ -303,54 +309,61 @@ impl WriteCache {
     ///
     /// # Errors
     /// It is of another state of the device.
-    fn open_crash_log(&self, seq: Seq) -> Result<Option<(CrashLog, Left)>, ConfigError> {
-        let opened = self.crash_log.as_ref().map(|place| place.open(seq));
+    fn open_crash_log(
+        &self,
+        state: u64,
+        known: u64,
+    ) -> Result<Option<(CrashLog, Left)>, ConfigError> {
+        let opened = self.crash_log.as_ref().map(|place| place.open(&place.base(state, known)));
         let Some((_, Left::Foreign(states))) = &opened else { return Ok(opened) };
         let states: Vec<String> = states.iter().map(u64::to_string).collect();
+        let expected = if state == BLANK { "none".to_owned() } else { state.to_string() };
         let detail = format!(
-            "crash log: found acknowledged writes on top of seq_count {}, expected {}: the device \
-             was used by something else, or before another origin, since a server was killed",
+            "crash log: found acknowledged writes of a killed server on top of seq_count {}, \
+             expected {expected} as on the device: it was used by something else, or for another \
+             origin; `cairn serve --discard-crash-log` gives these writes up",
             states.join(" and "),
-            seq.0
         );
         Err(ConfigError::new(ConfigKind::Damaged, &self.config.cache.argument, detail))
     }
 
     /// Enters what a killed process had acknowledged, and commits it (A5).
-    async fn replay(&self, env: &Env, mut log: CrashLog, left: Left) -> Result<(), ConfigError> {
+    async fn replay(
+        &self,
+        env: &Env,
+        mut log: CrashLog,
+        left: Left,
+        known: u64,
+    ) -> Result<(), ConfigError> {
         let (volume, cache) = (&self.config.volume, &self.config.cache.argument);
         let place = self.crash_log.as_ref().expect("the log was opened there");
-        let seq = match left {
-            Left::Foreign(_) => unreachable!("the start was refused"),
-            Left::Records(records) if records.is_empty() => self.state.lock().index.durable_seq,
-            Left::Records(records) => {
-                let seq = self.enter(env, &records)?;
-                if let Some(next) = seq {
-                    log.include(next.0);
-                    self.commit_once(env).await;
-                }
-                let state = self.state.lock();
-                if state.broken {
-                    return Err(unreadable(&self.config.cache, "crash log", IoError::IO));
-                }
-                let count = records.len();
-                tracing::warn!(
-                    "{volume}: {cache}: a server was killed: {count} records of acknowledged \
-                     writes are in the cache again, and durable"
-                );
-                state.index.durable_seq
+        if let Left::Records(records) = left
+            && !records.is_empty()
+        {
+            if let Some(next) = self.enter(env, &records)? {
+                log.include(next.0);
+                self.commit_once(env).await;
             }
-            Left::Lost => {
-                tracing::error!(
-                    "{volume}: {cache}: a server was killed after a failure of the cache device: \
-                     acknowledged writes may be lost"
-                );
-                let mut state = self.state.lock();
-                self.lose(&mut state);
-                state.index.durable_seq
+            if self.state.lock().broken {
+                return Err(unreadable(&self.config.cache, "crash log", IoError::IO));
             }
-        };
-        self.state.lock().acknowledged.keep(Some(place.begin(log, seq)));
+            let count = records.len();
+            tracing::warn!(
+                "{volume}: {cache}: a server was killed: {count} records of acknowledged writes \
+                 are in the cache again, and durable"
+            );
+        }
+        let is_lost = log.take_loss();
+        let mut state = self.state.lock();
+        log.begin(&place.base(state.index.durable_seq.0, known));
+        state.acknowledged.keep(Some(log));
+        if is_lost {
+            tracing::error!(
+                "{volume}: {cache}: a server was killed after a failure of the cache device: \
+                 acknowledged writes may be lost"
+            );
+            self.lose(&mut state);
+        }
         Ok(())
     }
 

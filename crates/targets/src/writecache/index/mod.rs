@@ -412,12 +412,7 @@ impl Index {
 
     /// Takes these slots. False, and nothing is taken, if one of them is not free or not there.
     pub fn take_free(&mut self, slot: u32, len: u32) -> bool {
-        let end = slot.checked_add(len).filter(|&end| len > 0 && end <= self.len());
-        let are_free = end.is_some_and(|end| (slot..end).all(|slot| self.space.is_free(slot)));
-        if are_free {
-            self.space.take(slot, len);
-        }
-        are_free
+        self.space.take_free(slot, len)
     }
 
     /// Inserts new versions of consecutive blocks, at the young end of the order. True if slots

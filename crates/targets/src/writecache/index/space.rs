@@ -177,10 +177,15 @@ impl FreeSpace {
         self.free += len;
     }
 
-    /// Takes these slots, which are free.
-    pub fn take(&mut self, slot: u32, len: u32) {
-        self.change(slot, len, bits::clear);
-        self.free -= len;
+    /// Takes these slots. False, and nothing is taken, if one of them is not free or not there.
+    pub fn take_free(&mut self, slot: u32, len: u32) -> bool {
+        let end = slot.checked_add(len).filter(|&end| len > 0 && end <= self.slots);
+        let are_free = end.is_some_and(|end| (slot..end).all(|slot| self.is_free(slot)));
+        if are_free {
+            self.change(slot, len, bits::clear);
+            self.free -= len;
+        }
+        are_free
     }
 
     fn change(&mut self, slot: u32, len: u32, change: impl Fn(&mut Bits, u32, u32)) {

@@ -63,17 +63,29 @@ fn a_kill_loses_nothing_that_was_acknowledged() {
 }
 
 #[test]
-fn a_kill_after_a_failure_of_the_cache_is_told_as_a_loss() {
-    let test = CacheFixture::live(8, "autocommit_blocks 1000");
-    test.write(0, 8, 1).unwrap();
-    test.cache.faults().add(Fault::losing_flushes().shots(1));
-    test.flush().expect_err("the commit failed");
-    let test = test.killed();
-    let client = test.client();
-    test.load(&table(2048, 4096, "pause_writeback 0"));
-    assert_eq!(test.byte(0), initial_byte(0));
-    test.flush_of(&client).expect_err("it is told");
-    test.flush_of(&client).unwrap();
+fn a_kill_after_a_failure_of_the_cache_is_told_as_a_loss_unless_a_client_was_told() {
+    for (waits, is_told) in [(false, false), (true, false), (true, true)] {
+        let test = CacheFixture::live(8, "autocommit_blocks 1000 autocommit_time 1000");
+        test.write(0, 8, 1).unwrap();
+        test.cache.faults().add(Fault::losing_flushes().shots(1));
+        if waits {
+            test.run(Duration::from_secs(2));
+        } else {
+            // The kill comes before the cache knows of the failure.
+            let cache = test.registry.open("cache", false).unwrap();
+            test.sim
+                .block_on(0, |env| async move { env.io(&cache, Io::flush()).await.unwrap_err() });
+        }
+        if is_told {
+            test.flush().expect_err("the commit failed");
+        }
+        let test = test.killed();
+        let client = test.client();
+        test.load(&table(2048, 4096, "pause_writeback 0"));
+        assert_eq!(test.byte(0), initial_byte(0));
+        assert_eq!(test.flush_of(&client).is_err(), !is_told, "{waits}");
+        test.flush_of(&client).unwrap();
+    }
 }
 
 #[test]

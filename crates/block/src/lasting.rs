@@ -1,0 +1,70 @@
+//! Names of places on disks that a later process finds for the same places.
+//!
+//! A place on a volume is followed to where it lies: through targets that only remap to a sector of
+//! a file or block device, and else to the target, by the places of its lower disks. So the name is
+//! the same whatever volumes are called, whichever options they have and however long they are.
+
+use std::sync::Arc;
+
+use crate::crash_log::{Content, CrashMemory};
+use crate::device::MappedDevice;
+use crate::disk::Disk;
+use crate::error::ConfigError;
+use crate::registry::Registry;
+use crate::units::{Sector, SectorCount, SectorRange};
+
+impl Registry {
+    /// The memory of the crash log of what a target of this kind has at this sector of a disk. None
+    /// if there is no place for logs, or if nothing of the disk outlives this process. A target
+    /// that writes nothing looks at what an earlier process left.
+    ///
+    /// # Errors
+    /// Another process has it.
+    pub fn crash_log_of(
+        &self,
+        kind: &str,
+        (disk, sector): (&Arc<dyn Disk>, Sector),
+        read_only: bool,
+    ) -> Result<Option<Arc<dyn CrashMemory>>, ConfigError> {
+        let (logs, place) = (self.crash_logs(), self.lasting_name_of(disk, sector));
+        let (Some(logs), Some(place)) = (logs, place) else { return Ok(None) };
+        let name = format!("{kind}-{place}");
+        match read_only {
+            true => Ok(logs.find(&name)),
+            false => logs.open(&name, Content::Records),
+        }
+    }
+
+    /// The name of a sector of a disk: none if nothing of the disk outlives this process.
+    pub fn lasting_name_of(&self, disk: &Arc<dyn Disk>, sector: Sector) -> Option<String> {
+        match disk.mapped() {
+            Some(volume) => self.name_on_volume(volume, sector),
+            None => {
+                let name = self.identity_of(disk)?.lasting_name()?;
+                Some(format!("{name}-{}", sector.0))
+            }
+        }
+    }
+
+    fn name_on_volume(&self, volume: &MappedDevice, sector: Sector) -> Option<String> {
+        let table = volume.live_table().or_else(|| volume.inactive_table())?;
+        let (_, line) = table.line_at(sector)?;
+        let inside = Sector(sector.0.checked_sub(line.start.0)?);
+        if let Some(places) = line.target.remaps(SectorRange::new(inside, SectorCount(1))) {
+            let (lower, range) = places.first()?;
+            return self.lasting_name_of(lower, range.start);
+        }
+        let lowers = line.target.lowers();
+        let lowers = lowers.iter().map(|lower| self.lasting_name_of(lower, Sector(0)));
+        let lowers = lowers.collect::<Option<Vec<String>>>()?.join(",");
+        let (kind, part) = (&line.name, line.target.part());
+        let name = format!("{kind} {part} {lowers} {}", inside.0);
+        Some(format!("volume-{:016x}", digest(name.as_bytes())))
+    }
+}
+
+/// FNV-1a. It protects from no malice.
+fn digest(bytes: &[u8]) -> u64 {
+    let mix = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix)
+}

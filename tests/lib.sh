@@ -10,7 +10,8 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/cairn.XXXXXX")
 server=''
 # What is written, and where, differs from run to run; the same seed repeats a run.
 CAIRN_SEED=${CAIRN_SEED:-$((RANDOM % 9000))}
-export CAIRN CAIRN_SEED tests work
+CAIRN_CRASH_LOGS=$(mktemp -d /dev/shm/cairn.XXXXXX)
+export CAIRN CAIRN_CRASH_LOGS CAIRN_SEED tests work
 
 at_end() {
   local status=$?
@@ -23,6 +24,7 @@ at_end() {
     fi
   fi
   if [ -n "${CAIRN_KEEP:-}" ]; then echo "kept: $work"; else cd / && rm -rf "$work"; fi
+  rm -rf "$CAIRN_CRASH_LOGS"
 }
 trap at_end EXIT
 trap 'echo "stopped at line $LINENO: $BASH_COMMAND"' ERR

@@ -405,6 +405,9 @@ pub struct FlushArgs {
     /// With --detach: give up what only a cache has that is gone, where its set has this UUID
     #[arg(long, value_name = "SET", requires = "detach")]
     pub discard_dirty: Option<String>,
+    /// Give up what a killed server has left in the crash log of the cache
+    #[arg(long)]
+    pub discard_crash_log: bool,
     /// Stop after this many seconds; exit code 124 if work is left
     #[arg(long, value_name = "SECONDS")]
     pub timeout: Option<f64>,

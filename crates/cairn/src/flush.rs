@@ -18,6 +18,7 @@ use cairn_outcome::{exit, stdout};
 use cairn_tools::progress::{Left, Progress};
 
 use crate::cli::FlushArgs;
+use crate::serve::limits::CRASH_LOG_BYTES;
 use cairn_control::world::{World, WorldOptions};
 
 const VOLUME: &str = "flush";
@@ -52,6 +53,7 @@ pub fn run(args: &FlushArgs) -> Outcome<u8> {
         guest_sets: false,
     })?;
     let world = Arc::new(world);
+    world.begin_start(CRASH_LOG_BYTES, args.discard_crash_log);
     world.create(VOLUME)?;
     world.load(VOLUME, &args.table.join("\n"))?;
     let volume = world.volume(VOLUME)?;
@@ -84,6 +86,7 @@ pub fn run(args: &FlushArgs) -> Outcome<u8> {
         end = world.detach(VOLUME, given_up).map_or_else(End::Failed, End::Detached);
     }
     world.suspend(VOLUME, SuspendMode::Flush)?;
+    world.end_crash_logs();
     conclude(end, drains.then(|| left(&volume)), args.detach)
 }
 

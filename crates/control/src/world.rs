@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use cairn_backends::{DeviceOpener, patiently};
+use cairn_backends::DeviceOpener;
 use cairn_block::{
     CallOff, Claim, ConfigError, ConfigKind, Dirty, Disk, Env, Identity, Line, MappedDevice,
     MessageError, NewTable, Opener, ReactorId, Registry, Sector, SectorCount, SuspendMode, Table,
@@ -26,6 +26,7 @@ use event_listener::Event;
 use futures_util::future::{Either, select};
 use parking_lot::Mutex;
 
+use self::crash_logs::CrashLogFiles;
 use self::opener::BaseOpener;
 use crate::kept::{Conflict, Reserve, needed, owned};
 use crate::measure::{Asked, measured};
@@ -33,6 +34,7 @@ use crate::names::parent_of;
 use crate::under_way::UnderWay;
 
 mod attached;
+mod crash_logs;
 mod opener;
 mod stack;
 
@@ -70,6 +72,7 @@ pub struct World {
     reserve: Reserve,
     /// Sets of bcache on the devices belong to clients (see `attached`).
     sets_of_clients: bool,
+    crash_logs: CrashLogFiles,
     /// Volumes that could not be brought up at the start, and why.
     not_served: Mutex<HashMap<String, String>>,
 }
@@ -116,9 +119,20 @@ impl World {
         };
         let (reactors, names) = (Arc::new(reactors), Arc::new(names));
         let (under_way, reserve) = (UnderWay::default(), Reserve::default());
+        let crash_logs = CrashLogFiles::default();
         let (base, not_served) = (options.base, Mutex::default());
         let sets_of_clients = options.guest_sets;
-        Ok(World { reactors, count, names, base, under_way, reserve, sets_of_clients, not_served })
+        Ok(World {
+            reactors,
+            count,
+            names,
+            base,
+            under_way,
+            reserve,
+            sets_of_clients,
+            crash_logs,
+            not_served,
+        })
     }
 
     /// The reactors.
@@ -169,7 +183,7 @@ impl World {
     }
 
     fn open_as(&self, argument: &str, read_only: bool) -> Outcome<Arc<dyn Disk>> {
-        patiently(|| {
+        self.patiently(|| {
             let (names, argument) = (self.names.clone(), argument.to_owned());
             self.on_home(&argument.clone(), move |env| async move {
                 names.registry.open_on(&env, &argument, read_only).await
@@ -313,7 +327,7 @@ impl World {
         let lines = TableLine::parse_all(&text).map_err(|error| of_volume(name, error))?;
         self.refuse_kept(name, &lines)?;
         // This thread waits for other programs' locks, so that no reactor does.
-        let built = patiently(|| {
+        let built = self.patiently(|| {
             let (names, volume, lines) = (self.names.clone(), volume.clone(), lines.clone());
             self.on_home(name, |env| build(env, names, volume, lines))
         });
@@ -338,7 +352,7 @@ impl World {
             Asked::Size(argument) => return self.sectors_of(argument),
             Asked::Content(measure, words) => (measure, words),
         };
-        patiently(|| {
+        self.patiently(|| {
             let (names, words) = (self.names.clone(), words.to_owned());
             self.on_home("", move |env| async move {
                 measure(&env, &names.registry, &words, names.read_only).await

@@ -1,6 +1,7 @@
 //! `cairn check`: is a cache, a store, a pool or a bcache device sound? The worst of several
 //! decides the exit code.
 
+use cairn_backends::CrashFiles;
 use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
 use cairn_format::Severity;
 use cairn_outcome::failure::{Outcome, wrong};
@@ -59,7 +60,7 @@ fn judge(args: &CheckArgs, told: &mut dyn FnMut(&str, &Verdict) -> Outcome<()>) 
         let kind = kind_of(&source, start_sector, given)?;
         refuse_options(args, &source, kind)?;
         let list_lost = args.list_lost.is_some();
-        let verdict = match kind {
+        let mut verdict = match kind {
             Some(Kind::Thin) if held => thin::check::held(&source, start_sector, data_sectors)?,
             Some(Kind::Thin) => thin::check::verdict(&source, start_sector, data_sectors)?,
             _ if held => return Err(thin::no_metadata(&source)),
@@ -78,10 +79,28 @@ fn judge(args: &CheckArgs, told: &mut dyn FnMut(&str, &Verdict) -> Outcome<()>) 
             }
             None => unknown(),
         };
+        if !held {
+            look_for_crash_logs(&source, &mut verdict)?;
+        }
         code = exit::worst(code, verdict.severity.exit_code());
         told(&source.name, &verdict)?;
     }
     Ok(code)
+}
+
+/// Metadata without what is in a crash log is older than what clients know.
+fn look_for_crash_logs(source: &Source, verdict: &mut Verdict) -> Outcome<()> {
+    for log in CrashFiles::left_for(&source.name)? {
+        let severity = Severity::SoundAfterRecovery;
+        let finding = format!(
+            "crash log: {} records of writes that a killed server acknowledged are not in the \
+             metadata yet; `cairn serve` or `cairn flush` replays them",
+            log.records
+        );
+        verdict.findings.push((severity, finding));
+        verdict.severity = verdict.severity.max(severity);
+    }
+    Ok(())
 }
 
 /// Prints what of a volume is lost, as `nbdinfo --map` does, and nothing else.

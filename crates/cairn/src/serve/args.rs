@@ -10,7 +10,7 @@ use clap::{ArgMatches, Args, ValueEnum};
 use cairn_reactor::RingKind;
 
 use super::config::KEYS;
-use super::limits::{CONNECTIONS, parse_memory};
+use super::limits::{CONNECTIONS, parse_crash_log, parse_memory};
 
 /// The longest time that an idle reactor may poll before it sleeps, in microseconds.
 pub const SPIN_US_MAX: i64 = 10_000;
@@ -96,6 +96,13 @@ pub struct ServeArgs {
     /// Memory for the payloads of all connections, 64M or more (default: 1G)
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     pub memory: Option<u64>,
+    /// Memory for the crash log of each cache and pool, 64K or more (default: 16M)
+    #[arg(long, value_name = "SIZE", value_parser = parse_crash_log)]
+    pub crash_log: Option<u64>,
+    /// Give up what a killed server has left in crash logs: the writes that it acknowledged and had
+    /// not committed are lost
+    #[arg(long)]
+    pub discard_crash_log: bool,
     /// Tables and messages in command-line order.
     #[arg(skip)]
     pub steps: Vec<Step>,

@@ -13,7 +13,7 @@ use cairn_outcome::failure::{Outcome, system, wrong};
 use serde::Deserialize;
 
 use super::args::{RingChoice, SPIN_US_MAX, parse_message};
-use super::limits::{MEMORY_BYTES_MIN, MEMORY_EXPECTED};
+use super::limits::{CRASH_LOG_BYTES_MIN, CRASH_LOG_EXPECTED, MEMORY_BYTES_MIN, MEMORY_EXPECTED};
 use cairn_control::state::Export;
 use cairn_control::verbs::volume::VolumeMessage;
 
@@ -43,6 +43,8 @@ pub struct Config {
     pub connections: Option<u16>,
     /// Memory for the payloads of all connections.
     pub memory_bytes: Option<u64>,
+    /// Memory for the crash log of each cache and pool.
+    pub crash_log_bytes: Option<u64>,
     /// The volume behind the empty export name.
     pub default_export: Option<String>,
     /// Sparse images to make where they are missing.
@@ -87,6 +89,7 @@ struct RawConfig {
     spin_us: Option<u32>,
     connections: Option<u16>,
     memory: Option<Size>,
+    crash_log: Option<Size>,
     #[serde(default)]
     image: Vec<RawImage>,
     #[serde(default)]
@@ -202,6 +205,7 @@ impl Config {
             spin_us: raw.spin_us,
             connections: raw.connections,
             memory_bytes: raw.memory.map(|size| size.memory_bytes(&shown)).transpose()?,
+            crash_log_bytes: raw.crash_log.map(|size| size.crash_log_bytes(&shown)).transpose()?,
             default_export: raw.default_export,
             images: collect(&shown, raw.image, |image, shown| image.judge(shown, &base))?,
             volumes: collect(&shown, raw.volume, RawVolume::judge)?,
@@ -273,11 +277,16 @@ impl Size {
 
 impl Size {
     fn memory_bytes(&self, shown: &str) -> Outcome<u64> {
-        let bytes = self.bytes(shown, "memory")?;
-        if bytes < MEMORY_BYTES_MIN {
-            return Err(wrong(shown, "memory", bytes, MEMORY_EXPECTED));
-        }
-        Ok(bytes)
+        self.at_least(MEMORY_BYTES_MIN, shown, "memory", MEMORY_EXPECTED)
+    }
+
+    fn crash_log_bytes(&self, shown: &str) -> Outcome<u64> {
+        self.at_least(CRASH_LOG_BYTES_MIN, shown, "crash_log", CRASH_LOG_EXPECTED)
+    }
+
+    fn at_least(&self, least: u64, shown: &str, key: &str, expected: &str) -> Outcome<u64> {
+        let bytes = self.bytes(shown, key)?;
+        if bytes < least { Err(wrong(shown, key, bytes, expected)) } else { Ok(bytes) }
     }
 }
 

@@ -26,6 +26,24 @@ pub fn parse_memory(text: &str) -> Result<u64, String> {
     bytes.ok_or_else(|| format!("expected {MEMORY_EXPECTED}"))
 }
 
+/// The memory of a crash log, unless another size is asked for.
+pub const CRASH_LOG_BYTES: u64 = 16 << 20;
+
+/// The least memory of a crash log: room for a thousand records in each half.
+pub const CRASH_LOG_BYTES_MIN: u64 = 64 << 10;
+
+/// The range of the memory of a crash log, as text.
+pub const CRASH_LOG_EXPECTED: &str = "a size of 64K or more, like 16M";
+
+/// The memory of a crash log that a text names.
+///
+/// # Errors
+/// It is no size, or a smaller one.
+pub fn parse_crash_log(text: &str) -> Result<u64, String> {
+    let bytes = parse_size(text).ok().filter(|bytes| *bytes >= CRASH_LOG_BYTES_MIN);
+    bytes.ok_or_else(|| format!("expected {CRASH_LOG_EXPECTED}"))
+}
+
 /// The limits of the NBD server: those of the command line, else those of the file.
 pub fn nbd_options(args: &ServeArgs, config: &Config) -> NbdOptions {
     let default = NbdOptions::default();

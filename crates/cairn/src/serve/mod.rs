@@ -88,6 +88,8 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
     if let Some(state) = state.as_ref().filter(|_| !read_only) {
         world.registry().set_zone_maps(ZoneFiles::open(state)?);
     }
+    let log_bytes = args.crash_log.or(config.crash_log_bytes).unwrap_or(limits::CRASH_LOG_BYTES);
+    world.begin_start(log_bytes, args.discard_crash_log);
     let nbd = limits::nbd_options(&args, &config);
     let spin = args.spin_us.or(config.spin_us).unwrap_or(0);
     world.reactors().set_spin(Duration::from_micros(spin.into()));
@@ -280,6 +282,7 @@ impl Server {
         }
         let (world, bring_up) = (&self.world, &mut plan);
         let up = with_patience(waits, move || bring_up.bring_up(world))?;
+        self.world.end_start();
         let BroughtUp { changed, failed } = up;
         if let Some(state) = state.as_ref().filter(|_| !self.world.read_only()) {
             state.record(changed)?;
@@ -392,6 +395,7 @@ impl Server {
         drop(self.control);
         self.exports.stop(&self.world);
         let ended = self.world.suspend_all();
+        self.world.end_crash_logs();
         // Before any output, which may wait for its reader.
         let mut not_kept = self.verbs.as_ref().map_or_else(Vec::new, |verbs| verbs.keep_untold());
         if let Some(verbs) = &self.verbs {

@@ -117,6 +117,8 @@ impl<'a> Life<'a> {
         self.judge()?;
         match server.interrupt().code {
             0 => Ok(()),
+            // A killed server knew of a loss that no client was told of.
+            1 if !self.was_cut && self.files.failed() > 0 => Ok(()),
             code => Err(format!("a server that did nothing exits {code}")),
         }
     }
@@ -320,6 +322,7 @@ impl<'a> Life<'a> {
         if cut {
             self.tally.cuts += 1;
             self.files.cut_power();
+            self.place.cut_power();
         } else if how == 1 {
             self.tally.kills += 1;
         }

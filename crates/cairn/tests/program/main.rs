@@ -15,6 +15,7 @@ mod bcache_zones;
 mod bench;
 mod cache;
 mod kept;
+mod killed;
 mod losses;
 mod manuals;
 mod owners;

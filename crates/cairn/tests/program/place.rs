@@ -50,11 +50,15 @@ fn ran(output: Output) -> Ran {
 /// A folder of its own.
 pub struct Place {
     folder: tempfile::TempDir,
+    /// In memory.
+    pub crash_logs: tempfile::TempDir,
 }
 
 impl Place {
     pub fn new() -> Place {
-        Place { folder: tempfile::tempdir().unwrap() }
+        let own = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        let crash_logs = tempfile::Builder::new().permissions(own).tempdir_in("/dev/shm").unwrap();
+        Place { folder: tempfile::tempdir().unwrap(), crash_logs }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -116,10 +120,18 @@ impl Place {
         let folder = self.folder.path();
         command.args(args).current_dir(folder).env("XDG_RUNTIME_DIR", folder);
         command.env_remove("CAIRN_CONTROL").stdin(Stdio::null());
+        command.env("CAIRN_CRASH_LOGS", self.crash_logs.path());
         let program = Path::new(env!("CARGO_BIN_EXE_cairn")).parent().unwrap();
         let path = std::env::var("PATH").unwrap_or_default();
         command.env("PATH", format!("{}:{path}", program.display()));
         command
+    }
+
+    /// Nothing in memory outlives a power cut.
+    pub fn cut_power(&self) {
+        for file in fs::read_dir(self.crash_logs.path()).unwrap() {
+            fs::remove_file(file.unwrap().path()).unwrap();
+        }
     }
 
     pub fn cairn(&self, args: &[&str]) -> Ran {

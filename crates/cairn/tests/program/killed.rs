@@ -1,0 +1,140 @@
+//! A server is killed: what it had acknowledged is in its crash log. The next server replays it,
+//! and every other verb that opens the device knows of it.
+
+use std::os::unix::process::ExitStatusExt;
+
+use super::place::Place;
+
+/// Nothing is committed before a flush.
+const TABLE: &str = "vm=0 N writecache s slow fast 4096 \
+                     4 autocommit_blocks 1000000 autocommit_time 3600000";
+
+/// What a client does that stays connected, and sends no flush, until the server is killed after
+/// so many writes.
+fn write_and_kill(writes: &[&str]) -> String {
+    let count = writes.len();
+    let commands: String = writes.iter().map(|write| format!("-c '{write}' ")).collect();
+    format!(
+        "stdbuf -oL qemu-io -t writeback -f raw {commands} -c 'sleep 600000' \"$uri\" > said 2>&1 &
+         until [ \"$(grep -c wrote said)\" = {count} ]; do sleep 0.02; done
+         kill -9 $PPID $!"
+    )
+}
+
+/// A server wrote blocks of the bytes 1 and 2 and was killed before a flush.
+fn killed() -> Place {
+    let place = Place::new();
+    place.sparse("slow", 8 << 20);
+    place.sparse("fast", 1 << 20);
+    let script = write_and_kill(&["write -P 1 0 64k", "write -P 2 1M 4k", "write -P 3 4k 4k"]);
+    let status = place.command(&["serve", "--table", TABLE, "--run", &script]).output().unwrap();
+    assert_eq!(status.status.signal(), Some(9), "{status:?}");
+    place
+}
+
+const READS: &str = "qemu-io -r -f raw -c 'read -P 1 0 4k' -c 'read -P 3 4k 4k' \
+                     -c 'read -P 1 8k 56k' -c 'read -P 2 1M 4k' \"$uri\"";
+
+#[test]
+fn next_server_has_every_write_that_a_killed_one_acknowledged() {
+    let place = killed();
+    let ran = place.serve_run(&["--table", TABLE], READS);
+    assert!(ran.err.contains("vm: fast: a server was killed: 2 records"), "{ran:?}");
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let again = place.serve_run(&["--table", TABLE], READS);
+    assert!(again.code == 0 && !again.err.contains("was killed"), "{again:?}");
+    assert_eq!(std::fs::read_dir(place.crash_logs.path()).unwrap().count(), 0, "nothing is left");
+}
+
+#[test]
+fn drain_after_a_kill_writes_back_what_was_acknowledged() {
+    let place = killed();
+    place.cairn(&["flush", "--table", TABLE.strip_prefix("vm=").unwrap()]).ok();
+    let slow = place.read("slow");
+    assert_eq!([0, 4096, 8192, 1 << 20].map(|at| slow[at]), [1, 3, 1, 2]);
+}
+
+#[test]
+fn read_only_server_shows_it_and_leaves_it_to_the_next() {
+    let place = killed();
+    let before = place.read("fast");
+    for _ in 0..2 {
+        let ran = place.serve_run(&["--table", TABLE, "--read-only"], READS);
+        assert_eq!(ran.code, 0, "{ran:?}");
+    }
+    assert_eq!(place.read("fast"), before);
+    assert_eq!(place.serve_run(&["--table", TABLE], READS).code, 0);
+}
+
+#[test]
+fn check_tells_of_it_and_format_refuses_to_lose_it() {
+    let place = killed();
+    let ran = place.cairn(&["check", "fast"]);
+    assert!(ran.out.contains("crash log: 2 records of writes"), "{ran:?}");
+    let format = ["format", "writecache", "fast", "--yes"];
+    let ran = place.cairn(&format);
+    assert!(ran.err.contains("fast: crash log: found 2 records"), "{ran:?}");
+    assert_ne!(ran.code, 0);
+    place.cairn(&[&format[..], &["--discard-dirty"]].concat()).ok();
+    let ran =
+        place.serve_run(&["--table", TABLE], "qemu-io -r -f raw -c 'read -P 0 0 8M' \"$uri\"");
+    assert_eq!(ran.code, 0, "{ran:?}");
+}
+
+#[test]
+fn device_that_was_used_in_between_is_refused_until_the_log_is_given_up() {
+    let place = killed();
+    let fast = place.read("fast");
+    // As a kernel would that knows of no log.
+    let elsewhere =
+        |args: &[&str]| place.command(args).env("CAIRN_CRASH_LOGS", "/nowhere").output();
+    let write = "qemu-io -f raw -c 'write -P 9 2M 4k' -c flush \"$uri\" >/dev/null";
+    let served = elsewhere(&["serve", "--table", TABLE, "--run", write]).unwrap();
+    let said = String::from_utf8_lossy(&served.stderr);
+    assert!(served.status.success() && said.contains("no crash logs"), "{said}");
+    assert_ne!(place.read("fast"), fast);
+    let ran = place.serve_run(&["--table", TABLE], "true");
+    let detail =
+        "fast: crash log: found acknowledged writes of a killed server on top of seq_count";
+    assert!(ran.code != 0 && ran.err.contains(detail), "{ran:?}");
+    let read = "qemu-io -r -f raw -c 'read -P 9 2M 4k' -c 'read -P 0 0 4k' \"$uri\"";
+    let ran = place.serve_run(&["--table", TABLE, "--discard-crash-log"], read);
+    assert!(ran.code == 0 && ran.err.contains("given up: 2 records"), "{ran:?}");
+    assert_eq!(place.serve_run(&["--table", TABLE], read).code, 0);
+}
+
+#[test]
+fn table_with_another_origin_is_refused() {
+    let place = killed();
+    place.sparse("other", 8 << 20);
+    let ran = place.serve_run(&["--table", &TABLE.replace("slow", "other")], "true");
+    assert!(ran.code != 0 && ran.err.contains("for another origin"), "{ran:?}");
+    assert_eq!(place.serve_run(&["--table", TABLE], READS).code, 0);
+}
+
+#[test]
+fn cache_on_a_volume_keeps_a_log_too() {
+    let place = Place::new();
+    place.sparse("slow", 8 << 20);
+    place.sparse("fast", 1 << 20);
+    let lower = "low=0 2048 linear fast 0";
+    let upper = TABLE.replace("slow fast", "slow @low");
+    let serve = ["serve", "--table", lower, "--table", &upper, "--export", "vm"];
+    let write = write_and_kill(&["write -P 1 0 64k"]);
+    place.command(&[&serve[..], &["--run", &write]].concat()).output().unwrap();
+    // The volume beneath has another name now.
+    let renamed = upper.replace("@low", "@below");
+    let serve = ["--table", "below=0 2048 linear fast 0", "--table", &renamed, "--export", "vm"];
+    let ran = place.serve_run(&serve, "qemu-io -r -f raw -c 'read -P 1 0 64k' \"$uri\"");
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(ran.err.contains("a server was killed"), "{ran:?}");
+}
+
+#[test]
+fn power_cut_takes_the_log_and_what_was_not_flushed() {
+    let place = killed();
+    place.cut_power();
+    let read = "qemu-io -r -f raw -c 'read -P 0 0 8M' \"$uri\"";
+    let ran = place.serve_run(&["--table", TABLE], read);
+    assert!(ran.code == 0 && !ran.err.contains("crash log"), "{ran:?}");
+}

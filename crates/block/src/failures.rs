@@ -63,6 +63,11 @@ impl FailureCount {
         FailureCount(Words::Kept(memory))
     }
 
+    /// What a kill now leaves, for the next process of a simulated machine (F3).
+    pub fn after_kill(&self) -> FailureCount {
+        FailureCount(Words::Own(AtomicU64::new(self.count()), AtomicU64::new(self.told())))
+    }
+
     /// Completed writes may be lost. Called before the failing request completes (F1).
     pub fn raise(&self) {
         self.add(1);

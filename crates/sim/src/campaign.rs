@@ -92,6 +92,11 @@ pub trait Scenario {
         false
     }
 
+    /// Whether what is durable outlives a power cut. If not, every end is a kill.
+    fn outlives_cuts(&self) -> bool {
+        true
+    }
+
     /// Whether drives fail while the volumes are opened. Opening may then be refused.
     fn fails_at_start(&self) -> bool {
         false

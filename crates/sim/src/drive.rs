@@ -317,8 +317,9 @@ impl SimDrive {
             versions.settle_all(u64::MAX);
         }
         drop(state);
-        // The failure count is in memory that outlives the process.
-        let gate = Arc::new(FlushGate::new(self.gate.failures().clone()));
+        // The failure count is in memory that outlives the process. Flushes that end with the old
+        // world raise nothing here.
+        let gate = Arc::new(FlushGate::new(Arc::new(self.gate.failures().after_kill())));
         SimDrive { shared: self.shared.clone(), gate }
     }
 

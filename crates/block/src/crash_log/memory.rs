@@ -71,7 +71,7 @@ pub trait CrashLogs: Send + Sync {
 
 /// Memory of this process.
 pub struct KeptMemory {
-    words: Arc<[AtomicU64]>,
+    words: Box<[AtomicU64]>,
     process: u64,
 }
 
@@ -82,9 +82,15 @@ impl KeptMemory {
         KeptMemory { words: (0..words).map(|_| AtomicU64::new(0)).collect(), process: 1 }
     }
 
-    /// The same memory, for the process after this one.
+    /// What a kill now leaves, for the process after this one.
     pub fn after_kill(&self) -> KeptMemory {
-        KeptMemory { words: self.words.clone(), process: self.process + 1 }
+        KeptMemory { process: self.process + 1, ..self.copy() }
+    }
+
+    /// Nobody else sees what is stored there.
+    fn copy(&self) -> KeptMemory {
+        let words = self.words.iter().map(|word| AtomicU64::new(get(word))).collect();
+        KeptMemory { words, process: self.process }
     }
 }
 
@@ -110,7 +116,7 @@ impl KeptLogs {
         KeptLogs { records, logs: Mutex::default() }
     }
 
-    /// The same logs, for the process after this one.
+    /// What a kill now leaves, for the process after this one.
     pub fn after_kill(&self) -> KeptLogs {
         let logs = self.logs.lock();
         let kept = |(name, memory): (&String, &Arc<KeptMemory>)| {
@@ -129,9 +135,8 @@ impl CrashLogs for KeptLogs {
     }
 
     fn find(&self, name: &str) -> Option<Arc<dyn CrashMemory>> {
-        let found = self.logs.lock().get(name)?.clone();
-        let words = found.words.iter().map(|word| AtomicU64::new(get(word))).collect();
-        Some(Arc::new(KeptMemory { words, process: found.process }))
+        let found = self.logs.lock().get(name)?.copy();
+        Some(Arc::new(found))
     }
 
     fn names(&self) -> Vec<String> {

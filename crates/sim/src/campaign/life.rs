@@ -103,7 +103,8 @@ impl<'a, S: Scenario> Life<'a, S> {
             options.push(drive);
         }
         let (history_seed, histories) = (rng.u64(..), BTreeMap::new());
-        let ends = [Ends::Cuts, Ends::Kills, Ends::Both][rng.usize(..3)];
+        let drawn = [Ends::Cuts, Ends::Kills, Ends::Both][rng.usize(..3)];
+        let ends = if scenario.outlives_cuts() { drawn } else { Ends::Kills };
         let (media, tally) = (Media::Images(images), Tally::default());
         let (case, server) = (Rc::new(case), None);
         let logs = Arc::new(KeptLogs::new(LOG_RECORDS));
@@ -136,7 +137,7 @@ impl<'a, S: Scenario> Life<'a, S> {
             self.end(&world).map_err(told)?;
         }
         // A cut after the last kill may still lose what the kill left volatile.
-        while matches!(self.media, Media::Drives(_)) {
+        while matches!(self.media, Media::Drives(_)) && self.scenario.outlives_cuts() {
             let world = self.last_look("after the last kill")?;
             self.ends = Ends::Cuts;
             self.end(&world).map_err(|text| format!("after the last kill: {text}"))?;
@@ -181,10 +182,12 @@ impl<'a, S: Scenario> Life<'a, S> {
             }
         }
         let volumes = self.open_and_judge(world)?;
-        // A process that was killed knew of losses that no client was told of.
-        let are_untold = volumes.iter().any(|(disk, _)| disk.failures() > disk.failures_told());
+        // A process that was killed knew of losses that no client was told of; or a drive failed
+        // just now.
+        let may_fail = volumes.iter().any(|(disk, _)| disk.failures() > disk.failures_told());
+        let may_fail = may_fail || world.injected() > 0;
         for (_, history) in &volumes {
-            history.tolerate_errors(are_untold);
+            history.tolerate_errors(may_fail);
         }
         let clients = self.connect(world, &volumes);
         let workload = self.scenario.workload(&self.case, &mut self.rng);
@@ -195,7 +198,7 @@ impl<'a, S: Scenario> Life<'a, S> {
         let disks: Vec<_> = volumes.iter().map(|(disk, _)| disk.clone()).collect();
         let server = self.server.clone().expect("volumes were opened");
         let generation = Generation { world, server: &server, disks: &disks };
-        let tolerate = self.scenario.trouble(&self.case, &generation, &mut self.rng) | are_untold;
+        let tolerate = self.scenario.trouble(&self.case, &generation, &mut self.rng) | may_fail;
         for (_, history) in &volumes {
             history.tolerate_errors(tolerate);
             let rolls_back = self.scenario.rolls_back();

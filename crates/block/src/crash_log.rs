@@ -142,13 +142,25 @@ impl CrashLog {
     pub fn begin(&mut self, base: &Base) {
         let header = Header::of(self.memory.as_ref());
         header.include(base.state);
-        let mut halves = header.halves();
-        halves.sort_by_key(Half::generation);
-        halves.iter().for_each(Half::empty);
+        empty_in_order(&header);
         (self.open, self.len, self.is_sealed) = (0, 0, false);
         self.generation += 1;
         header.half(0).open(self.generation, base.state, true);
         header.begin(base);
+    }
+
+    /// Keeps what was left, as these records; the state is as it was. [`Self::begin`] would forget
+    /// it, and a target without a commit has it nowhere else.
+    pub fn go_on(&mut self, state: u64, records: impl Iterator<Item = Record>) {
+        let header = Header::of(self.memory.as_ref());
+        let open = [0, 1].into_iter().filter(|&index| header.half(index).is_open());
+        self.open = open.max_by_key(|&index| header.half(index).generation()).unwrap_or_default();
+        self.compact(state, records);
+    }
+
+    /// The records of the open half, in order.
+    pub fn records(&self) -> Vec<Record> {
+        Header::of(self.memory.as_ref()).half(self.open).records()
     }
 
     /// No failure so far has lost what is recorded.
@@ -189,6 +201,18 @@ impl CrashLog {
         let half = Header::of(self.memory.as_ref()).half(self.open);
         half.put(self.generation, self.len, record);
         self.len += 1;
+    }
+
+    /// There is nothing left to replay or to tell. [`Self::begin`] is next, if anything is.
+    pub fn empty(&mut self) {
+        let header = Header::of(self.memory.as_ref());
+        empty_in_order(&header);
+        header.set_untold(0);
+    }
+
+    /// A new record will soon find no room.
+    pub fn is_nearly_full(&self) -> bool {
+        8 * self.len >= 7 * self.capacity()
     }
 
     /// Half of the open half's records are in use: the target should commit.
@@ -282,6 +306,13 @@ impl CrashLog {
     fn capacity(&self) -> usize {
         Header::of(self.memory.as_ref()).half(self.open).capacity()
     }
+}
+
+/// Empties both halves, the older one first: what is left in between is a log whose commit landed.
+fn empty_in_order(header: &Header<'_>) {
+    let mut halves = header.halves();
+    halves.sort_by_key(Half::generation);
+    halves.iter().for_each(Half::empty);
 }
 
 /// The halves whose records count, in order.

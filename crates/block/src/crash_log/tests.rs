@@ -138,6 +138,34 @@ fn kill_while_a_loss_is_recorded_leaves_the_records_or_the_loss() {
 }
 
 #[test]
+fn kill_while_records_are_kept_finds_them_as_they_were_or_as_they_are() {
+    let (memory, mut log) = begun(4, 10);
+    // In the second half, so that the first one is free.
+    log.compact(10, [[1; 3], [2; 3]].into_iter());
+    for stores in 0..40 {
+        let memory = Arc::new(memory.after_kill());
+        let (mut log, left) = CrashLog::open(memory.clone(), &base(OWNER, 10));
+        assert_eq!(left, Left::Records(vec![[1; 3], [2; 3]]));
+        STORES_LEFT.set(Some(stores));
+        log.go_on(10, std::iter::once([3; 3]));
+        let is_dead = is_dead();
+        STORES_LEFT.set(None);
+        let kept = left_in(&Arc::new(memory.after_kill()), OWNER, 10);
+        let both = [vec![[1; 3], [2; 3]], vec![[3; 3]]].map(Left::Records);
+        assert!(both.contains(&kept), "{stores}: {kept:?}");
+        assert!(is_dead || kept == both[1], "{stores}");
+        assert!(!is_dead || stores < 20, "it ends");
+        if !is_dead {
+            assert!(log.append_unreserved([4; 3]));
+            assert_eq!(log.records(), [[3; 3], [4; 3]]);
+            log.empty();
+            assert_eq!(left_in(&memory, OWNER + 1, 10), Left::Records(Vec::new()));
+            assert!(CrashLog::says_nothing(memory.as_ref()));
+        }
+    }
+}
+
+#[test]
 fn what_is_given_up_is_not_found_again_after_a_kill() {
     for stores in 0..20 {
         let (memory, mut log) = begun(2, 10);

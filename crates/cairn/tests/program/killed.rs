@@ -131,6 +131,29 @@ fn cache_on_a_volume_keeps_a_log_too() {
 }
 
 #[test]
+fn snapshot_in_memory_is_there_again_after_a_kill_and_not_after_a_stop() {
+    let place = Place::new();
+    place.sparse("disk", 8 << 20);
+    place.sparse("scratch", 8 << 20);
+    let snapshot = "old=0 N snapshot disk scratch N 64";
+    let tables = ["--table", snapshot, "--table", "vm=0 N snapshot-origin disk"];
+    let write = write_and_kill(&["write -P 1 0 64k", "write -P 2 1M 4k"]);
+    let serve = [&["serve"], &tables[..], &["--export", "vm", "--run", &write]].concat();
+    place.command(&serve).output().unwrap();
+    let read = |export: &str, read: &str| {
+        let run = format!("qemu-io -r -f raw -c '{read}' \"$uri\"");
+        place.serve_run(&[&tables[..], &["--export", export]].concat(), &run)
+    };
+    let disk = place.read("disk");
+    assert_eq!([0, 1 << 20].map(|at| disk[at]), [1, 2]);
+    let ran = read("old", "read -P 0 0 8M");
+    assert!(ran.code == 0 && ran.err.contains("its 3 exceptions are back"), "{ran:?}");
+    let ran = read("old", "read -P 1 0 64k");
+    assert!(ran.code == 0 && !ran.err.contains("was killed"), "{ran:?}");
+    assert_eq!(std::fs::read_dir(place.crash_logs.path()).unwrap().count(), 0, "nothing is left");
+}
+
+#[test]
 fn power_cut_takes_the_log_and_what_was_not_flushed() {
     let place = killed();
     place.cut_power();

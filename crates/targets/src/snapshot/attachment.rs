@@ -21,11 +21,12 @@ use cairn_block::{
 use cairn_format::probe::Kind as Signature;
 use cairn_format::snapshot::{ChunkSize, Error as FormatError, Header, Layout, Opening};
 
+use super::acknowledged::{self, Kept, Place};
 use super::config::Config;
 use super::core::{Condition, Core, LOST, Parts, Terms};
 use super::kin::Kin;
 use super::status;
-use super::store::LoadError;
+use super::store::{LoadError, Loaded, Metadata};
 use super::table::Locks;
 use crate::args::Device;
 use crate::blank::{Formatting, read_sectors, unreadable};
@@ -41,6 +42,8 @@ pub(super) struct Attachment {
     merging: bool,
     /// How exceptions are guarded; sharded but for a comparison.
     pub locks: Locks,
+    /// Of a transient store.
+    crash_log: Option<Place>,
     user: User<Core>,
     events: Events,
     failures: Arc<FailureCount>,
@@ -51,6 +54,7 @@ impl Drop for Attachment {
     fn drop(&mut self) {
         if let Some(core) = self.user.leave() {
             self.kin.remove(&core);
+            core.acknowledged.lock().give_up();
         }
         if let Some(core) = self.core.get() {
             self.kin.end_merging(core);
@@ -182,6 +186,7 @@ impl Attachment {
         let cow = ctor.registry.identify(&config.cow.argument)?;
         let kin = ctor.registry.kin(&origin, || Kin::new(env));
         let shared = ctor.registry.kin(&cow, Arc::<SharedCore<Core>>::default);
+        let crash_log = Place::of(ctor, &config)?;
         Ok(Attachment {
             config,
             read_only: ctor.read_only,
@@ -189,6 +194,7 @@ impl Attachment {
             tasks: Arc::new(TaskGroup::default()),
             merging,
             locks: Locks::default(),
+            crash_log,
             user: shared.join(),
             events: ctor.events.clone(),
             failures: ctor.failures.clone(),
@@ -309,6 +315,7 @@ impl Attachment {
         self.kin.end_merging(core);
         self.user.clear();
         core.unused().await;
+        core.acknowledged.lock().give_up();
     }
 
     /// The table is given up, or resumed after all. Unless another is about to serve the
@@ -338,6 +345,7 @@ impl Attachment {
         let core = match self.core.get() {
             // Nothing on a transient store's device says what it held: the core still knows.
             Some(own) if !self.config.kind.is_persistent() => {
+                self.keep_log_again(own);
                 if own.condition() == Condition::Closed {
                     own.revive();
                 }
@@ -378,7 +386,7 @@ impl Attachment {
     async fn fill(&self, env: &Env, core: &Arc<Core>) -> Result<(), ConfigError> {
         let config = &self.config;
         if !config.kind.is_persistent() {
-            return Ok(());
+            return self.replay(env, core).await;
         }
         let layout = layout_of(config)?;
         match read_header(env, config).await? {
@@ -412,6 +420,38 @@ impl Attachment {
             }
         }
         core.revive();
+        Ok(())
+    }
+
+    /// A transient snapshot that its table had given up is served after all.
+    fn keep_log_again(&self, core: &Core) {
+        let Some(place) = self.crash_log.as_ref().filter(|_| !self.read_only) else { return };
+        let mut kept = place.open_again(core.cow().as_ref(), &core.exceptions);
+        if core.condition() != Condition::Closed {
+            kept.end();
+        }
+        *core.acknowledged.lock() = kept;
+    }
+
+    /// Takes what a killed process had acknowledged of a transient store.
+    async fn replay(&self, env: &Env, core: &Core) -> Result<(), ConfigError> {
+        let Some(place) = &self.crash_log else { return Ok(()) };
+        let (volume, cow) = (self.volume(), &self.config.cow.argument);
+        let kept = place.open(&self.config, &mut core.acknowledged.lock())?;
+        let records = match kept {
+            Kept::Ended => {
+                tracing::warn!("{volume}: {cow}: a server was killed, and the snapshot had ended");
+                core.dismiss(env, Condition::Invalid).await;
+                return Ok(());
+            }
+            Kept::Exceptions(records) => records,
+        };
+        let (next_free, count) = acknowledged::replay(&self.config, &core.exceptions, &records)?;
+        if count > 0 {
+            tracing::warn!("{volume}: {cow}: a server was killed: its {count} exceptions are back");
+        }
+        let metadata = Metadata::default();
+        core.store.take_over(Loaded { next_free, records: count, metadata }).await;
         Ok(())
     }
 
@@ -467,6 +507,10 @@ impl Attachment {
             None => Ok(()),
         };
         if let Some(core) = self.core_if_live() {
+            if env.is_ending() {
+                // K5.
+                core.acknowledged.lock().give_up();
+            }
             invariants::always(|| core.check_state());
         }
         self.user.pause();

@@ -24,6 +24,7 @@ use cairn_block::{
 use cairn_format::snapshot::{ChunkSize, Record};
 use event_listener::Event;
 
+use super::acknowledged::Acknowledged;
 use super::losses::Losses;
 use super::store::{Batch, Metadata, News, Setback, Store};
 use super::table::{Bell, Exceptions, Locks, STRIPES, Until, Waiter, stripe_of};
@@ -105,6 +106,8 @@ pub(super) struct Core {
     events: Mutex<Events>,
     /// Of the COW device.
     pub losses: Losses,
+    /// Of a transient store.
+    pub acknowledged: Mutex<Acknowledged>,
     fill_mark_percent: AtomicU64,
     announced: AtomicBool,
     wait_for_room_ms: AtomicU64,
@@ -193,6 +196,7 @@ impl Core {
             ended: Mutex::default(),
             events: Mutex::new(parts.events),
             losses,
+            acknowledged: Mutex::default(),
             fill_mark_percent: AtomicU64::new(NO_MARK),
             announced: AtomicBool::new(false),
             wait_for_room_ms: AtomicU64::new(0),
@@ -296,8 +300,14 @@ impl Core {
     /// Tells the clients of failures of the COW device that concern them (C2 of `losses`). False
     /// if the whole content may be lost (C3): the snapshot is to end.
     pub fn look_at_failures(&self) -> bool {
-        let failed = self.losses.look(self.cow().as_ref());
-        !failed || self.store.is_persistent() || self.store.committed() == 0
+        if !self.losses.look(self.cow().as_ref()) || self.store.is_persistent() {
+            return true;
+        }
+        let has_none = self.store.committed() == 0;
+        if has_none {
+            self.acknowledged.lock().survived(self.losses.seen());
+        }
+        has_none
     }
 
     /// Makes durable what clients wrote in place; no request is under way.
@@ -413,8 +423,9 @@ impl Core {
             return self.end(env, Condition::Stopped).await;
         }
         tracing::error!("{named}: invalidated: {why}");
-        if self.store.is_persistent() {
-            self.mark(env).await;
+        match self.store.is_persistent() {
+            true => self.mark(env).await,
+            false => self.acknowledged.lock().end(),
         }
         self.end(env, Condition::Invalid).await;
         self.events.lock().raise();
@@ -657,7 +668,12 @@ impl Core {
         }
         let records: Vec<Record> =
             batches.iter().flat_map(|batch| &batch.records).copied().collect();
-        self.store.write_records(env, metadata, &records, failures).await
+        self.store.write_records(env, metadata, &records, failures).await?;
+        if !self.acknowledged.lock().keep(&records) {
+            let named = self.named();
+            tracing::warn!("{named}: more exceptions than its crash log holds: a kill ends it");
+        }
+        Ok(())
     }
 
     /// Ends the pending exceptions of committed records: waits until the readers that may have

@@ -15,8 +15,9 @@
 //!
 //! Files: `config` (table lines), `map` (verdicts of `snapshot`), `origin` and `kin` (writes to an
 //! origin that has snapshots), `merge`, `copying` and `covering` (jobs), `table` and `group`
-//! (exceptions), `losses` (failed flushes), `store` (allocation, areas, commits), `core` (the state
-//! of one snapshot), `attachment` (opening, handover between tables), `status`.
+//! (exceptions), `losses` (failed flushes), `acknowledged` (the crash log of store `N`), `store`
+//! (allocation, areas, commits), `core` (the state of one snapshot), `attachment` (opening,
+//! handover between tables), `status`.
 //!
 //! # Invariants
 //! I1. The data of a chunk is durable before its record; the record is durable before the origin's
@@ -35,6 +36,7 @@
 //! I8. The end of the server changes nothing: requests fail that wait for an event that will not
 //!     come, writes to the origin too, and no snapshot ends because of it.
 
+mod acknowledged;
 mod attachment;
 mod config;
 mod copying;

@@ -5,6 +5,7 @@ mod cycles;
 mod failures;
 mod fixture;
 mod full;
+mod killed;
 mod merging;
 mod opening;
 mod preserving;

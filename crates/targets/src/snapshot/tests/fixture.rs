@@ -56,6 +56,11 @@ impl SnapshotFixture {
         SnapshotFixture::of_images(origin, images.collect())
     }
 
+    /// The process dies and another one starts; the drives keep what they hold.
+    pub fn killed(self) -> SnapshotFixture {
+        SnapshotFixture(self.0.killed())
+    }
+
     /// The core of a live snapshot.
     pub fn core(&self, name: &str) -> Arc<Core> {
         self.with_target(name, |snapshot: &Snapshot| snapshot.attachment.core().clone())

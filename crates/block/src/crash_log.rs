@@ -14,8 +14,13 @@
 //! names it later ([`CrashLog::name_state`]), before the device can have it. Once the commit is
 //! durable, the sealed half is emptied ([`CrashLog::empty_sealed`]). So a reader that finds the
 //! first half's state on the device replays both, one that finds the second's replays that, since
-//! the commit has landed, and one that finds neither knows that somebody else has changed the
+//! the commit has landed, and one that finds neither knows that something else has changed the
 //! device in between.
+//!
+//! A target whose device also changes in other ways, so that its state is another one although it
+//! lacks the same records, says so before and after each such change ([`CrashLog::advance`],
+//! [`CrashLog::advanced`]). In between a reader may find either state. It replays all records then,
+//! so that those which the device has by then do no harm when they are replayed again.
 //!
 //! What is replayed is committed before anything is served. The target says what state that commit
 //! will leave ([`CrashLog::include`]): found with that state, the log is in the metadata already.
@@ -26,6 +31,11 @@
 //! client was told of the loss ([`CrashLog::told`]), each process that opens the log counts it once
 //! for its own clients ([`CrashLog::take_loss`]). If the failure counts of the disks changed and
 //! the process was killed before the target looked ([`CrashLog::survived`]), that is a loss, too.
+//!
+//! A failed flush may take a device back to a state from before those that the log names, and with
+//! it what records stood for that are gone. For such a device [`CrashLog::give_up`] says that there
+//! is a loss whichever state is found, and [`CrashLog::give_up_if_failed`] looks at the failure
+//! counts for it, also if there are no records.
 //!
 //! # What a kill between two stores leaves
 //! L1. A record counts if its check does, which is stored last, with release order. It depends on
@@ -41,6 +51,10 @@
 //!     forgets what was included. In each gap a reader finds nothing to replay.
 //! L6. [`CrashLog::lose`] says first that a client is to be told, and then that nothing is to be
 //!     replayed: no reader finds less than what was acknowledged without a loss.
+//!     [`CrashLog::give_up`] is the same.
+//! L7. [`CrashLog::advance`] names the state to come in one store, before the device can have it.
+//!     [`CrashLog::advanced`] forgets it once all open halves extend it. Until then a reader that
+//!     finds it replays all.
 //!
 //! One writer at a time: the target's own lock orders records. Nothing here waits or allocates but
 //! the reader.
@@ -65,8 +79,9 @@ pub struct CrashLog {
     /// The open half; the other one is sealed or empty.
     open: usize,
     generation: u64,
-    /// Records of the open half, and those that it has room for.
+    /// Records of the open half, and how many each half has room for.
     len: usize,
+    capacity: usize,
     /// Records that requests in flight will append.
     reserved: usize,
     /// The other half has records of a commit that has not ended.
@@ -99,7 +114,7 @@ impl CrashLog {
     pub fn open(memory: Arc<dyn CrashMemory>, base: &Base) -> (CrashLog, Left) {
         let header = Header::of(memory.as_ref());
         if !header.is_valid() {
-            header.format(base);
+            header.format(base, memory.process());
         }
         let halves = header.halves();
         let newest = halves.iter().map(Half::generation).max().unwrap_or_default();
@@ -108,6 +123,7 @@ impl CrashLog {
             open: 0,
             generation: newest,
             len: 0,
+            capacity: header.half(0).capacity(),
             reserved: 0,
             is_sealed: false,
             memory: memory.clone(),
@@ -146,7 +162,7 @@ impl CrashLog {
         (self.open, self.len, self.is_sealed) = (0, 0, false);
         self.generation += 1;
         header.half(0).open(self.generation, base.state, true);
-        header.begin(base);
+        header.begin(base, self.memory.process());
     }
 
     /// Keeps what was left, as these records; the state is as it was. [`Self::begin`] would forget
@@ -171,7 +187,7 @@ impl CrashLog {
     /// Makes room for a record that [`Self::append`] or [`Self::cancel`] will ask for. False if the
     /// open half is full: the target has to commit first.
     pub fn reserve(&mut self) -> bool {
-        let has_room = self.len + self.reserved < self.capacity();
+        let has_room = self.len + self.reserved < self.capacity;
         self.reserved += usize::from(has_room);
         has_room
     }
@@ -190,7 +206,7 @@ impl CrashLog {
     /// Appends a record that has reserved nothing. False if there is no room: the target has to
     /// [`Self::compact`] the log.
     pub fn append_unreserved(&mut self, record: Record) -> bool {
-        let has_room = self.len + self.reserved < self.capacity();
+        let has_room = self.len + self.reserved < self.capacity;
         if has_room {
             self.add(record);
         }
@@ -212,12 +228,12 @@ impl CrashLog {
 
     /// A new record will soon find no room.
     pub fn is_nearly_full(&self) -> bool {
-        8 * self.len >= 7 * self.capacity()
+        8 * self.len >= 7 * self.capacity
     }
 
     /// Half of the open half's records are in use: the target should commit.
     pub fn is_half_full(&self) -> bool {
-        2 * self.len >= self.capacity()
+        2 * self.len >= self.capacity
     }
 
     /// A commit has decided what it covers: all records until now. It will leave this state; with
@@ -249,6 +265,18 @@ impl CrashLog {
         }
     }
 
+    /// The device is about to have this state. It may, or may not, have some of the records then.
+    pub fn advance(&mut self, state: u64) {
+        Header::of(self.memory.as_ref()).advance(state);
+    }
+
+    /// The device has that state. All records extend it.
+    pub fn advanced(&mut self, state: u64) {
+        let header = Header::of(self.memory.as_ref());
+        header.halves().iter().filter(|half| half.is_open()).for_each(|half| half.extend(state));
+        header.advance(NO_STATE);
+    }
+
     /// These records stand for all that is uncommitted, in place of those before; the state is as
     /// it was. If they have no room, the log says that something is lost: a kill is reported then,
     /// and loses as without a log.
@@ -263,7 +291,7 @@ impl CrashLog {
         (self.open, self.generation, self.len) = (1 - self.open, self.generation + 1, 0);
         new.name(self.generation);
         for record in records {
-            if self.len + self.reserved == new.capacity() {
+            if self.len + self.reserved == self.capacity {
                 return self.lose();
             }
             self.add(record);
@@ -276,6 +304,21 @@ impl CrashLog {
     /// be replayed. This process tells its clients.
     pub fn lose(&mut self) {
         Header::of(self.memory.as_ref()).lose(self.memory.process());
+    }
+
+    /// Like [`Self::lose`], where the failure may have taken the device back to another state.
+    pub fn give_up(&mut self) {
+        Header::of(self.memory.as_ref()).give_up(self.memory.process());
+    }
+
+    /// The same, if the device has failed since an earlier process began its log, for a device that
+    /// has this failure count now.
+    pub fn give_up_if_failed(memory: &dyn CrashMemory, failures: u64) {
+        let header = Header::of(memory);
+        let is_earlier = header.is_valid() && header.begun_by() != memory.process();
+        if is_earlier && !header.is_given_up() && header.survived() != failures {
+            header.give_up(NOBODY);
+        }
     }
 
     /// A failure may have lost acknowledged writes that have no record here. This process tells its
@@ -300,11 +343,6 @@ impl CrashLog {
     /// A client was told of all losses.
     pub fn told(&mut self) {
         Header::of(self.memory.as_ref()).set_untold(0);
-    }
-
-    /// How many records a half has room for.
-    fn capacity(&self) -> usize {
-        Header::of(self.memory.as_ref()).half(self.open).capacity()
     }
 }
 
@@ -335,7 +373,10 @@ fn left(header: &Header<'_>, base: &Base) -> Left {
     let halves = counting(header);
     let records: Vec<Vec<Record>> = halves.iter().map(Half::records).collect();
     let states: Vec<u64> = halves.iter().map(Half::state).collect();
-    let first = states.iter().position(|&it| it == base.state);
+    let first = match header.next() == Some(base.state) && !states.is_empty() {
+        true => Some(0),
+        false => states.iter().position(|&it| it == base.state),
+    };
     let is_included = header.included() == Some(base.state);
     let is_empty = records.iter().all(Vec::is_empty);
     // A kill came before the target knew of a failure.
@@ -345,14 +386,18 @@ fn left(header: &Header<'_>, base: &Base) -> Left {
     }
     match first {
         _ if is_empty || is_included => Left::Records(Vec::new()),
-        _ if header.owner() != base.owner => Left::Foreign(named(states)),
-        None => Left::Foreign(named(states)),
+        _ if header.owner() != base.owner => Left::Foreign(named(states, header)),
+        _ if header.is_given_up() => Left::Records(Vec::new()),
+        None => Left::Foreign(named(states, header)),
         Some(_) if header.is_lost() => Left::Records(Vec::new()),
         Some(first) => Left::Records(records[first..].concat()),
     }
 }
 
-/// The states that have a name.
-fn named(states: Vec<u64>) -> Vec<u64> {
-    states.into_iter().filter(|&state| state != NO_STATE).collect()
+/// The states that have a name, each once.
+fn named(states: Vec<u64>, header: &Header<'_>) -> Vec<u64> {
+    let all = states.into_iter().chain(header.next());
+    let mut named: Vec<u64> = all.filter(|&state| state != NO_STATE).collect();
+    named.dedup();
+    named
 }

@@ -4,9 +4,11 @@
 //! word 0  magic         8  generation  \              16  generation  \
 //!      1  owner         9  state        \ half 0      17  state        \ half 1
 //!      2  included     10  is whole     /             18  is whole     /
-//!      3  is lost      11  check       /              19  check       /
+//!      3  losses       11  check       /              19  check       /
 //!      4  untold
 //!      5  survived
+//!      6  next
+//!      7  begun by
 //!     32  records of half 0, then those of half 1, 4 words each
 //! ```
 
@@ -25,6 +27,9 @@ const MAGIC: u64 = u64::from_le_bytes(*b"cairnlg1");
 const HEADER_WORDS: usize = 32;
 /// Of a half's words in the header, the first.
 const HALVES: [usize; 2] = [8, 16];
+/// The values of the word of losses: nothing is to be replayed, in no state at all.
+const LOST: u64 = 1;
+const GIVEN_UP: u64 = 2;
 /// No state of a device.
 pub(super) const NO_STATE: u64 = u64::MAX;
 /// No process.
@@ -175,10 +180,10 @@ impl<'m> Header<'m> {
     }
 
     /// Makes memory without meaning a log that has nothing.
-    pub fn format(&self, base: &Base) {
+    pub fn format(&self, base: &Base, process: u64) {
         self.halves().iter().for_each(Half::empty);
         self.set_untold(0);
-        self.begin(base);
+        self.begin(base, process);
         set(&self.0[0], MAGIC);
     }
 
@@ -201,7 +206,31 @@ impl<'m> Header<'m> {
     /// Nothing is to be replayed. This process tells its clients.
     pub fn lose(&self, process: u64) {
         self.set_untold(process);
-        set(&self.0[3], 1);
+        set(&self.0[3], LOST);
+    }
+
+    /// The device may have gone back to any state.
+    pub fn is_given_up(&self) -> bool {
+        get(&self.0[3]) == GIVEN_UP
+    }
+
+    pub fn give_up(&self, process: u64) {
+        self.set_untold(process);
+        set(&self.0[3], GIVEN_UP);
+    }
+
+    /// The state that the device may have as well as that of the halves.
+    pub fn next(&self) -> Option<u64> {
+        Some(get(&self.0[6])).filter(|&state| state != NO_STATE)
+    }
+
+    pub fn advance(&self, state: u64) {
+        set(&self.0[6], state);
+    }
+
+    /// The process whose records count.
+    pub fn begun_by(&self) -> u64 {
+        get(&self.0[7])
     }
 
     /// The failures that have lost no record.
@@ -223,9 +252,11 @@ impl<'m> Header<'m> {
     }
 
     /// From now on records count.
-    pub fn begin(&self, base: &Base) {
+    pub fn begin(&self, base: &Base, process: u64) {
+        self.advance(NO_STATE);
         set(&self.0[1], base.owner);
         self.set_survived(base.failures);
+        set(&self.0[7], process);
         set(&self.0[3], 0);
         set(&self.0[2], NO_STATE);
     }

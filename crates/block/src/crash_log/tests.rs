@@ -317,3 +317,62 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn records_are_left_in_each_state_that_a_device_may_have() {
+    for stores in 0..8 {
+        let (memory, mut log) = begun(4, 10);
+        put(&mut log, 1);
+        log.seal(Some(10));
+        put(&mut log, 2);
+        STORES_LEFT.set(Some(stores));
+        log.advance(20);
+        // The device changes here, unless the process is dead.
+        log.advanced(20);
+        STORES_LEFT.set(None);
+        let states: &[u64] = match stores {
+            0 => &[10],
+            1 => &[10, 20],
+            _ => &[20],
+        };
+        for &state in states {
+            let both = Left::Records(vec![[1; 3], [2; 3]]);
+            assert_eq!(left_in(&memory, OWNER, state), both, "{stores}");
+        }
+        assert!(matches!(left_in(&memory, OWNER, 15), Left::Foreign(_)), "{stores}");
+    }
+}
+
+#[test]
+fn log_that_was_given_up_has_a_loss_and_nothing_to_replay_in_any_state() {
+    let (memory, mut log) = begun(4, 10);
+    put(&mut log, 1);
+    log.give_up();
+    let nothing = || Left::Records(Vec::new());
+    for state in [9, 10, 11] {
+        assert_eq!(left_in(&memory, OWNER, state), nothing(), "{state}");
+    }
+    assert_eq!(left_in(&memory, OWNER + 1, 10), Left::Foreign(vec![10]));
+    let next = Arc::new(memory.after_kill());
+    let (mut log, _) = CrashLog::open(next.clone(), &base(OWNER, 9));
+    assert!(log.take_loss());
+    log.begin(&base(OWNER, 9));
+    put(&mut log, 2);
+    assert_eq!(left_in(&next, OWNER, 9), Left::Records(vec![[2; 3]]));
+}
+
+#[test]
+fn failure_since_an_earlier_process_began_gives_its_log_up_with_and_without_records() {
+    for (records, failures, is_earlier) in [(0, 1, true), (1, 1, true), (1, 0, true), (1, 1, false)]
+    {
+        let (memory, mut log) = begun(4, 10);
+        (0..records).for_each(|_| put(&mut log, 1));
+        let memory = if is_earlier { Arc::new(memory.after_kill()) } else { memory };
+        CrashLog::give_up_if_failed(&*memory, failures);
+        let is_lost = is_earlier && failures > 0;
+        let gone_back = left_in(&memory, OWNER, 9);
+        assert_eq!(gone_back == Left::Records(Vec::new()), is_lost || records == 0);
+        let (mut log, _) = CrashLog::open(memory.clone(), &base(OWNER, 10));
+        assert_eq!(log.take_loss(), is_lost, "{records} {failures} {is_earlier}");
+    }
+}

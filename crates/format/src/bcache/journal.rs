@@ -88,6 +88,8 @@ pub struct Header {
 pub struct Entry<'a> {
     /// What it says besides its keys.
     pub header: Header,
+    /// Its checksum, over all that it says.
+    pub csum: u64,
     /// Where it begins in its bucket, in bytes.
     pub at: usize,
     words: &'a [U64],
@@ -203,7 +205,7 @@ pub fn scan(bytes: &[u8], magic: SetMagic, block_bytes: usize) -> (Vec<Entry<'_>
     loop {
         let fault = match read_entry(bytes.get(at..).unwrap_or_default(), magic) {
             Ok(Some((header, words))) => {
-                let entry = Entry { header, at, words };
+                let entry = Entry { header, csum: csum_at(bytes, at), at, words };
                 at += entry.bytes().next_multiple_of(block_bytes);
                 entries.push(entry);
                 continue;
@@ -253,7 +255,12 @@ fn with_word(bytes: &[u8], at: usize, word: u64) -> Vec<u8> {
 /// The entry at byte `at`, if a sound one begins there.
 pub(super) fn entry_at(bytes: &[u8], at: usize, magic: SetMagic) -> Option<Entry<'_>> {
     let (header, words) = read_entry(bytes.get(at..)?, magic).ok()??;
-    Some(Entry { header, at, words })
+    Some(Entry { header, csum: csum_at(bytes, at), at, words })
+}
+
+/// The checksum of the sound entry at byte `at`.
+fn csum_at(bytes: &[u8], at: usize) -> u64 {
+    RawHeader::ref_from_prefix(&bytes[at..]).map_or(0, |(raw, _)| raw.csum.get())
 }
 
 fn read_entry(bytes: &[u8], magic: SetMagic) -> Result<Option<(Header, &[U64])>, EntryFault> {
@@ -322,6 +329,8 @@ fn put_key(slot: &mut [U64; 8], key: &Key) {
 pub struct Located {
     /// What it says besides its keys.
     pub header: Header,
+    /// Its checksum, over all that it says.
+    pub csum: u64,
     /// The index of its bucket in the ring.
     pub index: usize,
     /// Where it is in the bucket, in bytes.

@@ -161,6 +161,13 @@ impl Key {
         Ok((Key { high, low: low.get(), pointer }, 2 + pointers as usize))
     }
 
+    /// The key to data whose words these are.
+    #[must_use]
+    pub fn of_words(words: [u64; 3]) -> Option<Key> {
+        let (key, count) = Key::decode(&words.map(U64::new)).ok()?;
+        (count == words.len()).then_some(key)
+    }
+
     /// The words of the key.
     pub fn words(&self) -> impl Iterator<Item = u64> {
         let pointer = self.pointer().map(|pointer| pointer.0);

@@ -309,6 +309,19 @@ impl Loaded {
         all
     }
 
+    /// Adds keys that are newer than those of all entries. False if one of them cannot be right:
+    /// none is added then.
+    #[must_use]
+    pub fn add_newer(&mut self, geometry: &Geometry, keys: &[Key]) -> bool {
+        let is_sound = |key: &Key| key.sectors() > 0 && key.is_in_range();
+        let are_sound = keys.iter().all(|key| is_sound(key) && leads_well(geometry, key));
+        if are_sound {
+            keys.iter().for_each(|key| raise(&mut self.buckets, geometry, key));
+            self.journal.extend(keys);
+        }
+        are_sound
+    }
+
     /// Drops the extents that lead nowhere, and the stale ones.
     pub fn keep_live(&self, geometry: &Geometry, extents: &mut Vec<Key>) {
         extents.retain(|key| key.cached_at().is_some() && !self.is_stale(geometry, key));
@@ -713,23 +726,32 @@ impl<S: Source, V: Visitor> TreeWalk<'_, S, V> {
         Ok(Some(Open { children: children.into_iter(), level: place.level, after }))
     }
 
-    fn bucket_of(&mut self, key: &Key) -> Option<(&mut Record, Generation)> {
-        let pointer = key.cached_at()?;
-        let bucket = self.loader.geometry.bucket_of(pointer.sector()) as usize;
-        self.buckets.get_mut(bucket).map(|record| (record, pointer.generation()))
-    }
-
-    /// Raises the generation of a key's bucket to the key's, if that is newer.
     fn raise(&mut self, key: &Key) {
-        if let Some((bucket, generation)) = self.bucket_of(key)
-            && bucket.generation.age_of(generation) == Age::Newer
-        {
-            bucket.generation = generation;
-        }
+        raise(&mut self.buckets, &self.loader.geometry, key);
     }
 
     fn is_stale(&mut self, key: &Key) -> bool {
-        self.bucket_of(key).is_some_and(|(bucket, found)| bucket.generation.outdates(found))
+        let found = bucket_of(&mut self.buckets, &self.loader.geometry, key);
+        found.is_some_and(|(bucket, found)| bucket.generation.outdates(found))
+    }
+}
+
+fn bucket_of<'b>(
+    buckets: &'b mut [Record],
+    geometry: &Geometry,
+    key: &Key,
+) -> Option<(&'b mut Record, Generation)> {
+    let pointer = key.cached_at()?;
+    let bucket = geometry.bucket_of(pointer.sector()) as usize;
+    buckets.get_mut(bucket).map(|record| (record, pointer.generation()))
+}
+
+/// Raises the generation of a key's bucket to the key's, if that is newer.
+fn raise(buckets: &mut [Record], geometry: &Geometry, key: &Key) {
+    if let Some((bucket, generation)) = bucket_of(buckets, geometry, key)
+        && bucket.generation.age_of(generation) == Age::Newer
+    {
+        bucket.generation = generation;
     }
 }
 

@@ -28,7 +28,7 @@ fn key(start: u64) -> Key {
 
 fn located(seq: u64, last_seq: u64) -> Located {
     let bytes = ByteRange { start: 0, end: 512 };
-    Located { header: header(seq, last_seq), index: 0, bytes }
+    Located { header: header(seq, last_seq), csum: 0, index: 0, bytes }
 }
 
 #[test]

@@ -141,7 +141,8 @@ impl<S: Source, V: Visitor> Loader<'_, S, V> {
                 let (entries, end) = scan(&bytes, self.magic, self.geometry.block_bytes());
                 for entry in entries {
                     let bytes = ByteRange { start: entry.at, end: entry.at + entry.bytes() };
-                    all.push(Located { header: entry.header, index, bytes });
+                    let (header, csum) = (entry.header, entry.csum);
+                    all.push(Located { header, csum, index, bytes });
                 }
                 ends.push((index, end));
             }

@@ -131,7 +131,7 @@ impl Journal {
             highest[entry.index] = entry.header.seq.max(highest[entry.index]);
         }
         let newest = ring.newest();
-        let Located { header, index, bytes } = *newest;
+        let Located { header, index, bytes, .. } = *newest;
         let has_keys = bytes.end - bytes.start > ENTRY_HEADER_BYTES;
         let place = Place { index, at: geometry.padded(bytes.end), is_new_session: true };
         let durable = header.seq;

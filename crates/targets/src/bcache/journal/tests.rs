@@ -38,7 +38,8 @@ impl Device {
             root_level,
             priorities,
         };
-        let located = Located { header, index: 1, bytes: ByteRange { start: 0, end: 240 } };
+        let located =
+            Located { header, csum: 0, index: 1, bytes: ByteRange { start: 0, end: 240 } };
         let ring = Ring { entries: vec![located], discarded: None };
         let bytes = cairn_format::bcache::journal::encode(&header, &[], magic(), SECTOR_BYTES);
         let journal = Journal::new(&ring, 2..2 + BUCKETS, geometry(), magic());
@@ -76,7 +77,7 @@ impl Device {
             let (entries, _) = scan(&bytes, magic(), SECTOR_BYTES);
             all.extend(entries.iter().map(|entry| {
                 let bytes = ByteRange { start: entry.at, end: entry.at + entry.bytes() };
-                Located { header: entry.header, index, bytes }
+                Located { header: entry.header, csum: entry.csum, index, bytes }
             }));
         }
         Ring::of(all, false).expect("a ring without gaps")

@@ -123,6 +123,13 @@ impl Fixture {
         Fixture { sim, ends: Ends::default(), registry, drives, logs, types: crate::types }
     }
 
+    /// Crash logs have room for so many records in each half.
+    pub fn with_logs_of(mut self, records: usize) -> Fixture {
+        self.logs = Arc::new(KeptLogs::new(records));
+        self.registry.set_crash_logs(self.logs.clone());
+        self
+    }
+
     /// Tables have the words of experiments.
     pub fn with_words_of_the_lab(mut self) -> Fixture {
         self.types = crate::lab_types;

@@ -1,10 +1,10 @@
 //! The crash campaign of bcache in service: power cuts at seeded writes, of the cache device and
 //! the backing device independently, in group commits, checkpoints, drains and suspends, over
 //! drives that lose, reorder and tear, and with drives that fail. Lives end by kills of the
-//! process, too. Before a start a kernel may have used the set, so that clean data of the cache
-//! differs from the backing device. Backing devices leave their set, serve alone and join it again.
-//! The server may keep maps of dirty zones; then the cache is thrown away after each end, and a
-//! forced run must name all that is lost.
+//! process, too, which lose nothing that was acknowledged. Before a start a kernel may have used
+//! the set, so that clean data of the cache differs from the backing device. Backing devices leave
+//! their set, serve alone and join it again. The server may keep maps of dirty zones; then the
+//! cache is thrown away after each end, and a forced run must name all that is lost.
 //! `bcache_drain.rs` is the campaign of sets that are only drained, `bcache_life.rs` that of
 //! attaches.
 //!
@@ -189,6 +189,10 @@ impl Scenario for Bcache {
 
     fn rolls_back(&self) -> bool {
         self.failing != Failing::Nothing
+    }
+
+    fn outlives_kills(&self) -> bool {
+        true
     }
 
     fn fails_at_start(&self) -> bool {
@@ -677,6 +681,16 @@ mod canaries {
     #[test]
     fn dirty_data_in_a_zone_that_no_durable_map_names_is_caught() {
         is_caught_in(Bug::DirtyBeforeMark, &[ROOMY], WRITEBACK);
+    }
+
+    #[test]
+    fn records_of_data_that_has_not_arrived_are_caught() {
+        is_caught_in(Bug::RecordBeforeData, &[ROOMY], WRITEBACK);
+    }
+
+    #[test]
+    fn records_that_are_forgotten_before_their_entry_is_written_are_caught() {
+        is_caught_in(Bug::RecordsForgottenEarly, &[ROOMY], WRITEBACK);
     }
 
     #[test]

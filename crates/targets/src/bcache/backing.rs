@@ -14,6 +14,9 @@
 //!     device once, also if a flush that no client asked for met the failure. The next suspend
 //!     fails unless a client was told by then. What writeback copied is dirty until its own flush,
 //!     so it is copied again.
+//!     The device's own count of what was told stays behind until a client was told of the loss, and
+//!     until no write is in flight that the failure may have lost. So a failure that no client was
+//!     told of is found after a kill, whether the killed process had seen it or not.
 //! A5. A *held* write (R16) is answered when it is durable, so no flush of a client waits for it.
 //!     It fails if the device has failed since it began: its data may be gone.
 
@@ -45,6 +48,8 @@ struct State {
     held: Vec<(RequestId, u32)>,
     is_releasing: bool,
     losses: Losses,
+    /// The failure count of the mapped device with the last loss, if no client was told of it.
+    owed: Option<u64>,
     /// A write around the cache has begun since a client's flush took this: all that some policies
     /// of [`super::flushing`] know.
     written_since_flush: bool,
@@ -98,6 +103,15 @@ impl State {
         let index = self.writes.iter().position(|own| own == span);
         self.writes.swap_remove(index.expect("A1: it is listed"));
     }
+
+    /// Acknowledges failures of the device that have lost nothing, or that a client was told of
+    /// (A4).
+    fn acknowledge(&self, device: &Device) {
+        let known = self.flushes.known();
+        if self.owed.is_none() && self.writes.is_empty() && device.disk.failures_told() < known {
+            device.disk.acknowledge_failures(known);
+        }
+    }
 }
 
 /// See the module's description.
@@ -126,6 +140,7 @@ impl Traffic {
             held: Vec::new(),
             is_releasing: false,
             losses: Losses::default(),
+            owed: None,
             written_since_flush: false,
             written: Zones::default(),
             flushing: Vec::new(),
@@ -248,8 +263,30 @@ impl Traffic {
     }
 
     /// A client was told of all failures of the mapped device.
-    pub fn told(&self) {
-        self.state.lock().losses.told(&self.failures);
+    pub fn told(&self, device: Option<&Device>) {
+        let mut state = self.state.lock();
+        state.losses.told(&self.failures);
+        if state.owed.is_some_and(|count| count <= self.failures.told()) {
+            state.owed = None;
+            device.into_iter().for_each(|device| state.acknowledge(device));
+        }
+    }
+
+    /// An earlier process lost what the set had acknowledged. Answers the failure count that has the
+    /// loss.
+    pub fn count_loss_of_set(&self) -> u64 {
+        self.state.lock().losses.add(&self.failures);
+        self.failures.count()
+    }
+
+    /// The device has a failure of which no client was told, which an earlier process may not have
+    /// seen. What it shows anywhere may be lost.
+    pub fn lose_unseen(&self) {
+        let mut state = self.state.lock();
+        if state.owed.is_none() {
+            state.suspect.all = true;
+            self.lose(state);
+        }
     }
 
     /// Counts a loss (A4). Losses between two answers to clients are one line of the log.
@@ -257,6 +294,7 @@ impl Traffic {
         coverage::take(Path::LoseTraffic);
         let is_logged = state.losses.are_untold();
         state.losses.add(&self.failures);
+        state.owed = Some(self.failures.count());
         drop(state);
         if !is_logged {
             tracing::error!("{}: a failure may have lost writes around the cache", self.names);
@@ -268,15 +306,15 @@ impl Traffic {
         let count = device.disk.failures();
         let mut state = self.state.lock();
         if count > state.flushes.known() {
-            device.disk.acknowledge_failures(count);
             let written = std::mem::take(&mut state.written);
             state.suspect.join(written);
             let flushing = std::mem::take(&mut state.flushing);
             flushing.into_iter().for_each(|(_, zones)| state.suspect.join(zones));
             if state.flushes.fail(count) {
-                self.lose(state);
+                return self.lose(state);
             }
         }
+        state.acknowledge(device);
     }
 
     /// Makes the completed writes of clients durable, if there are any that are not (A3).
@@ -332,6 +370,13 @@ impl Traffic {
 }
 
 impl Bcache {
+    /// Deals with failures of the backing device, which a task of the volume may have met.
+    pub(super) fn look_at_backing(&self) {
+        if let Some(backing) = self.config.devices.backing().filter(|_| !self.read_only) {
+            self.traffic.look_at(backing);
+        }
+    }
+
     /// Makes what clients wrote to the backing device durable.
     ///
     /// # Errors

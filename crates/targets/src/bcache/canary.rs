@@ -94,6 +94,10 @@ pub enum Bug {
     NoHandover,
     /// A batch copies two extents that share sectors: the older one may end last.
     CopiesOverlap,
+    /// A write has a record in the crash log before its data has ended (F1).
+    RecordBeforeData,
+    /// The records of a group are forgotten before its entry is written (F2).
+    RecordsForgottenEarly,
 }
 
 #[cfg(feature = "canary")]

@@ -62,6 +62,8 @@ paths! {
     InPlace,
     /// A write waits for a bucket.
     NoBucket,
+    /// A write waits for room in the crash log.
+    FullLog,
     /// A suspend hands back a write that waits, or would wait, for a bucket.
     HandBack,
     /// What a read missed enters the cache.

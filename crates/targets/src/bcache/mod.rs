@@ -35,14 +35,15 @@
 //! I1. Without a write of a client, a read that misses, a drain, a detach, a message, or a word of
 //!     the line that asks for it (`attach`, `force`) no byte is written to any device, at no
 //!     opening and at no ending; but for clean extents that may differ from the backing device,
-//!     which leave the set at an opening (T1).
+//!     which leave the set at an opening (T1), and for keys that a killed process had acknowledged
+//!     (`set::acknowledged`).
 //! I2. A drain, a checkpoint, an eviction and a pass of collecting change no content: each sector
 //!     of the volume reads the same at any time, and after any crash.
 //! I3. A key becomes clean only after its data is durable on the backing device (R2, R10).
 //! I4. A session that ends anywhere leaves a set that opens, here and in a kernel, with every dirty
 //!     key whose data the backing device lacks. What a crash leaves is argued in `writes`,
 //!     `journal::groups`, `set::checkpoint`, `set::overwrites`, `writeback`, `set::session` and
-//!     `btree::write`.
+//!     `btree::write`. What a kill leaves is argued in `set::acknowledged`.
 //! I5. A bucket is reused only if no key that counts leads to it (K1), and the requests that had
 //!     found one have ended (R6).
 //! I6. The backing device is called clean only when nothing in the cache is dirty, durably; it is

@@ -87,6 +87,9 @@ impl Bcache {
         env: &Env,
         backing: &Device,
     ) -> Result<(), ConfigError> {
+        let is_cached = matches!(self.config.devices, Devices::Cached { .. });
+        // Nobody was told of it: a server was killed.
+        let is_lost = backing.disk.failures() > backing.disk.failures_told();
         if !self.read_only && !planted(Bug::NoFlushAtOpening) {
             let known = backing.disk.failures();
             let flush = env.make_durable(&backing.disk);
@@ -95,6 +98,9 @@ impl Bcache {
             flushed.map_err(|error| unreadable(backing, "flush", error))?;
         }
         self.traffic.open(backing.disk.failures());
+        if is_lost && is_cached && !self.read_only {
+            self.traffic.lose_unseen();
+        }
         Ok(())
     }
 
@@ -131,6 +137,8 @@ impl Bcache {
             );
             return Err(ConfigError::new(ConfigKind::Busy, &device.argument, detail));
         }
+        let begun = core.begin_log(env, self.read_only).await;
+        begun.map_err(|error| core.unread(&error))?;
         let backing = match backing {
             Some(backing) => Some(self.join_set(env, core, backing).await?),
             None => None,
@@ -138,6 +146,7 @@ impl Bcache {
         self.set_backing(backing.clone());
         self.is_member.store(true, Ordering::Relaxed);
         let sectors = self.find_in_set(core, backing.as_ref())?;
+        self.tell_of_loss(core);
         let (cached, dirty) = self.count_extents(env, core, &sectors).await?;
         self.dirty_sectors.store(dirty, Ordering::Relaxed);
         let named = self.name_dirty_zones(env, core).await;
@@ -197,6 +206,17 @@ impl Bcache {
             Some(backing) => backing.data_offset()..self.backing_sectors(),
             None => 0..sectors,
         })
+    }
+
+    /// An earlier process lost what it had acknowledged: the clients of the volume are told, once.
+    fn tell_of_loss(&self, core: &Core) {
+        if core.tells_of_loss(self.inode(), || self.traffic.count_loss_of_set()) {
+            let (volume, cache) = (&self.config.volume, &core.cache.device().argument);
+            tracing::error!(
+                "{volume}: {cache}: a server was killed after the set had failed: acknowledged \
+                 writes may be lost"
+            );
+        }
     }
 
     /// Counts the sectors of the volume that are cached, and those that are dirty. Other volumes go

@@ -44,6 +44,7 @@ impl Bcache {
         };
         self.tasks.idle().await;
         self.end_serving().await;
+        self.look_at_backing();
         let lost = self.has_lost_writes();
         let untold = if self.traffic.has_untold_loss() { Err(IoError::IO) } else { Ok(()) };
         let is_served = core.users().serves(self.inode()).is_some();

@@ -9,6 +9,7 @@ mod dsync;
 mod fill;
 mod flushing;
 mod gc;
+mod killed;
 mod life;
 mod nodes;
 mod order;
@@ -41,6 +42,8 @@ use cairn_testkit::image;
 use super::volume::Bcache;
 use crate::fixture::{Fixture, SECTOR, drive_options, range};
 
+/// Records of a crash log that never asks for a commit.
+const MANY_RECORDS: usize = 1 << 16;
 const LINE: &str = "0 16368 bcache b c 0";
 
 fn fixture(cache: Vec<u8>, backing: Vec<u8>) -> Fixture {
@@ -98,6 +101,9 @@ fn extents_that_touch_are_one_write_and_a_batch_is_one_flush() {
     assert!(test.recording("c").only_read(), "a session begins once");
 }
 
+/// The set of most tests.
+const SET: Uuid = Uuid([2; 16]);
+
 /// Sectors of the volume of [`large`].
 const LARGE: u64 = 90_000;
 
@@ -109,9 +115,13 @@ fn cache_of(extents: &[Key], volumes: &[UuidEntry]) -> Image {
 
 /// The same with the extents as they are.
 fn clean_cache_of(extents: &[Key], volumes: &[UuidEntry]) -> Image {
+    cache_in(SET, extents, volumes)
+}
+
+fn cache_in(set_uuid: Uuid, extents: &[Key], volumes: &[UuidEntry]) -> Image {
     let new = NewCache {
         uuid: Uuid([1; 16]),
-        set_uuid: Uuid([2; 16]),
+        set_uuid,
         block_sectors: 1,
         bucket_sectors: 128,
         device_sectors: 2 * LARGE,
@@ -134,19 +144,23 @@ fn clean_cache_of(extents: &[Key], volumes: &[UuidEntry]) -> Image {
 fn large(extents: &[Key]) -> [Image; 2] {
     let uuid = Uuid([3; 16]);
     let cache = cache_of(extents, &[UuidEntry { uuid, ..UuidEntry::default() }]);
-    let mut images = [cache, Image::new(SectorCount(16 + LARGE))];
+    [cache, backing_in_set(SET, uuid)]
+}
+
+fn backing_in_set(set_uuid: Uuid, uuid: Uuid) -> Image {
+    let mut image = Image::new(SectorCount(16 + LARGE));
     let at = cairn_block::Sector(SUPERBLOCK_SECTOR);
     let new = NewBacking {
         uuid,
-        set_uuid: Uuid([2; 16]),
+        set_uuid,
         block_sectors: 1,
         data_offset: 16,
         mode: CacheMode::Writeback,
         state: BackingState::Dirty,
         label: [0; 32],
     };
-    images[1].write(at, &BackingSuperblock::fresh(&new).expect("legal").encode());
-    images
+    image.write(at, &BackingSuperblock::fresh(&new).expect("legal").encode());
+    image
 }
 
 /// 45 000 extents: a long row around the end of the first batch, and others that touch by chance.

@@ -147,13 +147,7 @@ async fn construct(env: &Env, ctor: Ctor<'_>, spec: &'static Spec) -> Built {
     let first = superblocks.backing.as_ref().map_or(0, BackingSuperblock::data_offset);
     let passes = passes(&config, superblocks.backing.as_ref());
     let reactors = env.post().reactors();
-    let core = match config.devices.cache() {
-        Some(device) => {
-            let identity = ctor.registry.identify(&device.argument)?;
-            Some(ctor.registry.kin(&identity, || Core::new(reactors, device.clone())))
-        }
-        None => None,
-    };
+    let core = core_of(&ctor, reactors, &config)?;
     let is_cached = matches!(config.devices, Devices::Cached { .. });
     Ok(Arc::new_cyclic(|me| Bcache {
         me: me.clone(),
@@ -206,6 +200,19 @@ async fn construct(env: &Env, ctor: Ctor<'_>, spec: &'static Spec) -> Built {
         is_told: AtomicBool::new(false),
         config,
     }))
+}
+
+/// What the volume shares with others of its set; none without a cache.
+fn core_of(
+    ctor: &Ctor<'_>,
+    reactors: u16,
+    config: &Config,
+) -> Result<Option<Arc<Core>>, ConfigError> {
+    let Some(device) = config.devices.cache() else { return Ok(None) };
+    let identity = ctor.registry.identify(&device.argument)?;
+    let place = (&device.disk, Sector(0));
+    let memory = ctor.registry.crash_log_of("bcache", place, ctor.read_only)?;
+    Ok(Some(ctor.registry.kin(&identity, || Core::new(reactors, device.clone(), memory))))
 }
 
 /// The dirty zones of a volume, if the server keeps maps of them.
@@ -392,7 +399,10 @@ impl Target for Bcache {
     }
 
     fn acknowledge_failures(&self) {
-        self.traffic.told();
+        self.traffic.told(self.config.devices.backing());
+        if let Some(core) = &self.core {
+            core.told(self.inode(), &self.failures);
+        }
         if let Some(disk) = self.passes_to() {
             disk.acknowledge_failures(disk.failures());
         }

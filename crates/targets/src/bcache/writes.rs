@@ -6,8 +6,9 @@
 //!    map of dirty zones names it, durably (`zones`). Writes wait for that.
 //! 2. A place in an open bucket; the bucket counts the write.
 //! 3. The data goes to the cache device.
-//! 4. The key enters the tree, and the keys that wait for the journal (N1). Reads see it from then
-//!    on. A FUA write waits for the group commit with its key; other writes complete.
+//! 4. The key enters the tree, the keys that wait for the journal (N1), and the crash log
+//!    (`set::acknowledged`), in which 2 has reserved room. Reads see it from then on. A FUA write
+//!    waits for the group commit with its key; other writes complete.
 //!
 //! # Order of a write in place (`set::overwrites`)
 //! Over dirty data whose key is durable: the data goes to the place of that, with FUA if the write
@@ -33,7 +34,7 @@ use cairn_block::{
     EndIo, Env, Flags, IoError, IoResult, Op, Request, RequestId, Sector, SectorCount, Verdict,
     mutants,
 };
-use cairn_format::bcache::{BackingState, CacheMode, Key};
+use cairn_format::bcache::{BackingState, CacheMode, Key, Pointer};
 use futures_util::future::join;
 
 use super::btree::Span;
@@ -106,6 +107,11 @@ fn plan_without_leaves(
         false if is_zeroed => Some(Plan::Zero),
         false => Some(Plan::Read { starts: set.wanted.add(*span, request.id()) }),
     }
+}
+
+/// The key to data that a client wrote to this place.
+fn dirty_key(span: &Span, pointer: Pointer) -> Key {
+    Key::new(span.inode, span.end, span.end - span.start).with_dirty(true).at(pointer)
 }
 
 impl Bcache {
@@ -247,10 +253,22 @@ impl Bcache {
             coverage::take(Path::InPlace);
             return Plan::InPlace { sector: pointer.sector(), count, epoch };
         }
-        match set.place(span, request.stream()) {
+        if !set.acknowledged.reserve() {
+            coverage::take(Path::FullLog);
+            return Plan::Ordered(None);
+        }
+        let place = set.place(span, request.stream());
+        if place.is_none() {
+            set.acknowledged.cancel();
+        }
+        match place {
             Some((pointer, count)) => {
                 core.requested(env, set, count);
                 set.changes.arrivals.begin(count);
+                if planted(Bug::RecordBeforeData) && set.acknowledged.reserve() {
+                    let head = Span { end: span.start + count, ..span };
+                    set.acknowledged.append(&dirty_key(&head, pointer));
+                }
                 let epoch = core.writers.enter(env.reactor(), 0);
                 Plan::Cache { sector: pointer.sector(), count, epoch }
             }
@@ -450,16 +468,20 @@ impl Bcache {
             let pointer = set.buckets.end_write(word.number);
             set.changes.arrivals.end(span.end - span.start);
             match core.end_of_write(set, word.number, result) {
-                Err(error) => (EndIo::Done(Err(error)), false, false),
+                Err(error) => {
+                    set.acknowledged.cancel();
+                    (EndIo::Done(Err(error)), false, false)
+                }
                 Ok(()) => {
-                    let sectors = span.end - span.start;
-                    let key = Key::new(span.inode, span.end, sectors).with_dirty(true);
-                    let (change, is_first) = set.insert(&key.at(pointer), core.commit_at(env));
+                    let key = dirty_key(&span, pointer);
+                    let (change, is_first) = set.insert(&key, core.commit_at(env));
+                    let is_log_full = set.acknowledged.append(&key);
                     let was_clean = self.add_dirty(change.dirty) == 0;
                     match waits {
                         false => {
                             set.changes.acknowledge();
-                            (EndIo::Done(Ok(())), is_first || was_clean, false)
+                            let starts = is_log_full && set.changes.commits.starts();
+                            (EndIo::Done(Ok(())), is_first || was_clean, starts)
                         }
                         true => {
                             set.changes.commits.join(Waiter::Request(request.id()));

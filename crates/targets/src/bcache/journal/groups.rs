@@ -79,12 +79,19 @@ impl Core {
         if self.is_broken() {
             return Err(WriteError::Broken);
         }
-        let entry = self.with(build)?;
+        let entry = self.with(|set| {
+            let entry = build(set)?;
+            set.acknowledged.begin_entry(&entry);
+            Ok::<_, NoEntry>(entry)
+        })?;
         let written = self.cache.commit(env, entry.sector, &entry.bytes).await;
         // With the turn: no entry is written behind one that may be damaged.
         let written = written.map_err(WriteError::Cache);
         written.inspect_err(|error| self.break_down(env, error))?;
-        self.with(|set| set.journal.newest_is_durable());
+        self.with(|set| {
+            set.acknowledged.end_entry();
+            set.journal.newest_is_durable();
+        });
         Ok(())
     }
 
@@ -191,7 +198,7 @@ impl Core {
     fn close_group(&self, has_entered: bool) -> (Vec<Waiter>, bool) {
         self.with(|set| match has_entered && !set.changes.commits.has_waiters() {
             true => (Vec::new(), false),
-            false => (set.changes.begin_commit(), set.changes.committing() > 0),
+            false => set.close_group(),
         })
     }
 
@@ -249,6 +256,7 @@ impl Core {
                     let written = self.cache.write_entry(env, entry.sector, &entry.bytes, fua);
                     let written = written.await.map_err(WriteError::Cache);
                     written.inspect_err(|error| self.break_down(env, error))?;
+                    self.unless_broken(|set| set.acknowledged.end_entry())?;
                     if is_last {
                         let entered = |set: &mut Set| set.group_has_entered(!waits_for_next);
                         return self.unless_broken(entered).map(|()| !waits_for_next);

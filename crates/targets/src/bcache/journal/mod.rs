@@ -92,6 +92,9 @@ pub(super) struct EntryWrite {
     pub sector: u64,
     /// Whole blocks.
     pub bytes: Vec<u8>,
+    /// Its number and checksum.
+    pub seq: u64,
+    pub csum: u64,
 }
 
 /// See the module's description.
@@ -305,6 +308,7 @@ impl Journal {
         self.highest[place.index] = seq;
         let begin = (place.at - bytes.len()) / SECTOR_BYTES;
         let bucket = self.buckets.start + place.index as u64;
-        Ok(EntryWrite { sector: self.geometry.sector_of(bucket) + begin as u64, bytes })
+        let csum = bytes.first_chunk().map_or(0, |csum| u64::from_le_bytes(*csum));
+        Ok(EntryWrite { sector: self.geometry.sector_of(bucket) + begin as u64, bytes, seq, csum })
     }
 }

@@ -215,6 +215,16 @@ impl Set {
         self.open_buckets.place(&mut self.buckets, start, want, stream)
     }
 
+    /// A group commit begins: its waiters, and whether it has keys.
+    pub fn close_group(&mut self) -> (Vec<Waiter>, bool) {
+        let (waiters, has_keys) = (self.changes.begin_commit(), self.changes.committing() > 0);
+        self.acknowledged.seal();
+        if !has_keys {
+            self.acknowledged.entered();
+        }
+        (waiters, has_keys)
+    }
+
     /// The entries of a group commit are written; they are durable if `is_durable`, and otherwise
     /// behind the next flush. The caller has the turn of the journal.
     pub fn group_has_entered(&mut self, is_durable: bool) {
@@ -222,6 +232,7 @@ impl Set {
         assert!(changes.entered.is_empty(), "O2: one group has entered");
         std::mem::swap(&mut changes.committing, &mut changes.entered);
         changes.written = changes.closed;
+        self.acknowledged.entered();
         if is_durable {
             self.group_is_durable();
         }
@@ -334,6 +345,7 @@ impl Set {
         let keys = self.changes.committing.get(first..).unwrap_or_default();
         let count = keys.len().min(self.journal.keys_max());
         let entry = self.journal.entry_of_group(&keys[..count], open, spare)?;
+        self.acknowledged.begin_entry(&entry);
         let seq = self.journal.newest();
         self.changes.open_since.get_or_insert(seq);
         Ok((entry, count))
@@ -391,6 +403,10 @@ impl Set {
         let overwrote = changes.overwrote.drain(..).filter(|(_, number)| *number > overwrites);
         let overwrote: Vec<u32> = overwrote.map(|(inode, _)| inode).collect();
         changes.lossy = changes.lost.iter().map(Key::inode).chain(overwrote).collect();
+        if !changes.lossy.is_empty() {
+            self.acknowledged.give_up();
+        }
+        self.acknowledged.entered();
         (changes.take_waiting(), changes.lossy.clone())
     }
 }

@@ -32,12 +32,14 @@ use std::sync::{Arc, Weak};
 use cairn_block::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use cairn_block::sync::{Mutex, MutexGuard, Padded};
 use cairn_block::{
-    BiasedLock, Copier, Env, Exclusive, IoError, IoResult, RequestId, TaskGroup, mutants,
+    BiasedLock, Copier, CrashMemory, Env, Exclusive, IoError, IoResult, RequestId, TaskGroup,
+    mutants,
 };
 use cairn_format::bcache::Key;
 use event_listener::Event;
 use futures_util::lock::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard};
 
+use super::acknowledged::Untold;
 use super::errors::Errors;
 use super::leaves::{NODE_CACHE_BYTES, Trimming};
 use super::session::{Session, WriteError};
@@ -104,13 +106,21 @@ pub(in super::super) struct Core {
     /// The attribute `btree_cache_size`: the limit of the extents in memory, in bytes.
     pub node_cache: AtomicU64,
     pub(super) trimming: Trimming,
+    /// The memory of its crash log; none if there is no place for one.
+    pub(super) log_memory: Option<Arc<dyn CrashMemory>>,
+    /// The lock of F6.
+    pub(super) untold: Mutex<Untold>,
     /// How many tasks read leaves while none may be marked to leave (`leaves`).
     pub(super) gathering: AtomicUsize,
 }
 
 impl Core {
     /// The core of a set that is not open.
-    pub fn new(reactors: u16, device: Device) -> Arc<Core> {
+    pub fn new(
+        reactors: u16,
+        device: Device,
+        log_memory: Option<Arc<dyn CrashMemory>>,
+    ) -> Arc<Core> {
         Arc::new_cyclic(|me| Core {
             me: me.clone(),
             cache: CacheDevice::new(device),
@@ -137,6 +147,8 @@ impl Core {
             copier: Copier::new(COPY_BYTES),
             node_cache: AtomicU64::new(NODE_CACHE_BYTES),
             trimming: Trimming::default(),
+            log_memory,
+            untold: Mutex::default(),
             gathering: AtomicUsize::new(0),
         })
     }
@@ -245,6 +257,8 @@ impl Core {
 
     /// The set cannot be written any more (C1, C2).
     pub fn break_down(&self, env: &Env, error: &WriteError) {
+        // F6.
+        let mut untold = self.untold.lock();
         let (waiting, lost) = {
             let mut guard = self.set.lock();
             if self.broken.swap(true, Ordering::Relaxed) {
@@ -255,9 +269,10 @@ impl Core {
         };
         let volumes = {
             let users = self.users.lock();
-            users.tell(&lost);
+            users.tell(&lost).for_each(|(inode, count)| untold.add(inode, count));
             users.names()
         };
+        drop(untold);
         coverage::take(Path::Broken);
         let cache = &self.cache.device().argument;
         let lost = if lost.is_empty() { "" } else { "; acknowledged writes may be lost" };

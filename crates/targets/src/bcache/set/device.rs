@@ -123,6 +123,11 @@ impl CacheDevice {
         self.covered.store(self.overwrites.load(Ordering::Acquire), Ordering::Release);
     }
 
+    /// The failure count at opening.
+    pub fn known_failures(&self) -> u64 {
+        self.known.load(Ordering::Relaxed)
+    }
+
     /// A write in place without FUA has ended, and is not answered yet. Answers its number.
     pub fn add_overwrite(&self) -> u64 {
         self.overwrites.fetch_add(1, Ordering::AcqRel) + 1

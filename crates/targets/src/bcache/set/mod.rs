@@ -3,6 +3,7 @@
 //! `core` is what the volumes of a set share; `device` is the cache device; `open` reads the set,
 //! and writes nothing; `session` changes it on the device; `replay` has the entries of the journal
 //! that were found at opening; `changes` has the keys of clients that the device does not have yet;
+//! `acknowledged` keeps these where a killed process does not lose them;
 //! `checkpoint` brings the device up to date with them, `eviction` empties buckets with clean data,
 //! and `keeper` decides when; `leaves` reads absent leaves and has others leave; `emptying` makes
 //! buckets free where a session cannot go on without;
@@ -12,6 +13,7 @@
 //! place, and `recent` says where keys are not durable yet; `errors` counts the errors of a device;
 //! `users` has the volumes that serve the set.
 
+mod acknowledged;
 mod changes;
 mod checkpoint;
 mod core;
@@ -35,6 +37,7 @@ mod uuids;
 use cairn_format::bcache::uuids::UuidEntry;
 use cairn_format::bcache::{CacheSuperblock, Uuid};
 
+use acknowledged::Acknowledged;
 use changes::Changes;
 use replay::Replay;
 
@@ -60,6 +63,8 @@ pub(super) struct Set {
     pub open_buckets: OpenBuckets,
     pub changes: Changes,
     pub journal: Journal,
+    /// The crash log.
+    pub acknowledged: Acknowledged,
     volumes: Vec<UuidEntry>,
     /// The buckets of the priorities, in order.
     priorities: Vec<u64>,
@@ -83,6 +88,12 @@ impl Set {
     /// The newest entry of the journal.
     pub fn newest(&self) -> u64 {
         self.journal.newest()
+    }
+
+    /// The volumes that are in the set.
+    pub fn live_volumes(&self) -> impl Iterator<Item = u32> {
+        let live = self.volumes.iter().enumerate().filter(|(_, entry)| entry.is_live());
+        live.map(|(inode, _)| inode as u32)
     }
 
     /// True if a session has begun: the device changes from then on.

@@ -10,7 +10,8 @@
 //! 2. The absent leaves are read again, some at a time: their extents are judged by these
 //!    generations, and counted. A leaf becomes present if the journal has a key in its sectors, as
 //!    it changes in 3. Its keys are in no leaf, so that it stays until a session has written them.
-//! 3. The keys of the journal are laid over the tree.
+//! 3. The keys of the journal are laid over the tree, and those of the crash log over these
+//!    (`acknowledged`).
 //! 4. No two extents may have one sector of the cache (`Places`).
 //!
 //! Memory beyond the limit: the leaves of 2, what is read at once, the keys of the journal, a few
@@ -26,6 +27,7 @@ use cairn_format::bcache::places::Places;
 use cairn_format::bcache::{CacheSuperblock, Key};
 
 use super::Set;
+use super::acknowledged::{Acknowledged, open_log};
 use super::changes::Changes;
 use super::core::Core;
 use super::device::DiskSource;
@@ -107,7 +109,7 @@ pub(in super::super) async fn open(
         let detail = format!("{detail}; see: cairn check {argument}");
         ConfigError::new(ConfigKind::Damaged, argument, detail)
     };
-    let loaded = match load(&mut source, &superblock, &mut collector).await {
+    let mut loaded = match load(&mut source, &superblock, &mut collector).await {
         Ok(loaded) => loaded,
         Err(LoadError::Source(never)) => match never {},
         Err(LoadError::Fault(fault)) => return Err(damaged(fault.to_string())),
@@ -116,7 +118,12 @@ pub(in super::super) async fn open(
     if let Some(torn) = &loaded.torn {
         tracing::info!("{argument}: a last entry was being written when the power failed: {torn}");
     }
-    let mut opening = Opening::begin(superblock, loaded, collector).map_err(damaged)?;
+    let (acknowledged, newer) = open_log(core, &superblock, loaded.ring.newest())?;
+    if !loaded.add_newer(superblock.geometry(), &newer) {
+        return Err(damaged("crash log: found a key that leads nowhere".to_owned()));
+    }
+    let opening = Opening::begin(superblock, loaded, collector);
+    let mut opening = Opening { acknowledged, newer: newer.len(), ..opening.map_err(damaged)? };
     opening.read_absent(&mut source).await.map_err(damaged)?;
     opening.end().map_err(damaged)
 }
@@ -131,6 +138,9 @@ struct Opening {
     tree: Tree,
     /// Of the extents of absent leaves.
     places: Places,
+    acknowledged: Acknowledged,
+    /// How many keys of the journal are in no entry, but in the crash log.
+    newer: usize,
 }
 
 impl Opening {
@@ -156,7 +166,8 @@ impl Opening {
         let journaled = loaded.journaled(&geometry);
         refuse_lost(&gone, &journaled, &buckets)?;
         let places = Places::new(&geometry);
-        Ok(Opening { superblock, loaded, journaled, buckets, tree, places })
+        let (acknowledged, newer) = (Acknowledged::default(), 0);
+        Ok(Opening { superblock, loaded, journaled, buckets, tree, places, acknowledged, newer })
     }
 
     /// Step 2.
@@ -215,7 +226,8 @@ impl Opening {
     /// # Errors
     /// The first contradiction.
     fn end(self) -> Result<Set, String> {
-        let Opening { superblock, mut loaded, journaled, mut buckets, mut tree, mut places } = self;
+        let Opening { superblock, mut loaded, journaled, mut buckets, mut tree, .. } = self;
+        let (mut places, acknowledged) = (self.places, self.acknowledged);
         let (geometry, magic) = (*superblock.geometry(), superblock.set_uuid().set_magic());
         if let Some(key) = journaled.iter().find(|key| key.position() > Key::MAX.position()) {
             return Err(format!("journal: found key {key:?} behind the highest position"));
@@ -232,7 +244,7 @@ impl Opening {
         let (volumes, priorities) = (loaded.volumes.clone(), loaded.priorities.clone());
         let parts = match journal.room() > tree.leaves() {
             true => None,
-            false => Replay::in_parts(&mut loaded, &geometry),
+            false => Replay::in_parts(&mut loaded, &geometry, self.newer),
         };
         if parts.is_some() {
             // It writes sectors of keys, too, that do not count, and whose leaves have not changed.
@@ -249,6 +261,7 @@ impl Opening {
             tree,
             buckets,
             journal,
+            acknowledged,
             volumes,
             priorities,
         })

@@ -45,8 +45,9 @@ impl Replay {
     }
 
     /// The journal in parts; none if its keys are not those of its entries, one after the other, or
-    /// if what a key says depends on the root being a leaf: a part may put a node above it.
-    pub fn in_parts(loaded: &mut Loaded, geometry: &Geometry) -> Option<Replay> {
+    /// if what a key says depends on the root being a leaf: a part may put a node above it. The
+    /// last `newer` keys are in no entry: the last part has them.
+    pub fn in_parts(loaded: &mut Loaded, geometry: &Geometry, newer: usize) -> Option<Replay> {
         let is_gone = |key: &Key| key.is_dirty() && loaded.is_stale(geometry, key);
         if loaded.newest.root_level == 0 && loaded.journal.iter().any(is_gone) {
             return None;
@@ -55,7 +56,7 @@ impl Replay {
         let in_one_bucket = |a: &Located, b: &Located| a.index == b.index;
         let of_buckets: Vec<usize> = entries.chunk_by(in_one_bucket).map(<[_]>::len).collect();
         let (mut parts, mut end) = (VecDeque::new(), entries.len());
-        let mut rest = &loaded.journal[..];
+        let mut rest = &loaded.journal[..loaded.journal.len() - newer];
         for some in of_buckets.chunks(of_buckets.len().div_ceil(PARTS)).rev() {
             let begin = end - some.iter().sum::<usize>();
             let first = first_of(&entries[begin..end], rest)?;
@@ -63,6 +64,7 @@ impl Replay {
             (rest, end) = (&rest[..first], begin);
         }
         let is_whole = rest.is_empty();
+        parts.back_mut()?.keys.end = loaded.journal.len();
         is_whole.then(|| Replay { keys: Arc::new(std::mem::take(&mut loaded.journal)), parts })
     }
 
@@ -135,7 +137,7 @@ mod tests {
         let (mut loaded, geometry) = journal();
         loaded.newest.root_level = 1;
         let expected = Unwritten::of(&loaded.journal);
-        let mut replay = Replay::in_parts(&mut loaded, &geometry).expect("entry by entry");
+        let mut replay = Replay::in_parts(&mut loaded, &geometry, 0).expect("entry by entry");
         assert!(replay.parts.len() > 1);
         let firsts: Vec<u64> = replay.parts.iter().map(|part| part.first).collect();
         assert!(firsts.is_sorted() && firsts[0] == loaded.newest.last_seq, "{firsts:?}");
@@ -155,6 +157,6 @@ mod tests {
         let last = loaded.journal.iter().rfind(|key| key.is_dirty()).expect("some are");
         let bucket = geometry.bucket_of(last.cached_at().expect("it is").sector()) as usize;
         loaded.buckets[bucket].generation = loaded.buckets[bucket].generation.next();
-        assert!(Replay::in_parts(&mut loaded, &geometry).is_none());
+        assert!(Replay::in_parts(&mut loaded, &geometry, 0).is_none());
     }
 }

@@ -74,10 +74,17 @@ impl Users {
         self.serving.iter().map(written).sum()
     }
 
-    /// Keys of these volumes are lost: their clients are told.
-    pub fn tell(&self, lost: &[u32]) {
-        let told = self.serving.iter().filter(|it| lost.contains(&it.inode));
-        told.for_each(|it| it.failures.raise());
+    /// Keys of these volumes are lost: their clients are told. Answers the failure count of each
+    /// that has the loss; none if it does not serve.
+    pub fn tell(&self, lost: &[u32]) -> impl Iterator<Item = (u32, Option<u64>)> {
+        lost.iter().map(|&inode| {
+            let serving = self.serving.iter().find(|it| it.inode == inode);
+            let count = serving.map(|it| {
+                it.failures.raise();
+                it.failures.count()
+            });
+            (inode, count)
+        })
     }
 
     /// The names, for the log.

@@ -28,7 +28,7 @@ fn byte_of(index: u64) -> u8 {
 /// A cache with half of its buckets in use, each by few dirty sectors. Nothing is written back.
 fn sparse(words: &[[&'static str; 2]]) -> Fixture {
     let [cache, backing] = large(&[]);
-    let test = Fixture::new([("c", cache), ("b", backing)]);
+    let test = Fixture::new([("c", cache), ("b", backing)]).with_logs_of(MANY_RECORDS);
     test.load("v", LARGE_LINE);
     let still =
         [["writeback_running", "0"], ["sequential_cutoff", "0"], ["cutoff_writeback", "70"]];

@@ -30,7 +30,7 @@ fn byte_of(index: u64) -> u8 {
 /// Dirty extents of a sector each, with a hole behind each one, in a set that drains nothing.
 fn split_tree() -> Fixture {
     let [cache, backing] = large(&[]);
-    let test = Fixture::new([("c", cache), ("b", backing)]);
+    let test = Fixture::new([("c", cache), ("b", backing)]).with_logs_of(MANY_RECORDS);
     test.load("v", LARGE_LINE);
     for words in
         [["writeback_running", "0"], ["sequential_cutoff", "0"], ["cutoff_writeback", "70"]]

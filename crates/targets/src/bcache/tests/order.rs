@@ -9,7 +9,7 @@ use super::*;
 fn drained() -> Vec<crate::fixture::Seen> {
     let extents: Vec<Key> = (0..300).map(|at| Key::new(0, 16 + at * 16 + 8, 8)).collect();
     let [cache, backing] = large(&extents);
-    let test = Fixture::new([("c", cache), ("b", backing)]);
+    let test = Fixture::new([("c", cache), ("b", backing)]).with_logs_of(MANY_RECORDS);
     test.load("v", &format!("0 {LARGE} bcache b c 0"));
     test.forget();
     drain(&test).expect("the drives are well");

@@ -5,17 +5,17 @@ use cairn_block::Disk;
 use super::*;
 use crate::fixture::Client;
 
-const B: &str = "0 90000 bcache b c 0";
-const D: &str = "0 30000 bcache d c 0";
+pub(super) const B: &str = "0 90000 bcache b c 0";
+pub(super) const D: &str = "0 30000 bcache d c 0";
 const FLASH: Uuid = Uuid([5; 16]);
 
-fn flash_line() -> String {
+pub(super) fn flash_line() -> String {
     format!("0 4096 bcache - c 2 flash {FLASH}")
 }
 
 /// A set with two backing devices, `b` and `d`, a third of its size, and a flash-only volume.
 /// Nothing is cached.
-fn shared() -> Fixture {
+pub(super) fn shared() -> Fixture {
     let of = |byte| UuidEntry { uuid: Uuid([byte; 16]), ..UuidEntry::default() };
     let flash = UuidEntry { flags: 1, sectors: 4096, ..of(5) };
     let backing = |byte, sectors: u64| {

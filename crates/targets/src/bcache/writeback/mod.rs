@@ -494,11 +494,9 @@ impl Bcache {
         if planted(Bug::FlushedAgain) && flushed.is_err() {
             return env.make_durable(backing).await;
         }
-        flushed?;
-        match mutants::same("bcache: failure count of a batch", known, backing.failures()) {
-            true => Ok(()),
-            false => Err(IoError::IO),
-        }
+        let is_well = mutants::same("bcache: failure count of a batch", known, backing.failures());
+        let flushed = flushed.and(if is_well { Ok(()) } else { Err(IoError::IO) });
+        flushed.inspect_err(|_| self.look_at_backing())
     }
 
     /// The devices of a copy: from the cache, to the backing device.

@@ -130,6 +130,65 @@ fn cache_on_a_volume_keeps_a_log_too() {
     assert!(ran.err.contains("a server was killed"), "{ran:?}");
 }
 
+const SET: &str = "vm=0 N bcache slow fast 0";
+const SET_READS: &str = "qemu-io -r -f raw -c 'read -P 1 0 4k' -c 'read -P 3 4k 4k' \
+                         -c 'read -P 1 8k 56k' -c 'read -P 2 1M 4k' -c 'read -P 0 2M 1M' \"$uri\"";
+
+/// A server of a set wrote into its cache, wrote no entry of the journal, and was killed.
+fn killed_set() -> Place {
+    let place = Place::new();
+    place.sparse("slow", 8 << 20);
+    place.sparse("fast", 64 << 20);
+    let format = "format bcache --cache fast --backing slow --cache-mode writeback";
+    place.cairn(&format.split(' ').collect::<Vec<_>>()).ok();
+    let writes = ["write -P 1 0 64k", "write -P 2 1M 4k", "write -P 3 4k 4k"];
+    let script = format!("cairn cache set vm journal_delay_ms=60000\n{}", write_and_kill(&writes));
+    let status = place.command(&["serve", "--table", SET, "--run", &script]).output().unwrap();
+    assert_eq!(status.status.signal(), Some(9), "{status:?}");
+    place
+}
+
+#[test]
+fn next_server_has_every_write_that_a_killed_bcache_acknowledged() {
+    let place = killed_set();
+    let before = [place.read("slow"), place.read("fast")];
+    let ran = place.serve_run(&["--table", SET, "--read-only"], SET_READS);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(before == [place.read("slow"), place.read("fast")]);
+    let ran = place.cairn(&["check", "fast"]);
+    assert!(ran.out.contains("crash log: 3 records of writes"), "{ran:?}");
+    let ran = place.serve_run(&["--table", SET], SET_READS);
+    assert!(ran.err.contains("fast: a server was killed: 3 acknowledged writes"), "{ran:?}");
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let again = place.serve_run(&["--table", SET], SET_READS);
+    assert!(again.code == 0 && !again.err.contains("was killed"), "{again:?}");
+    assert_eq!(std::fs::read_dir(place.crash_logs.path()).unwrap().count(), 0, "nothing is left");
+}
+
+#[test]
+fn set_that_was_used_in_between_is_refused_until_the_log_is_given_up() {
+    let place = killed_set();
+    let write = "qemu-io -f raw -c 'write -P 9 2M 4k' -c flush \"$uri\" >/dev/null";
+    let mut elsewhere = place.command(&["serve", "--table", SET, "--run", write]);
+    let served = elsewhere.env("CAIRN_CRASH_LOGS", "/nowhere").output().unwrap();
+    assert!(served.status.success(), "{served:?}");
+    let ran = place.serve_run(&["--table", SET], "true");
+    let detail = "fast: crash log: found acknowledged writes of a killed server on top of journal";
+    assert!(ran.code != 0 && ran.err.contains(detail), "{ran:?}");
+    let read = "qemu-io -r -f raw -c 'read -P 9 2M 4k' -c 'read -P 0 0 4k' \"$uri\"";
+    let ran = place.serve_run(&["--table", SET, "--discard-crash-log"], read);
+    assert!(ran.code == 0 && ran.err.contains("given up: 3 records"), "{ran:?}");
+    assert_eq!(place.serve_run(&["--table", SET], read).code, 0);
+}
+
+#[test]
+fn drain_after_a_kill_writes_back_what_a_bcache_acknowledged() {
+    let place = killed_set();
+    place.cairn(&["flush", "--table", SET.strip_prefix("vm=").unwrap()]).ok();
+    let slow = &place.read("slow")[16 * 512..];
+    assert_eq!([0, 4096, 8192, 1 << 20].map(|at| slow[at]), [1, 3, 1, 2]);
+}
+
 #[test]
 fn snapshot_in_memory_is_there_again_after_a_kill_and_not_after_a_stop() {
     let place = Place::new();

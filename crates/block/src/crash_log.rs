@@ -187,14 +187,25 @@ impl CrashLog {
     /// Makes room for a record that [`Self::append`] or [`Self::cancel`] will ask for. False if the
     /// open half is full: the target has to commit first.
     pub fn reserve(&mut self) -> bool {
-        let has_room = self.len + self.reserved < self.capacity;
-        self.reserved += usize::from(has_room);
-        has_room
+        self.reserve_some(1) == 1
+    }
+
+    /// Makes room for up to so many records, as [`Self::reserve`] does for one. Answers for how
+    /// many.
+    pub fn reserve_some(&mut self, most: usize) -> usize {
+        let some = most.min(self.capacity - self.len - self.reserved);
+        self.reserved += some;
+        some
     }
 
     /// Gives back what was reserved.
     pub fn cancel(&mut self) {
-        self.reserved -= 1;
+        self.cancel_some(1);
+    }
+
+    /// Gives back what was reserved for so many records.
+    pub fn cancel_some(&mut self, count: usize) {
+        self.reserved -= count;
     }
 
     /// Appends a record for which there is room.

@@ -86,6 +86,17 @@ fn full_half_takes_no_reservation_and_then_says_that_something_is_lost() {
 }
 
 #[test]
+fn several_records_reserve_as_much_as_there_is_and_give_back_what_they_do_not_need() {
+    let (memory, mut log) = begun(4, 10);
+    put(&mut log, 1);
+    assert_eq!([2, 2, 1].map(|most| log.reserve_some(most)), [2, 1, 0]);
+    log.append([2; 3]);
+    log.cancel_some(2);
+    assert_eq!(log.reserve_some(9), 2);
+    assert_eq!(left_in(&memory, OWNER, 10), Left::Records(vec![[1; 3], [2; 3]]));
+}
+
+#[test]
 fn loss_is_counted_by_each_process_until_a_client_is_told() {
     let (memory, mut log) = begun(2, 10);
     put(&mut log, 1);

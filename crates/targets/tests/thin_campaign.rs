@@ -366,6 +366,10 @@ impl Scenario for Pools {
         true
     }
 
+    fn outlives_kills(&self) -> bool {
+        true
+    }
+
     fn rolls_back(&self) -> bool {
         self.failing
     }
@@ -486,6 +490,11 @@ mod canaries {
     #[test]
     fn a_write_of_zeros_that_waits_for_no_commit_is_caught() {
         caught(Bug::ElideWithoutCommit, SHAPES);
+    }
+
+    #[test]
+    fn sealing_the_crash_log_after_the_freeze_is_caught() {
+        caught(Bug::SealLate, SHAPES);
     }
 
     #[test]

@@ -15,7 +15,8 @@ fn write_and_kill(writes: &[&str]) -> String {
     let count = writes.len();
     let commands: String = writes.iter().map(|write| format!("-c '{write}' ")).collect();
     format!(
-        "stdbuf -oL qemu-io -t writeback -f raw {commands} -c 'sleep 600000' \"$uri\" > said 2>&1 &
+        "stdbuf -oL qemu-io -t writeback -d unmap -f raw {commands} \
+         -c 'sleep 600000' \"$uri\" > said 2>&1 &
          until [ \"$(grep -c wrote said)\" = {count} ]; do sleep 0.02; done
          kill -9 $PPID $!"
     )
@@ -219,4 +220,33 @@ fn power_cut_takes_the_log_and_what_was_not_flushed() {
     let read = "qemu-io -r -f raw -c 'read -P 0 0 8M' \"$uri\"";
     let ran = place.serve_run(&["--table", TABLE], read);
     assert!(ran.code == 0 && !ran.err.contains("crash log"), "{ran:?}");
+}
+
+#[test]
+fn thin_volume_has_every_write_that_a_killed_server_acknowledged() {
+    let pool = ["--table", "p=0 16384 thin-pool meta data 128 0"];
+    let volume = [&pool[..], &["--table", "vm=0 16384 thin @p 0", "--export", "vm"]].concat();
+    let place = Place::new();
+    place.sparse("meta", 4 << 20);
+    place.sparse("data", 8 << 20);
+    place.serve_run(&[&pool[..], &["--message", "p 0 create_thin 0"]].concat(), "true").ok();
+    let flushed = "qemu-io -f raw -c 'write -P 9 3M 64k' -c flush \"$uri\" > /dev/null";
+    place.serve_run(&volume, flushed).ok();
+    // A block, a part of one, an overwrite, and a hole in place of what is durable: within a second
+    // nothing is committed.
+    let writes = ["write -P 1 0 64k", "write -P 2 1M 4k", "write -P 3 4k 4k", "write -z -u 3M 64k"];
+    let script = write_and_kill(&writes);
+    let serve = [&["serve"], &volume[..], &["--run", &script]].concat();
+    let status = place.command(&serve).output().unwrap();
+    assert_eq!(status.status.signal(), Some(9), "{status:?}");
+    let reads = "qemu-io -r -f raw -c 'read -P 1 0 4k' -c 'read -P 3 4k 4k' \
+                 -c 'read -P 1 8k 56k' -c 'read -P 2 1M 4k' -c 'read -P 0 1028k 60k' \
+                 -c 'read -P 0 3M 64k' \"$uri\"";
+    // The second server replays nothing.
+    for _ in 0..2 {
+        let ran = place.serve_run(&volume, reads);
+        assert_eq!(ran.code, 0, "{ran:?}");
+    }
+    place.cairn(&["check", "meta"]).ok();
+    assert_eq!(std::fs::read_dir(place.crash_logs.path()).unwrap().count(), 0, "nothing is left");
 }

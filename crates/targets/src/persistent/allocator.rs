@@ -214,6 +214,19 @@ impl DataAllocator {
         (runs, Some(next).filter(|next| *next < blocks))
     }
 
+    /// Takes this block; false if it is not free.
+    pub fn take_block(&self, block: DataBlock) -> bool {
+        let (chunk, index) = (block.0 / CHUNK_BLOCKS, block.0 % CHUNK_BLOCKS);
+        let mut shard = self.shards[(chunk % SHARDS) as usize].lock();
+        let Some(own) = shard.get_mut((chunk / SHARDS) as usize) else { return false };
+        let is_free = own.is_free(index);
+        if is_free {
+            own.set(index, 1, false);
+            self.free.fetch_sub(1, Ordering::AcqRel);
+        }
+        is_free
+    }
+
     /// Takes one block out permanently if it is free and then `wrongly` says that it must not be.
     /// True for a block that was taken out this way, now or before.
     pub(super) fn withdraw(&self, block: DataBlock, wrongly: impl FnOnce() -> bool) -> bool {
@@ -293,6 +306,15 @@ mod tests {
         assert_eq!(allocator.take(2000), [DataRun::new(9000, 1000), DataRun::new(100, 50)]);
         assert_eq!(allocator.take(1), []);
         assert_eq!(allocator.free(), 0);
+    }
+
+    #[test]
+    fn a_block_is_taken_by_its_number_once_and_if_it_is_free() {
+        let allocator = fresh(100);
+        assert!(allocator.take_block(DataBlock(7)) && !allocator.take_block(DataBlock(7)));
+        assert!(!allocator.take_block(DataBlock(100)) && !allocator.take_block(DataBlock(1 << 39)));
+        assert_eq!(allocator.take(10), [DataRun::new(0, 7), DataRun::new(8, 3)]);
+        assert_eq!(allocator.free(), 89);
     }
 
     #[test]

@@ -35,6 +35,7 @@ use std::sync::Arc;
 
 use cairn_block::sync::atomic::Ordering;
 use cairn_block::{Disk, Env, invariants, mutants};
+use cairn_format::bcache::crc64;
 use cairn_format::thin::block::{Kind, seal};
 use cairn_format::thin::{
     Block, DataBlockSize, DeviceDetails, IndexBlockMut, IndexEntry, METADATA_BLOCKS_MAX,
@@ -73,8 +74,22 @@ impl Working {
     /// The device failed, or is damaged or full. The transaction must be aborted: the abort reads
     /// which of both states is on the device.
     pub async fn commit(&mut self, env: &Env) -> Result<Vec<DataRun>, Error> {
+        self.commit_naming(env, |_| ()).await
+    }
+
+    /// Like [`Self::commit`]; `name` gets the state that the commit leaves ([`Self::state`]),
+    /// before the device can have it.
+    ///
+    /// # Errors
+    /// As for [`Self::commit`].
+    pub async fn commit_naming(
+        &mut self,
+        env: &Env,
+        name: impl FnOnce(u64),
+    ) -> Result<Vec<DataRun>, Error> {
         self.guard()?;
         if !self.is_changed() {
+            name(self.state());
             return Ok(Vec::new());
         }
         // Marked broken while it runs, so that a commit whose future is dropped stays broken.
@@ -88,11 +103,19 @@ impl Working {
             let flush = self.store.nodes.disk.flush(env, failures);
             mutants::step("metadata: flush before the superblock", (), flush).await?;
         }
+        name(state_of(&self.next));
         self.doubtful = true;
         self.write_superblock(env, &superblock).await?;
         (self.doubtful, self.broken) = (false, false);
         self.written = sources.len() as u64;
         Ok(self.publish(&sources))
+    }
+
+    /// A number for the state on the device: two states that follow each other have different ones,
+    /// since every commit with changes moves a root. The mark of a check that is due does not
+    /// count: it changes no mapping.
+    pub fn state(&self) -> u64 {
+        state_of(&self.durable)
     }
 
     /// Step 1. Returns the fresh blocks in order, and the source of the content of each.
@@ -381,6 +404,13 @@ impl Working {
             Editor::<RefCount>::new(env, nodes, txn, place).create()?;
         Ok(())
     }
+}
+
+/// See [`Working::state`].
+fn state_of(superblock: &Superblock) -> u64 {
+    let mut unmarked = superblock.clone();
+    unmarked.set_needs_check(false);
+    crc64(&unmarked.encode(MetadataBlock::SUPERBLOCK))
 }
 
 fn superblock(data_block_size: DataBlockSize, metadata_blocks: u64) -> Superblock {

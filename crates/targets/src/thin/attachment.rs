@@ -13,6 +13,7 @@ use cairn_block::{
 };
 use cairn_format::thin::{DataBlock, Mapping};
 
+use super::acknowledged::Changed;
 use super::index::Shard;
 use super::losses::PassedOn;
 use super::pool::{Parked, Pool};
@@ -170,4 +171,6 @@ pub(super) fn map_blocks(
     for (at, data) in (block..).zip(data.blocks()) {
         shard.change(at, Some(Mapping { block: data, time }), stamp, false);
     }
+    let first = Mapping { block: data.start, time };
+    pool.acknowledge(&Changed::mapped(volume.id, block, first, data.count), data.count);
 }

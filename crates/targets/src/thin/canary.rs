@@ -19,6 +19,9 @@ pub enum Bug {
     /// A FUA write of zeros that needs nothing completes at once, although what made the block a
     /// hole is not durable (breaks T6).
     ElideWithoutCommit,
+    /// A commit seals the crash log after it froze: records of changes that it does not make
+    /// durable go with it (breaks A2 of `acknowledged`).
+    SealLate,
 }
 
 #[cfg(feature = "canary")]

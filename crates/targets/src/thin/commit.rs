@@ -226,6 +226,11 @@ impl Pool {
             // The waiters had changes that are lost by now.
             return tell(env, waiters, Err(IoError::IO));
         }
+        let acknowledged = self.metadata.acknowledged();
+        // Before the freeze: A2 of `acknowledged`.
+        if !canary::planted(Bug::SealLate) {
+            acknowledged.seal();
+        }
         let number = self.numbers.begin();
         let batch = freeze(self.open_volumes());
         let result = match self.write_commit(env, &batch, order).await {
@@ -233,6 +238,7 @@ impl Pool {
                 if edited.is_some() {
                     self.state.lock().edited = edited;
                 }
+                acknowledged.committed();
                 self.numbers.end(number);
                 self.note_highest(env, &batch).await;
                 let Batch { frozen, made, passing, discarded } = batch;
@@ -240,12 +246,13 @@ impl Pool {
                 // in one place or the other.
                 self.quarantine(env, freed, passing, discarded);
                 frozen.iter().for_each(|frozen| frozen.volume.thaw());
-                self.room.give_back(&self.metadata, made);
+                self.room.end(&self.metadata, made);
                 Ok(())
             }
             Err(MetadataError::Data(error)) if self.has_nothing(&batch).await => {
                 batch.frozen.iter().for_each(|frozen| frozen.volume.thaw());
-                self.room.give_back(&self.metadata, batch.made);
+                self.room.end(&self.metadata, batch.made);
+                acknowledged.unchanged(self.metadata.state().await);
                 if order.is_some() {
                     self.state.lock().edited = Some(Err(MetadataError::Data(error)));
                 }
@@ -289,6 +296,9 @@ impl Pool {
             let flush = async { env.make_durable(self.data_disk()).await };
             let flushed = mutants::step("thin: flush of the data device", (), flush).await;
             flushed.map_err(MetadataError::data)?;
+            if canary::planted(Bug::SealLate) {
+                self.metadata.acknowledged().seal();
+            }
             if batch.maps() && self.has_data_failed() {
                 return Err(MetadataError::DataLost);
             }
@@ -305,7 +315,8 @@ impl Pool {
             working.apply(env, volume.id, &changes).await?;
         }
         edited = edited.or(self.make_edit(env, &mut working, after).await?);
-        let freed = working.commit(env).await?;
+        let acknowledged = self.metadata.acknowledged();
+        let freed = working.commit_naming(env, |state| acknowledged.name_state(state)).await?;
         self.metadata.note(&working);
         Ok(Written { freed, edited })
     }
@@ -370,10 +381,11 @@ impl Pool {
     /// Rolls back to the last durable state. No change is possible after it.
     pub async fn roll_back(&self, env: &Env, error: &MetadataError) {
         tracing::error!("{}: commit failed: {error}", self.name());
+        self.begin_loss();
         self.lower_mode(Mode::ReadOnly, "a commit failed; the metadata needs a check");
         let is_end = error.io().kind == ErrorKind::Shutdown;
         let aborted = self.metadata.abort(env, !is_end, &self.name()).await;
-        let mut lost = Vec::new();
+        let (mut lost, mut raised) = (Vec::new(), Vec::new());
         for volume in self.open_volumes() {
             // Its details are the durable ones. If they cannot be read, the volume is not served
             // either.
@@ -382,13 +394,18 @@ impl Pool {
             volume.map.roll_back(mapped);
             // Here no request can change a map any more that was rolled back after the mode
             // changed.
-            if volume.lose() {
+            if let Some(told) = volume.lose() {
                 lost.push(volume.id);
+                raised.extend(told);
             }
             // Last: a FUA write to a block that was rolled back meets a change, and fails.
             volume.map.settle();
         }
         self.note_loss(error, lost);
+        // Nothing is recorded any more, and what was is lost.
+        let (state, failures) = (self.metadata.state().await, self.data_disk().failures());
+        self.metadata.acknowledged().begin(state, failures);
+        self.end_loss(raised);
         // The clients of each affected volume get the error from that volume.
         self.metadata_device.disk.acknowledge_failures(self.metadata_device.disk.failures());
         if let Err(error) = aborted {
@@ -410,12 +427,13 @@ impl Pool {
         self.state.lock().stopping = false;
         self.spawn(env, async |pool, env| {
             loop {
-                pool.rest_until_stopped(env, COMMIT_PERIOD).await;
+                pool.rest_until_due(env).await;
                 if pool.state.lock().stopping {
                     return;
                 }
                 pool.look_at_data(env);
-                if pool.open_volumes().iter().any(|volume| volume.is_dirty()) {
+                let is_dirty = || pool.open_volumes().iter().any(|volume| volume.is_dirty());
+                if pool.metadata.acknowledged().is_filling() || is_dirty() {
                     // Clients get a failure from their own flushes.
                     let _ = pool.commit(env).await;
                 }
@@ -431,10 +449,11 @@ impl Pool {
         self.open_volumes().iter().for_each(|volume| volume.map.check_state());
     }
 
-    /// Waits for a while, or until the pool is stopped.
-    pub async fn rest_until_stopped(&self, env: &Env, time: Duration) {
-        let end = Some(env.now() + time);
-        env.until_or_time(&self.changed, end, || self.state.lock().stopping).await;
+    /// Waits until a commit is due, or the pool is stopped.
+    async fn rest_until_due(&self, env: &Env) {
+        let (end, acknowledged) = (Some(env.now() + COMMIT_PERIOD), self.metadata.acknowledged());
+        let is_due = || acknowledged.is_filling() || self.state.lock().stopping;
+        env.until_or_time(&self.changed, end, is_due).await;
     }
 
     /// Stops every task, with everything durable. No request is under way.
@@ -452,12 +471,14 @@ impl Pool {
 
 #[cfg(all(test, shuttle))]
 mod interleavings {
-    //! A change against a commit under shuttle: see `interleaved`.
+    //! Changes and their records against a commit under shuttle: see `interleaved`.
 
+    use super::super::acknowledged::{Acknowledged, Changed};
     use super::super::groups::Group;
     use super::super::interleavings::{mapping, volume};
     use super::*;
     use crate::interleaved::rounds;
+    use cairn_block::{Base, CrashLog, KeptMemory, Left};
     use shuttle::thread;
 
     /// Maps block 0 to data block 7, as a write that has ended.
@@ -488,6 +509,57 @@ mod interleavings {
             let dirty = volume.map.shard(0).is_dirty(numbers.durable());
             assert!(dirty || taken == 1, "N1");
             assert!(volume.is_dirty() || taken == 1, "the next commit takes it");
+        };
+        shuttle::check_random(life, rounds());
+    }
+
+    /// Maps a block, with its record, as a write that has ended.
+    fn acknowledged_change(
+        (acknowledged, numbers): (&Acknowledged, &Numbers),
+        volume: &Volume,
+        block: u64,
+    ) {
+        assert_eq!(acknowledged.reserve(1), 1);
+        let mut shard = volume.map.shard(block);
+        let stamp = numbers.stamp(volume);
+        shard.change(block, Some(mapping(7 + block)), stamp, false);
+        let changed = Changed::mapped(volume.id, block, mapping(7 + block), 1);
+        acknowledged.append(changed.record(), 1);
+    }
+
+    #[test]
+    fn a_change_whose_record_is_gone_was_taken_by_a_commit_that_is_durable() {
+        let life = || {
+            let (volume, numbers) = (volume(0, None), Arc::new(Numbers::default()));
+            volume.map.end_load(0, &Group::empty(), || true, 0);
+            let memory = Arc::new(KeptMemory::new(4));
+            let acknowledged = Arc::new(Acknowledged::in_memory(memory.clone(), 0));
+            let writer = {
+                let (volume, numbers) = (volume.clone(), numbers.clone());
+                let acknowledged = acknowledged.clone();
+                let parts = move |block| {
+                    acknowledged_change((&acknowledged, &numbers), &volume, block);
+                };
+                thread::spawn(move || (0..2).for_each(parts))
+            };
+            let mut taken = 0;
+            for state in 1..3 {
+                acknowledged.seal();
+                let number = numbers.begin();
+                let batch = freeze(vec![volume.clone()]);
+                taken += batch.made;
+                acknowledged.name_state(state);
+                acknowledged.committed();
+                numbers.end(number);
+                batch.frozen.iter().for_each(|frozen| frozen.volume.thaw());
+            }
+            writer.join().expect("no panic");
+            // A kill now, after the last commit has landed.
+            let base = Base { owner: 0, state: 2, failures: 0 };
+            let Left::Records(records) = CrashLog::open(memory, &base).1 else {
+                panic!("the state is the last commit's")
+            };
+            assert!(taken as usize + records.len() >= 2, "A2");
         };
         shuttle::check_random(life, rounds());
     }

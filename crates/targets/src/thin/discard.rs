@@ -4,8 +4,11 @@
 //! discard inside one loaded group is done at once. Any other discard is a task that goes from
 //! group to group, and asks the metadata for the next mapping.
 
+use std::ops::Range;
+
 use cairn_block::{Env, IoError, IoResult, Request, SectorRange, Verdict, yield_once};
 
+use super::acknowledged::Changed;
 use super::arena::GROUP_BLOCKS;
 use super::attachment::VolumeAttachment;
 use super::config::Discards;
@@ -43,7 +46,7 @@ impl Thin {
             let mapped = (first..end).filter(|block| shard.get(*block).is_some()).count() as u64;
             let can = pool.stocks.take_removals(env.reactor(), mapped, &pool.room, &pool.metadata);
             if can == mapped {
-                unmap(attachment, &mut shard, first, end);
+                unmap_some(attachment, &mut shard, first..end, mapped);
                 return Verdict::Completed;
             }
             pool.room.give_back(&pool.metadata, can);
@@ -65,16 +68,6 @@ impl Thin {
         let size = self.attachment().pool.block.0;
         let (first, end) = (range.start.0.div_ceil(size), range.end().0 / size);
         (first, end.max(first))
-    }
-}
-
-/// Unmaps the mapped blocks of a range of one loaded group. The changes were granted.
-fn unmap(attachment: &VolumeAttachment, shard: &mut Shard, first: u64, end: u64) {
-    let stamp = attachment.pool.stamp(&attachment.volume);
-    for block in first..end {
-        if shard.get(block).is_some() {
-            shard.change(block, None, stamp, true);
-        }
     }
 }
 
@@ -143,7 +136,7 @@ impl VolumeAttachment {
                 let mapped = some.filter(|block| shard.get(*block).is_some()).count() as u64;
                 let can =
                     pool.stocks.take_removals(env.reactor(), mapped, &pool.room, &pool.metadata);
-                let done = unmap_some(self, &mut shard, first, first + clear, can);
+                let done = unmap_some(self, &mut shard, first..first + clear, can);
                 if done > first {
                     return Ok(done);
                 }
@@ -153,7 +146,8 @@ impl VolumeAttachment {
         match can {
             // The metadata has no room before a commit, or not even then.
             Some(0) if !pool.has_room(Purpose::Discard) => {
-                if !pool.room.is_granted() && !volume.is_dirty() {
+                let fills = pool.metadata.acknowledged().is_filling();
+                if !fills && !pool.room.is_granted() && !volume.is_dirty() {
                     return Err(NO_SPACE);
                 }
                 pool.commit(env).await?;
@@ -167,23 +161,27 @@ impl VolumeAttachment {
     }
 }
 
-/// Unmaps up to `can` mapped blocks from `first` on; answers the first that was not looked at.
+/// Unmaps up to `can` mapped blocks of a range of one loaded group; answers the first that was not
+/// looked at. The changes were granted.
 fn unmap_some(
     attachment: &VolumeAttachment,
     shard: &mut Shard,
-    first: u64,
-    end: u64,
-    mut can: u64,
+    range: Range<u64>,
+    can: u64,
 ) -> u64 {
-    for block in first..end {
+    let (pool, volume) = (&attachment.pool, &attachment.volume);
+    let (mut changes, mut done) = (0, range.end);
+    for block in range.clone() {
         if shard.get(block).is_none() {
             continue;
         }
-        if can == 0 {
-            return block;
+        if changes == can {
+            done = block;
+            break;
         }
-        can -= 1;
-        shard.change(block, None, attachment.pool.stamp(&attachment.volume), true);
+        changes += 1;
+        shard.change(block, None, pool.stamp(volume), true);
     }
-    end
+    pool.acknowledge(&Changed::unmapped(volume.id, range.start..done), changes);
+    done
 }

@@ -16,7 +16,12 @@
 //!     serve it, before any waiter is answered. Each client gets one error, at its next flush, even
 //!     if table and pool are gone by then.
 //! L5. The suspend of the pool reports, once, which volumes lost changes since the last suspend.
+//! L6. The crash log says that there is a loss until clients were told: a client of each volume
+//!     that has it and is served. If the process is killed before, the next one raises the failure
+//!     count of the first mapped device that serves each volume, for the log does not say which
+//!     volumes lost something.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
@@ -55,16 +60,48 @@ pub(super) struct Losses {
     last: Mutex<Option<Loss>>,
     /// No suspend has reported it.
     untold: AtomicBool,
+    owed: Arc<Owed>,
+}
+
+/// The losses of a metadata device's volumes that no client was told of (L6). They outlive its
+/// pools.
+#[derive(Default)]
+pub(super) struct Owed(Mutex<Debts>);
+
+#[derive(Default)]
+struct Debts {
+    /// Volumes that no table has served since an earlier process lost something.
+    unserved: BTreeSet<DeviceId>,
+    raised: Vec<Raised>,
+    /// Changes are being rolled back: more may come.
+    is_growing: bool,
+}
+
+/// The failure count of a mapped device, and its value after a loss.
+pub(super) type Raised = (Arc<FailureCount>, u64);
+
+fn raise(failures: &Arc<FailureCount>) -> Raised {
+    failures.raise();
+    (failures.clone(), failures.count())
 }
 
 impl Losses {
-    /// No losses. `failures` is the data device's failure count.
-    pub fn new(failures: u64) -> Losses {
+    /// No losses of this pool. `failures` is the data device's failure count.
+    pub fn new(failures: u64, owed: Arc<Owed>) -> Losses {
         Losses {
             known: AtomicU64::new(failures),
             looking: AtomicBool::new(false),
             last: Mutex::default(),
             untold: AtomicBool::new(false),
+            owed,
+        }
+    }
+
+    /// A mapped device with this failure count begins to serve a volume (L6).
+    pub fn serve(&self, volume: DeviceId, failures: &Arc<FailureCount>) {
+        let mut debts = self.owed.0.lock();
+        if debts.unserved.remove(&volume) {
+            debts.raised.push(raise(failures));
         }
     }
 }
@@ -78,7 +115,13 @@ impl Pool {
 
     /// Everything is durable or rolled back, and no request is under way: L1 begins here.
     pub fn know_data(&self) {
-        self.losses.known.store(self.data_disk().failures(), Ordering::Release);
+        self.know(self.data_disk().failures());
+    }
+
+    /// Nothing depends on failures until this count of the data device.
+    fn know(&self, failures: u64) {
+        self.losses.known.store(failures, Ordering::Release);
+        self.metadata.acknowledged().survived(failures);
     }
 
     /// If the data device failed, starts a task that checks whether anything depends on it (L2).
@@ -91,10 +134,56 @@ impl Pool {
             pool.epochs.quiesce(0).await;
             // Writes that began before are mapped by now, or never will be.
             if !pool.open_volumes().iter().any(|volume| volume.is_changed()) {
-                pool.losses.known.store(failures, Ordering::Release);
+                pool.know(failures);
             }
             pool.losses.looking.store(false, Ordering::Release);
         });
+    }
+
+    /// An earlier process lost what these volumes may have acknowledged (L6).
+    pub fn owe_before(&self, volumes: impl IntoIterator<Item = DeviceId>) {
+        let mut debts = self.losses.owed.0.lock();
+        debts.unserved.extend(volumes);
+        self.forget_loss_if_told(&debts);
+    }
+
+    /// What is not durable is about to be rolled back (L6).
+    pub fn begin_loss(&self) {
+        self.losses.owed.0.lock().is_growing = true;
+        self.metadata.acknowledged().lose();
+    }
+
+    /// It was, and these failure counts rose.
+    pub fn end_loss(&self, raised: Vec<Raised>) {
+        let mut debts = self.losses.owed.0.lock();
+        debts.is_growing = false;
+        debts.raised.extend(raised);
+        self.forget_loss_if_told(&debts);
+    }
+
+    /// A client of the mapped device with this failure count was told of all its losses.
+    pub fn told(&self, failures: &Arc<FailureCount>) {
+        let mut debts = self.losses.owed.0.lock();
+        let is_untold =
+            |(count, value): &Raised| !Arc::ptr_eq(count, failures) || count.told() < *value;
+        let before = debts.raised.len();
+        debts.raised.retain(is_untold);
+        if debts.raised.len() < before {
+            // Who is served was told, and those who are not have no client.
+            self.forget_loss(&debts);
+        }
+    }
+
+    fn forget_loss_if_told(&self, debts: &Debts) {
+        if debts.unserved.is_empty() {
+            self.forget_loss(debts);
+        }
+    }
+
+    fn forget_loss(&self, debts: &Debts) {
+        if debts.raised.is_empty() && !debts.is_growing {
+            self.metadata.acknowledged().told();
+        }
     }
 
     /// Notes that these volumes were rolled back.
@@ -168,7 +257,7 @@ impl Writers {
     }
 
     /// Their writes may be lost: raises their failure counts.
-    pub fn tell(&self) {
-        self.0.lock().iter().for_each(|failures| failures.raise());
+    pub fn tell(&self) -> Vec<Raised> {
+        self.0.lock().iter().map(raise).collect()
     }
 }

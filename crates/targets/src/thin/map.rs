@@ -15,6 +15,7 @@ use cairn_block::{
 };
 use cairn_format::thin::{DataBlock, DeviceId};
 
+use super::acknowledged::Changed;
 use super::arena::GROUP_BLOCKS;
 use super::attachment::{Origin, VolumeAttachment, map_blocks};
 use super::canary::{self, Bug};
@@ -501,6 +502,8 @@ impl Thin {
         for block in span.block..span.block + can {
             shard.change(block, None, stamp, true);
         }
+        let range = span.block..span.block + can;
+        pool.acknowledge(&Changed::unmapped(attachment.volume.id, range), can);
         Released::Blocks(can)
     }
 }
@@ -620,6 +623,7 @@ impl Target for Thin {
         let Some(attachment) = self.attached() else { return };
         let data = attachment.pool.data_disk();
         data.acknowledge_failures(data.failures());
+        attachment.pool.told(&self.failures);
     }
 
     fn report(&self) -> Report {

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
 use cairn_block::{Disk, Env, IoError, yield_once};
-use cairn_format::thin::{DataBlockSize, DeviceDetails, DeviceId, MetadataBlock};
+use cairn_format::thin::{DataBlockSize, DeviceDetails, DeviceId, Mapping, MetadataBlock};
 
+use super::acknowledged::Acknowledged;
 use super::arena::GROUP_BLOCKS;
 use super::groups::Group;
 use crate::fair::{Fair, Held};
@@ -168,6 +169,7 @@ pub(super) struct PoolMetadata {
     store: Arc<Store>,
     working: Fair<Working>,
     facts: Mutex<Facts>,
+    acknowledged: Acknowledged,
 }
 
 impl PoolMetadata {
@@ -182,7 +184,13 @@ impl PoolMetadata {
             Options { data_block_size: Some(block_size), read_only, ..Options::default() };
         let (store, working) = Store::open(env, disk, options).await?;
         let facts = Mutex::new(Facts::of(&working));
-        Ok(PoolMetadata { store, working: Fair::new(working), facts })
+        let acknowledged = Acknowledged::default();
+        Ok(PoolMetadata { store, working: Fair::new(working), facts, acknowledged })
+    }
+
+    /// What clients have been answered and the metadata does not have: the crash log.
+    pub fn acknowledged(&self) -> &Acknowledged {
+        &self.acknowledged
     }
 
     /// The figures of status lines.
@@ -288,6 +296,34 @@ impl PoolMetadata {
     pub async fn highest(&self, env: &Env, id: DeviceId) -> Result<Option<u64>> {
         let leaf = self.leaf(env, id, u64::MAX).await?;
         Ok(leaf.mappings.last().map(|(block, _)| *block))
+    }
+
+    /// Those of these changes, in the order of their blocks, that the durable state does not have.
+    pub async fn missing(
+        &self,
+        env: &Env,
+        id: DeviceId,
+        changes: Vec<(u64, Option<Mapping>)>,
+    ) -> Result<Vec<(u64, Option<Mapping>)>> {
+        let (mut missing, mut known) = (Vec::new(), None::<Leaf>);
+        for (block, mapping) in changes {
+            let leaf = match known.take().filter(|leaf| leaf.keys.contains(&block)) {
+                Some(leaf) => leaf,
+                None => self.leaf(env, id, block).await?,
+            };
+            let at = leaf.mappings.binary_search_by_key(&block, |(block, _)| *block);
+            let found = at.ok().map(|at| leaf.mappings[at].1.block);
+            if found != mapping.map(|mapping| mapping.block) {
+                missing.push((block, mapping));
+            }
+            known = Some(leaf);
+        }
+        Ok(missing)
+    }
+
+    /// The number of the state on the device, as the crash log names it.
+    pub async fn state(&self) -> u64 {
+        self.working.lock().await.state()
     }
 
     /// True if a leaf that was read still belongs to the durable state.

@@ -20,10 +20,10 @@
 //! Files: `config` (table lines), `map` (verdicts and completions of a volume), `attachment` (a
 //! table's attachment to a volume), `place` (a request's range in blocks), `index` (the volume
 //! map), `groups` (its loaded groups), `arena` (their memory), `fill` (partly written blocks),
-//! `discard`, `commit`, `losses` (reports of failures), `stock` (blocks and metadata that a reactor
-//! hands out), `space` (running out), `volume`, `pool`, `metadata`, `recover` (opening, handover,
-//! growth), `edits` (volumes made and deleted by verbs and messages), `message` (parsed to edits),
-//! `status`, `inspect` (queries of verbs), `trim`.
+//! `discard`, `commit`, `acknowledged` (the crash log), `losses` (reports of failures), `stock`
+//! (blocks and metadata that a reactor hands out), `space` (running out), `volume`, `pool`,
+//! `metadata`, `recover` (opening, handover, growth), `edits` (volumes made and deleted by verbs
+//! and messages), `message` (parsed to edits), `status`, `inspect` (queries of verbs), `trim`.
 //!
 //! # Invariants
 //! T1. The data of a mapping is durable on the data device before the mapping is durable.
@@ -47,7 +47,9 @@
 //! The last durable metadata and every data block it maps, as of the last flush or later (T1, T2).
 //! Blocks that were being filled, or were mapped by an unfinished commit, are free. `commit` has
 //! the steps of a commit, and what recovery finds in each gap.
+//! After a kill of the process alone, the crash log adds what was acknowledged (`acknowledged`).
 
+mod acknowledged;
 mod arena;
 mod attachment;
 mod commit;

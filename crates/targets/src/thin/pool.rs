@@ -21,7 +21,7 @@ use super::commit::Numbers;
 use super::config::{DetectZeroes, Discards, Options};
 use super::edits::Order;
 use super::index::Stamp;
-use super::losses::Losses;
+use super::losses::{Losses, Owed};
 use super::metadata::{Leaves, MetadataError, PoolMetadata};
 use super::space::WARNINGS;
 use super::stock::{Room, Stocks, Taken};
@@ -158,13 +158,14 @@ pub(super) struct Terms {
     pub options: Options,
     pub low_water_blocks: u64,
     pub events: Events,
+    pub owed: Arc<Owed>,
 }
 
 impl Pool {
     /// A pool over open metadata, closed.
     pub fn new(env: &Env, terms: Terms, metadata: PoolMetadata) -> Arc<Pool> {
         let mode = if metadata.facts().needs_check { Mode::ReadOnly } else { Mode::Write };
-        let losses = Losses::new(terms.data.disk.failures());
+        let losses = Losses::new(terms.data.disk.failures(), terms.owed);
         Arc::new_cyclic(|me| Pool {
             me: me.clone(),
             metadata_device: terms.metadata_device,
@@ -444,12 +445,14 @@ impl Pool {
             volumes.get(&id).inspect(|volume| volume.enter(failures)).cloned()
         };
         if let Some(volume) = known {
+            self.losses.serve(id, failures);
             return Ok(volume);
         }
         let details = self.metadata.details(id)?;
         let highest = self.metadata.highest(env, id).await?;
         let volume = Volume::new(id, details, highest, &self.arena);
         volume.enter(failures);
+        self.losses.serve(id, failures);
         self.volumes.lock().insert(id, volume.clone());
         Ok(volume)
     }

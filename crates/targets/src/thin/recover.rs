@@ -3,7 +3,7 @@
 //! The constructor checks arguments and the superblock's fixed fields. At resume the pool is
 //! formatted if its metadata device is blank (see `blank`), opened, or taken over unchanged from a
 //! suspended table. Then it is grown to the table's length and to the size of the metadata device.
-//! Recovery is reading the superblock.
+//! Recovery is reading the superblock, and the crash log if a process was killed (`acknowledged`).
 //!
 //! H1. A metadata device has one open pool, served by one live table. The table answers for this
 //!     pool only.
@@ -19,7 +19,9 @@ use cairn_block::{
 use cairn_format::probe::Kind;
 use cairn_format::thin::{DataBlockSize, Opening};
 
+use super::acknowledged::Place;
 use super::config::{DetectZeroes, Discards, POOL_SPEC, PoolConfig};
+use super::losses::Owed;
 use super::message::not_serving;
 use super::metadata::{MetadataError, PoolMetadata};
 use super::pool::{Mode, Pool, Terms};
@@ -42,7 +44,9 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
     let user = ctor.registry.kin(&identity, Arc::<SharedCore<Pool>>::default).join();
     let events = ctor.events.clone();
     let detect = Mutex::new(config.options.detect);
-    let table = ThinPool { config, user, events, pool: Mutex::default(), detect };
+    let owed = ctor.registry.kin(&identity, Arc::<Owed>::default);
+    let crash_log = Place::of(&ctor, &config)?;
+    let table = ThinPool { config, user, events, pool: Mutex::default(), detect, crash_log, owed };
     // If the pool is live, this refuses now what the resume would refuse.
     let live = table.user.core().filter(|pool| goes_on(pool));
     live.map_or(Ok(()), |pool| table.refuse_other_discards(&pool))?;
@@ -148,6 +152,9 @@ pub struct ThinPool {
     pool: Mutex<Option<Arc<Pool>>>,
     /// How zeros are handled: as the table says, then as the last message does.
     detect: Mutex<DetectZeroes>,
+    /// Where its crash log is; none if there is none.
+    pub(super) crash_log: Option<Place>,
+    owed: Arc<Owed>,
 }
 
 impl Drop for ThinPool {
@@ -199,7 +206,10 @@ impl ThinPool {
         if pool.block != self.config.block() || !self.has_same_devices(pool) {
             return Err(self.busy("other devices or another block size", "those it serves"));
         }
-        if goes_on(pool) { self.refuse_other_discards(pool).map(|()| true) } else { Ok(false) }
+        if !goes_on(pool) || self.must_replay(pool)? {
+            return Ok(false);
+        }
+        self.refuse_other_discards(pool).map(|()| true)
     }
 
     /// Volumes have told their clients whether they take discards: that cannot change while the
@@ -231,6 +241,7 @@ impl ThinPool {
         let metadata = &config.metadata.disk;
         let of = |error| metadata_error(config, error);
         if look(env, config).await? {
+            self.refuse_log_of_another()?;
             Store::format_fresh(env, metadata, block_size(config)).await.map_err(of)?;
         }
         let read_only = config.options.read_only;
@@ -242,6 +253,7 @@ impl ThinPool {
             options: config.options,
             low_water_blocks: config.low_water_blocks,
             events: self.events.clone(),
+            owed: self.owed.clone(),
         };
         Ok(Pool::new(env, terms, metadata.map_err(of)?))
     }
@@ -265,16 +277,18 @@ impl ThinPool {
         if pool.metadata.facts().needs_check {
             pool.metadata.mark(env).await;
             pool.set_mode(Mode::ReadOnly, "the metadata needs a check");
-            return Ok(());
+            return self.leave_log(pool).await;
         }
         if config.options.read_only {
             pool.set_mode(Mode::ReadOnly, "the table says read_only");
-            return Ok(());
+            return self.leave_log(pool).await;
         }
         let of = |error| metadata_error(config, error);
         pool.metadata.working().await.allow_changes(env).await.map_err(of)?;
+        let log = self.take_log(env, pool).await?;
         self.grow(env, pool).await?;
         pool.price(pool.metadata.facts().shares());
+        self.keep_log(pool, log).await;
         if pool.has_room(Purpose::Provide) {
             pool.set_mode(Mode::Write, "resumed");
         } else {

@@ -69,7 +69,8 @@ impl Pool {
     async fn make_room(&self, env: &Env) {
         while self.mode().provides() && !self.has_room(Purpose::Provide) {
             let listener = self.changed.listen();
-            if self.open_volumes().iter().any(|volume| volume.is_dirty()) {
+            let fills = self.metadata.acknowledged().is_filling();
+            if fills || self.open_volumes().iter().any(|volume| volume.is_dirty()) {
                 // Whatever comes of it, the next look tells.
                 let _ = self.commit(env).await;
             } else if self.room.is_granted() {

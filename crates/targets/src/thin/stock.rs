@@ -3,7 +3,8 @@
 //!
 //! S1. A data block in a stock was taken from the allocator, and is in no other stock.
 //! S2. For every change that is made and not durable, or may still be made from a stock, the most
-//!     metadata blocks that it can take are reserved ([`Room`]).
+//!     metadata blocks that it can take are reserved ([`Room`]). For every change that may still be
+//!     made, room for a record in the crash log is reserved, too (`acknowledged`).
 //! S3. Allocations leave a reserve of metadata, so that a pool whose metadata is full can still
 //!     discard. Discards leave a part of the reserve, so that volumes can still be deleted.
 //!     Metadata below half a MiB leaves no such part. Metadata that would mostly be reserve has
@@ -40,8 +41,7 @@ pub(super) enum Purpose {
     Delete,
 }
 
-/// The right to make changes: for each change the most metadata blocks that it can take are
-/// reserved.
+/// The right to make changes (S2).
 pub(super) struct Room {
     /// Metadata blocks per change. Changes only while nothing is granted.
     unit: AtomicU64,
@@ -85,15 +85,24 @@ impl Room {
     /// Grants up to `count` changes, fewer if little is left.
     pub fn grant(&self, metadata: &PoolMetadata, mut count: u64, purpose: Purpose) -> u64 {
         let (unit, keep) = (self.unit.load(Ordering::Acquire), self.keep(metadata, purpose));
+        count = metadata.acknowledged().reserve(count);
+        let records = count;
         while count > 0 && !metadata.reserve(count * unit, keep) {
             count /= 2;
         }
+        metadata.acknowledged().cancel(records - count);
         self.granted.fetch_add(count, Ordering::AcqRel);
         count
     }
 
-    /// Takes grants back: of changes that are durable, or that will not be made.
+    /// Takes grants back, of changes that will not be made.
     pub fn give_back(&self, metadata: &PoolMetadata, count: u64) {
+        metadata.acknowledged().cancel(count);
+        self.end(metadata, count);
+    }
+
+    /// Takes grants back, of changes that are durable.
+    pub fn end(&self, metadata: &PoolMetadata, count: u64) {
         self.granted.fetch_sub(count, Ordering::AcqRel);
         metadata.unreserve(count * self.unit.load(Ordering::Acquire));
     }
@@ -106,7 +115,7 @@ impl Room {
         if is_there {
             metadata.unreserve(unit);
         }
-        is_there
+        is_there && metadata.acknowledged().has_room()
     }
 
     /// True if changes may be under way.

@@ -9,6 +9,7 @@ mod errors;
 mod fixture;
 mod full;
 mod inspections;
+mod killed;
 mod large_blocks;
 mod losses;
 mod modes;

@@ -9,7 +9,7 @@ use cairn_format::thin::{DeviceDetails, DeviceId};
 
 use super::arena::Arena;
 use super::index::{Run, Shard, VolumeMap};
-use super::losses::Writers;
+use super::losses::{Raised, Writers};
 
 /// See the module's description.
 pub(super) struct Volume {
@@ -120,13 +120,10 @@ impl Volume {
         self.frozen.store(false, Ordering::Release);
     }
 
-    /// Changes were rolled back: true if there were any, which are lost.
-    pub fn lose(&self) -> bool {
-        let loses = self.is_changed();
+    /// Changes were rolled back: if there were any, they are lost, and these failure counts rose.
+    pub fn lose(&self) -> Option<Vec<Raised>> {
         // Before the flags: a task that sees them cleared sees the loss.
-        if loses {
-            self.writers.tell();
-        }
+        let loses = self.is_changed().then(|| self.writers.tell());
         self.dirty.store(false, Ordering::Release);
         self.frozen.store(false, Ordering::Release);
         loses

@@ -243,3 +243,37 @@ fn running_out_of_metadata_is_an_error_and_the_abort_brings_the_old_state_back()
     test.commit();
     assert_eq!(test.audit().devices.len(), 2);
 }
+
+#[test]
+fn a_commit_names_the_state_that_it_leaves_before_the_device_can_have_it() {
+    let mut test = StoreFixture::fresh(64, 100);
+    let before = test.working().state();
+    let drive = test.drive();
+    let (state, shown) = test
+        .run(async move |env, working| {
+            working.create_device(env, id(1))?;
+            let (mut named, start) = (None, drive.visible().to_vec()[..4096].to_vec());
+            let look = |state| {
+                let is_old = drive.visible().to_vec()[..4096] == start[..];
+                named = Some((state, is_old));
+            };
+            working.commit_naming(env, look).await?;
+            Ok::<_, Error>(named.expect("every commit names its state"))
+        })
+        .unwrap();
+    assert!(shown && state != before);
+    assert_eq!(test.working().state(), state);
+    test.run(async |env, working| working.set_needs_check(env).await).unwrap();
+    assert_eq!(test.working().state(), state, "a mark changes no mapping");
+}
+
+#[test]
+fn a_commit_without_changes_names_the_state_that_there_is() {
+    let mut test = StoreFixture::fresh(64, 100);
+    let before = test.working().state();
+    let named = test.run(async |env, working| {
+        let mut named = None;
+        working.commit_naming(env, |state| named = Some(state)).await.map(|_| named)
+    });
+    assert_eq!(named.unwrap(), Some(before));
+}

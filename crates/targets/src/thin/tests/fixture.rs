@@ -95,6 +95,11 @@ impl PoolFixture {
         assert!(refused.contains(part), "found '{refused}', expected '{part}' in it");
     }
 
+    /// The process dies and another one starts; the drives keep what they hold.
+    pub fn killed(self) -> PoolFixture {
+        PoolFixture { fixture: self.fixture.killed(), data_blocks: self.data_blocks }
+    }
+
     /// A new world whose drives hold what a power cut now certainly leaves.
     pub fn reopen_durable(&self) -> PoolFixture {
         let [metadata, data, _origin] =

@@ -55,6 +55,8 @@ pub struct CrashFiles {
     process: u64,
     /// What is left in logs that are opened is given up.
     discards: AtomicBool,
+    /// The process has not begun to serve.
+    starts: Arc<AtomicBool>,
     /// Those that are in use, by name.
     open: Mutex<HashMap<String, Weak<Mapping>>>,
 }
@@ -105,8 +107,8 @@ impl CrashFiles {
         let now = clock_gettime(ClockId::Boottime);
         // No two processes that have the same file start in the same nanosecond.
         let process = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
-        let (discards, open) = (AtomicBool::new(false), Mutex::default());
-        Ok(CrashFiles { folders, boot, bytes, process, discards, open })
+        let (discards, starts, open) = (AtomicBool::new(false), Arc::default(), Mutex::default());
+        Ok(CrashFiles { folders, boot, bytes, process, discards, starts, open })
     }
 
     /// The process ends, and nothing writes any more: the files that say nothing go, although they
@@ -116,6 +118,11 @@ impl CrashFiles {
         for mapping in open.values().filter_map(Weak::upgrade) {
             mapping.forget();
         }
+    }
+
+    /// The process starts, or has begun to serve.
+    pub fn start(&self, starts: bool) {
+        self.starts.store(starts, Ordering::Relaxed);
     }
 
     /// From now on, what is left in logs that are opened is given up, or not.
@@ -167,7 +174,7 @@ impl CrashFiles {
                 return Err(error.into());
             }
         }
-        Mapping::of(file, path, bytes as usize, access, self.process)
+        Mapping::of(self, file, path, bytes as usize, access)
     }
 }
 
@@ -227,12 +234,10 @@ enum Access {
 
 /// Makes a log empty.
 fn give_up(name: &str, mapping: &Mapping) {
-    let records: usize = CrashLog::unreplayed(mapping).iter().map(|half| half.1).sum();
+    let records = CrashLog::discard(mapping);
     if records > 0 {
         tracing::warn!("{name}: given up: {records} records of writes of a killed server");
     }
-    // The word that says that it is a log.
-    mapping.words()[0].store(0, Ordering::Release);
 }
 
 /// Removes what earlier runs of the machine have left.
@@ -329,6 +334,7 @@ struct Mapping {
     base: NonNull<AtomicU64>,
     words: usize,
     process: u64,
+    starts: Arc<AtomicBool>,
     path: PathBuf,
     /// None for a reader.
     lock: Option<File>,
@@ -343,11 +349,11 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     fn of(
+        files: &CrashFiles,
         file: File,
         path: PathBuf,
         bytes: usize,
         access: Access,
-        process: u64,
     ) -> io::Result<Mapping> {
         let flags = match access {
             Access::Create(_) => MapFlags::SHARED | MapFlags::POPULATE,
@@ -361,7 +367,8 @@ impl Mapping {
         let base = NonNull::new(base.cast()).expect("a mapping is never at address zero");
         let lock = (access != Access::Read).then_some(file);
         let (words, is_removed) = (bytes / size_of::<u64>(), AtomicBool::new(false));
-        Ok(Mapping { base, words, process, path, lock, is_removed })
+        let (process, starts) = (files.process, files.starts.clone());
+        Ok(Mapping { base, words, process, starts, path, lock, is_removed })
     }
 
     /// Removes the file if it says nothing; the lock of it ends later (M2).
@@ -382,6 +389,10 @@ impl CrashMemory for Mapping {
 
     fn process(&self) -> u64 {
         self.process
+    }
+
+    fn is_of_a_start(&self) -> bool {
+        self.starts.load(Ordering::Relaxed)
     }
 }
 

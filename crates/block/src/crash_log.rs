@@ -147,6 +147,18 @@ impl CrashLog {
         if header.is_valid() { unreplayed(&header) } else { Vec::new() }
     }
 
+    /// Gives up what an earlier process left in this memory. Answers how many records that were: if
+    /// any, the next process to open the log tells its clients of a loss.
+    pub fn discard(memory: &dyn CrashMemory) -> usize {
+        let header = Header::of(memory);
+        let records = CrashLog::unreplayed(memory).iter().map(|half| half.1).sum();
+        if records > 0 {
+            header.set_untold(NOBODY);
+            empty_in_order(&header);
+        }
+        records
+    }
+
     /// The next commit is one of all that was left, and leaves this state. Durable or not, from now
     /// on a device with that state needs none of it.
     pub fn include(&mut self, state: u64) {
@@ -230,8 +242,12 @@ impl CrashLog {
         self.len += 1;
     }
 
-    /// There is nothing left to replay or to tell. [`Self::begin`] is next, if anything is.
+    /// There is nothing left to replay or to tell, unless the process has not begun to serve.
+    /// [`Self::begin`] is next, if anything is.
     pub fn empty(&mut self) {
+        if self.memory.is_of_a_start() {
+            return;
+        }
         let header = Header::of(self.memory.as_ref());
         empty_in_order(&header);
         header.set_untold(0);
@@ -351,6 +367,11 @@ impl CrashLog {
         is_earlier
     }
 
+    /// True if what is recorded is not to be replayed.
+    pub fn is_lost(&self) -> bool {
+        Header::of(self.memory.as_ref()).is_lost()
+    }
+
     /// A client was told of all losses.
     pub fn told(&mut self) {
         Header::of(self.memory.as_ref()).set_untold(0);
@@ -376,7 +397,10 @@ fn counting<'m>(header: &Header<'m>) -> Vec<Half<'m>> {
 
 fn unreplayed(header: &Header<'_>) -> Vec<(u64, usize)> {
     let counted = |half: &Half<'_>| (half.state(), half.records().len());
-    counting(header).iter().map(counted).collect()
+    match header.is_lost() {
+        true => Vec::new(),
+        false => counting(header).iter().map(counted).collect(),
+    }
 }
 
 /// What is to be done with what memory has.
@@ -396,11 +420,9 @@ fn left(header: &Header<'_>, base: &Base) -> Left {
         header.lose(NOBODY);
     }
     match first {
-        _ if is_empty || is_included => Left::Records(Vec::new()),
+        _ if is_empty || is_included || header.is_lost() => Left::Records(Vec::new()),
         _ if header.owner() != base.owner => Left::Foreign(named(states, header)),
-        _ if header.is_given_up() => Left::Records(Vec::new()),
         None => Left::Foreign(named(states, header)),
-        Some(_) if header.is_lost() => Left::Records(Vec::new()),
         Some(first) => Left::Records(records[first..].concat()),
     }
 }

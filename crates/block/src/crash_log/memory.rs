@@ -42,6 +42,12 @@ pub trait CrashMemory: Send + Sync {
 
     /// Names the process among all that have had it. Never zero.
     fn process(&self) -> u64;
+
+    /// The process has not begun to serve: if its start fails, the next process finds what it
+    /// found.
+    fn is_of_a_start(&self) -> bool {
+        false
+    }
 }
 
 /// What memory is for.

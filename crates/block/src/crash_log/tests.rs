@@ -135,6 +135,33 @@ fn failure_that_the_killed_process_did_not_look_at_is_a_loss() {
 }
 
 #[test]
+fn log_that_is_lost_has_nothing_for_any_device() {
+    let (memory, mut log) = begun(4, 10);
+    put(&mut log, 1);
+    assert_eq!(CrashLog::unreplayed(memory.as_ref()), [(10, 1)]);
+    log.lose();
+    for (owner, state) in [(OWNER, 10), (OWNER, 11), (OWNER + 1, 10)] {
+        assert_eq!(left_in(&memory, owner, state), Left::Records(Vec::new()));
+    }
+    assert_eq!(CrashLog::unreplayed(memory.as_ref()), []);
+    assert!(!CrashLog::says_nothing(memory.as_ref()), "a client is to be told");
+    log.told();
+    assert!(CrashLog::says_nothing(memory.as_ref()));
+}
+
+#[test]
+fn what_is_discarded_is_told_as_a_loss() {
+    let (memory, mut log) = begun(4, 10);
+    assert_eq!(CrashLog::discard(memory.as_ref()), 0);
+    assert!(CrashLog::says_nothing(memory.as_ref()), "there was nothing to lose");
+    put(&mut log, 1);
+    assert_eq!(CrashLog::discard(memory.as_ref()), 1);
+    let (mut log, left) = CrashLog::open(memory, &base(OWNER + 1, 12));
+    assert_eq!(left, Left::Records(Vec::new()));
+    assert!(log.take_loss() && !log.is_lost());
+}
+
+#[test]
 fn kill_while_a_loss_is_recorded_leaves_the_records_or_the_loss() {
     for stores in 0..3 {
         let (memory, mut log) = begun(2, 10);
@@ -363,7 +390,7 @@ fn log_that_was_given_up_has_a_loss_and_nothing_to_replay_in_any_state() {
     for state in [9, 10, 11] {
         assert_eq!(left_in(&memory, OWNER, state), nothing(), "{state}");
     }
-    assert_eq!(left_in(&memory, OWNER + 1, 10), Left::Foreign(vec![10]));
+    assert_eq!(left_in(&memory, OWNER + 1, 10), nothing());
     let next = Arc::new(memory.after_kill());
     let (mut log, _) = CrashLog::open(next.clone(), &base(OWNER, 9));
     assert!(log.take_loss());

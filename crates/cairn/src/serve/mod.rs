@@ -323,6 +323,7 @@ impl Server {
             Err(error) if sockets.control_asked => return Err(error),
             Err(error) => tracing::warn!("serving without a control socket: {error}"),
         }
+        self.world.begin_to_serve();
         Ok(())
     }
 

@@ -25,6 +25,7 @@ impl World {
         match CrashFiles::open(bytes) {
             Ok(files) => {
                 files.discard(discards);
+                files.start(true);
                 let files = self.crash_logs.files.get_or_init(|| Arc::new(files));
                 self.registry().set_crash_logs(files.clone());
             }
@@ -35,7 +36,15 @@ impl World {
         }
     }
 
-    /// The start has ended: tables that are loaded later replay no log that it was to discard.
+    /// The start has succeeded: what is given up from now on does not come back.
+    pub fn begin_to_serve(&self) {
+        if let Some(files) = self.crash_logs.files.get() {
+            files.start(false);
+        }
+    }
+
+    /// Every volume is up: tables that are loaded later replay no log that the start was to
+    /// discard.
     pub fn end_start(&self) {
         self.crash_logs.starts.store(false, Ordering::Relaxed);
         if let Some(files) = self.crash_logs.files.get() {

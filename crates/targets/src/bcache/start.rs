@@ -213,8 +213,7 @@ impl Bcache {
         if core.tells_of_loss(self.inode(), || self.traffic.count_loss_of_set()) {
             let (volume, cache) = (&self.config.volume, &core.cache.device().argument);
             tracing::error!(
-                "{volume}: {cache}: a server was killed after the set had failed: acknowledged \
-                 writes may be lost"
+                "{volume}: {cache}: acknowledged writes of a server that was killed may be lost"
             );
         }
     }

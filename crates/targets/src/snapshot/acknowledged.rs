@@ -156,7 +156,9 @@ impl Place {
         let cow = config.cow.disk.as_ref();
         let (mut log, left) = CrashLog::open(self.memory.clone(), &self.base(cow));
         let Left::Records(records) = left else { return Err(foreign(config)) };
-        let is_lost = log.take_loss();
+        // Clients are told by the end of the snapshot.
+        log.take_loss();
+        let is_lost = log.is_lost();
         let has_ended = is_lost || records.iter().any(|record| record[0] == ENDED);
         match records.is_empty() {
             // The log says it as it is.

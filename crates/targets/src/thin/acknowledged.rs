@@ -321,7 +321,7 @@ impl ThinPool {
         *pool.metadata.acknowledged().log.lock() = Some(log);
         if is_lost {
             tracing::error!(
-                "{}: a server was killed after a failure: acknowledged writes may be lost",
+                "{}: acknowledged writes of a server that was killed may be lost",
                 pool.name()
             );
             pool.owe_before(pool.metadata.devices().into_iter().map(|(id, _)| id));

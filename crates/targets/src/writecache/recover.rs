@@ -359,8 +359,7 @@ impl WriteCache {
         state.acknowledged.keep(Some(log));
         if is_lost {
             tracing::error!(
-                "{volume}: {cache}: a server was killed after a failure of the cache device: \
-                 acknowledged writes may be lost"
+                "{volume}: {cache}: acknowledged writes of a server that was killed may be lost"
             );
             self.lose(&mut state);
         }

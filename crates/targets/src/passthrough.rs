@@ -133,6 +133,11 @@ impl Target for Passthrough {
         vec![self.area.disk.clone()]
     }
 
+    /// What tells it from other targets of its kind over the same lower disks.
+    fn part(&self) -> u64 {
+        0
+    }
+
     /// The ranges of lower disks that the target needs for itself, and whether it only reads them.
     /// None here: see `remaps`. The answer must not change in the target's life.
     fn claims(&self) -> Vec<Claim> {

@@ -14,9 +14,9 @@
 //!     device once, also if a flush that no client asked for met the failure. The next suspend
 //!     fails unless a client was told by then. What writeback copied is dirty until its own flush,
 //!     so it is copied again.
-//!     The device's own count of what was told stays behind until a client was told of the loss, and
-//!     until no write is in flight that the failure may have lost. So a failure that no client was
-//!     told of is found after a kill, whether the killed process had seen it or not.
+//!     The device's own count of what was told stays behind until a client was told of the loss,
+//!     and until no write is in flight that the failure may have lost. So a failure that no client
+//!     was told of is found after a kill, whether the killed process had seen it or not.
 //! A5. A *held* write (R16) is answered when it is durable, so no flush of a client waits for it.
 //!     It fails if the device has failed since it began: its data may be gone.
 
@@ -272,8 +272,8 @@ impl Traffic {
         }
     }
 
-    /// An earlier process lost what the set had acknowledged. Answers the failure count that has the
-    /// loss.
+    /// An earlier process lost what the set had acknowledged. Answers the failure count that has
+    /// the loss.
     pub fn count_loss_of_set(&self) -> u64 {
         self.state.lock().losses.add(&self.failures);
         self.failures.count()

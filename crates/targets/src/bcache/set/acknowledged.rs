@@ -15,8 +15,8 @@
 //!
 //! # The log
 //! A log has the name of the place of the cache device, and belongs to its set. Its state is the
-//! newest entry of the journal, by number and checksum. Each entry changes the state, with keys of clients or without.
-//! So the log is told of an entry before it is written, and again after that.
+//! newest entry of the journal, by number and checksum. Each entry changes the state, with keys of
+//! clients or without. So the log is told of an entry before it is written, and again after that.
 //!
 //! # Invariants
 //! F1. A record is appended as its key enters the tree, under the lock of the set: after its data
@@ -39,8 +39,8 @@
 //!     opening finds another failure count, and gives up what is there, also without records: a
 //!     group that had entered and a write in place have none (D1).
 //! F6. The log says that there is a loss until each volume concerned has told a client of it. Which
-//!     these are is known for losses of this process; those of an earlier one concern all volumes of
-//!     the set. Both change under one lock ([`Untold`]), which comes before that of the set.
+//!     these are is known for losses of this process; those of an earlier one concern all volumes
+//!     of the set. Both change under one lock ([`Untold`]), which comes before that of the set.
 //!
 //! # What a kill leaves
 //! Records, in order, that are newer than the journal. An opening takes them as the keys of one

@@ -59,6 +59,11 @@ impl Acknowledged {
         has_room
     }
 
+    /// Requests wait for room, or there is not much left: a commit should follow the one that ends.
+    pub fn wants_commit(&self) -> bool {
+        self.is_wanted || self.log.as_ref().is_some_and(CrashLog::is_half_full)
+    }
+
     /// A fill has failed.
     pub fn cancel(&mut self) {
         if let Some(log) = &mut self.log {

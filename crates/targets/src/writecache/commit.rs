@@ -168,13 +168,15 @@ impl WriteCache {
         }
     }
 
-    /// Commits until no caller waits and the number of uncommitted blocks is below the limit.
+    /// Commits until no caller waits, the number of uncommitted blocks is below the limit, and the
+    /// crash log has room.
     async fn commit_loop(&self, env: &Env) {
         loop {
             self.commit_once(env).await;
             let mut state = self.state.lock();
             invariants::sample(|| state.check_whole());
-            let full = state.index.uncommitted >= self.config.autocommit_blocks.max(1);
+            let full = state.index.uncommitted >= self.config.autocommit_blocks.max(1)
+                || state.acknowledged.wants_commit();
             let broken = state.broken;
             if !state.commits.goes_on(full && !broken) {
                 drop(state);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use cairn_block::{Io, Op, SectorCount};
 use cairn_sim::{Fault, OpSet};
 
-use super::fixture::{CacheFixture, committed, initial_byte, range, slow, table};
+use super::fixture::{CacheFixture, committed, initial_byte, range, slow, table, write_io};
 
 #[test]
 fn a_flush_after_a_restart_covers_what_the_killed_process_wrote() {
@@ -154,4 +154,17 @@ fn a_failed_flush_at_resume_counts_as_a_loss_of_writes_around() {
         test.flush_of(&client).unwrap();
         assert_eq!(test.origin.durable().to_vec()[0] == 1, !fails);
     }
+}
+
+#[test]
+fn writes_that_find_the_log_full_during_a_commit_have_another_one() {
+    let test = CacheFixture::live(200, "autocommit_blocks 1000000 autocommit_time 3600000");
+    test.cache.faults().add(slow(OpSet::FLUSHES, Duration::from_millis(5)));
+    // Blocks without a neighbour need a record each.
+    for block in 0..128 {
+        test.start("write", move |env| write_io(env, block * 16, 8, 1));
+        test.run(Duration::from_micros(50));
+    }
+    test.run(Duration::from_secs(1));
+    assert_eq!(test.labels().len(), 128);
 }

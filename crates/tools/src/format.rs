@@ -11,6 +11,7 @@
 //! 3. the header or superblock, then a flush: empty and valid. Of a bcache set, the superblocks of
 //!    the backing devices, then that of the cache: until that is there, they are of no set.
 
+use cairn_backends::LeftLog;
 use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
 use cairn_format::probe::blank::way_on;
 use cairn_format::snapshot::ChunkSize;
@@ -98,14 +99,11 @@ fn format_pool_data(args: &FormatPoolDataArgs) -> Outcome<u8> {
 /// Makes all devices of a set blank, if all of them may be.
 fn make_way_for_set(args: &FormatBcacheArgs, sources: &[&Source]) -> Outcome<()> {
     let way_on = way_on("bcache", &bcache::format::command(args), "");
-    let judged: Vec<bool> = sources
+    let judged: Vec<InTheWay> = sources
         .iter()
-        .map(|source| is_in_the_way(source, args.leave, (0, |_| false), &way_on))
+        .map(|source| judge(source, args.leave, (0, |_| false), &way_on))
         .collect::<Outcome<_>>()?;
-    for (source, _) in sources.iter().zip(judged).filter(|(_, is_in_the_way)| *is_in_the_way) {
-        source.make_blank(0)?;
-    }
-    Ok(())
+    sources.iter().zip(judged).try_for_each(|(source, judged)| judged.remove(source, 0))
 }
 
 /// Makes the range from a start sector on blank; one that is not blank needs `--yes`.
@@ -115,28 +113,42 @@ fn make_way(
     place: (u64, OwnRemainder),
     way_on: &str,
 ) -> Outcome<()> {
-    match is_in_the_way(source, leave, place, way_on)? {
-        true => source.make_blank(place.0),
-        false => Ok(()),
+    judge(source, leave, place, way_on)?.remove(source, place.0)
+}
+
+/// What of a device must go first.
+struct InTheWay {
+    logs: Vec<LeftLog>,
+    /// The range from a start sector on is not blank.
+    content: bool,
+}
+
+impl InTheWay {
+    fn remove(self, source: &Source, start_sector: u64) -> Outcome<()> {
+        dirty::give_up(source, self.logs)?;
+        match self.content {
+            true => source.make_blank(start_sector),
+            false => Ok(()),
+        }
     }
 }
 
-/// True if the range from a start sector on must be made blank first; that needs `--yes`.
+/// Finds what must go before the range from a start sector on is formatted; that needs `--yes`.
 ///
 /// # Errors
 /// It is not given, or the range has dirty data.
-fn is_in_the_way(
+fn judge(
     source: &Source,
     leave: LeaveArgs,
     (start_sector, is_own_remainder): (u64, OwnRemainder),
     way_on: &str,
-) -> Outcome<bool> {
-    dirty::refuse(source, start_sector, leave.discard_dirty)?;
+) -> Outcome<InTheWay> {
+    let logs = dirty::refuse(source, start_sector, leave.discard_dirty)?;
     let found = source.judge(start_sector, is_own_remainder)?;
     if !leave.yes {
         refuse_unless_blank(&source.name, &found, way_on)?;
     }
-    Ok(!found.is_blank())
+    Ok(InTheWay { logs, content: !found.is_blank() })
 }
 
 fn write_cache(source: &Source, start: u64, geometry: &Geometry) -> Outcome<()> {

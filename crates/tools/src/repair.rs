@@ -21,9 +21,10 @@ pub fn run(args: &RepairArgs) -> Outcome<u8> {
         false => Source::read(&args.device)?,
     };
     let start_sector = args.place.start_sector;
-    if args.in_place {
-        dirty::refuse(&source, start_sector, args.discard_dirty)?;
-    }
+    let logs = match args.in_place {
+        true => dirty::refuse(&source, start_sector, args.discard_dirty)?,
+        false => Vec::new(),
+    };
     let found = source.identify(start_sector)?;
     let kind = match Kind::of(&found) {
         // The superblock may be lost: the option says that the device is a pool's.
@@ -39,12 +40,12 @@ pub fn run(args: &RepairArgs) -> Outcome<u8> {
                 ("--transaction-id", args.transaction_id.is_some()),
             ];
             refuse(&source, &options, (STORE, METADATA))?;
-            snapshot::repair::run(&source, args)
+            snapshot::repair::run(&source, args, logs)
         }
         Some(Kind::Thin) => {
             let options = [("--origin", args.origin.is_some()), ("--salvage", args.salvage)];
             refuse(&source, &options, (METADATA, STORE))?;
-            thin::repair::run(&source, args)
+            thin::repair::run(&source, args, logs)
         }
         Some(Kind::Writecache | Kind::Bcache | Kind::BcacheBacking) | None => {
             let detail = format!(

@@ -86,6 +86,37 @@ fn check_tells_of_it_and_format_refuses_to_lose_it() {
 }
 
 #[test]
+fn verb_that_is_refused_gives_no_log_up() {
+    let place = killed();
+    place.sparse("zeros", 8 << 20);
+    place.sparse("disk", 8 << 20);
+    place.sparse("set", 64 << 20);
+    let format = "format bcache --cache set --backing disk --cache-mode writeback";
+    place.cairn(&format.split(' ').collect::<Vec<_>>()).ok();
+    let write = "qemu-io -f raw -c 'write -P 1 0 64k' -c flush \"$uri\" > /dev/null";
+    place.serve_run(&["--table", "vm=0 N bcache disk set 0"], write).ok();
+    for (verb, refusal) in [
+        ("repair fast --in-place --yes --discard-dirty", "fast: dm-writecache, not a"),
+        (
+            "repair zeros --output fast --data-block-size 128 --data-blocks 9 --yes \
+             --discard-dirty",
+            "zeros: found no trees",
+        ),
+        (
+            "format bcache --backing fast --backing disk --yes \
+             --discard-dirty=00000000-0000-0000-0000-000000000001",
+            "disk: --discard-dirty: found",
+        ),
+    ] {
+        let ran = place.cairn(&verb.split_whitespace().collect::<Vec<_>>());
+        assert!(ran.code != 0 && ran.err.contains(refusal), "{verb}: {ran:?}");
+        let ran = place.cairn(&["check", "fast"]);
+        assert!(ran.out.contains("crash log: 2 records of writes"), "{verb}: {ran:?}");
+    }
+    assert_eq!(place.serve_run(&["--table", TABLE], READS).code, 0);
+}
+
+#[test]
 fn device_that_was_used_in_between_is_refused_until_the_log_is_given_up() {
     let place = killed();
     let fast = place.read("fast");

@@ -13,6 +13,7 @@
 
 use std::path::Path;
 
+use cairn_backends::LeftLog;
 use cairn_block::{ConfigKind, SECTOR_BYTES};
 use cairn_format::Severity;
 use cairn_format::snapshot::check::FINDINGS_MAX;
@@ -25,6 +26,7 @@ use serde_json::json;
 
 use super::{PIECE_BYTES, Store, check};
 use crate::args::RepairArgs;
+use crate::dirty;
 use crate::source::sectors;
 use crate::source::{Source, sync_folder};
 use crate::verdict::{findings_json, findings_text};
@@ -36,11 +38,12 @@ struct Dropped {
     left_out: u64,
 }
 
-/// Repairs the store. A signal stops reading; writes in place always run to their end.
+/// Repairs the store; in place, `logs` are given up for it. A signal stops reading; writes in place
+/// always run to their end.
 ///
 /// # Errors
 /// The store cannot be repaired, something cannot be read or written, or a signal came.
-pub fn run(source: &Source, args: &RepairArgs) -> Outcome<u8> {
+pub fn run(source: &Source, args: &RepairArgs, logs: Vec<LeftLog>) -> Outcome<u8> {
     let (_, stop) = signals::watch()?;
     let origin_sectors = sectors(args.origin.as_deref())?;
     let store = Store::at(source, args.place.start_sector, origin_sectors)?.stopped_by(&stop);
@@ -53,7 +56,7 @@ pub fn run(source: &Source, args: &RepairArgs) -> Outcome<u8> {
     let output = match &args.output {
         Some(path) => Some(write_new(&store, &plan, args.salvage, path)?),
         None => {
-            write_in_place(&store, &plan)?;
+            write_in_place(&store, &plan, logs)?;
             None
         }
     };
@@ -171,12 +174,13 @@ fn copy_chunk(
     Ok(())
 }
 
-fn write_in_place(store: &Store<'_>, plan: &Plan) -> Outcome<()> {
+fn write_in_place(store: &Store<'_>, plan: &Plan, logs: Vec<LeftLog>) -> Outcome<()> {
     if !plan.fits_in_place() {
         let expected = "room for one more area: a device larger by a chunk, or --output";
         let (kind, found) = (ConfigKind::Damaged, "it full at the end of the device");
         return Err(refused(kind, &store.source.name, "last area", found, expected));
     }
+    dirty::give_up(store.source, logs)?;
     let offset = |index| store.start + plan.layout().record_offset(index);
     for (from, to) in plan.moves() {
         let record = store.source.bytes_at(offset(from), RECORD_BYTES)?;

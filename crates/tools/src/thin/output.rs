@@ -13,6 +13,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
 
+use cairn_backends::LeftLog;
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_format::thin::build::{Room, WriteBlocks};
 use cairn_format::thin::{BLOCK_BYTES, Block, METADATA_BLOCKS_MAX, MetadataBlock, Superblock};
@@ -45,6 +46,8 @@ pub struct Output<'a> {
     path: PathBuf,
     /// Set while a new file is incomplete.
     made: Option<Unfinished>,
+    /// Crash logs that are given up before the first write.
+    logs: Vec<LeftLog>,
     /// The device must be blanked before the first write.
     is_old: bool,
     /// Consecutive blocks that are not written yet, and the number of the first.
@@ -71,9 +74,12 @@ impl<'a> Output<'a> {
                 (made, Some(Unfinished::file(path)))
             }
         };
-        let is_old = made.is_none() && judge(&target, leave, command)?;
+        let (logs, is_old) = match made {
+            Some(_) => (Vec::new(), false),
+            None => judge(&target, leave, command)?,
+        };
         let (path, row) = (path.to_owned(), (0, Vec::new()));
-        Ok(Output { target, path, made, is_old, row, stop })
+        Ok(Output { target, path, made, logs, is_old, row, stop })
     }
 
     /// The name that the user gave.
@@ -123,6 +129,7 @@ impl<'a> Output<'a> {
         if bytes.is_empty() {
             return Ok(());
         }
+        dirty::give_up(&self.target, std::mem::take(&mut self.logs))?;
         if self.is_old {
             self.target.make_blank(0)?;
             self.is_old = false;
@@ -133,15 +140,16 @@ impl<'a> Output<'a> {
     }
 }
 
-/// True if the device must be blanked first; refuses one that is not blank without `--yes`.
-fn judge(target: &Source, leave: Leave, command: &str) -> Outcome<bool> {
-    dirty::refuse(target, 0, leave.discard_dirty)?;
+/// The crash logs that are given up, and true if the device must be blanked first; refuses one that
+/// is not blank without `--yes`.
+fn judge(target: &Source, leave: Leave, command: &str) -> Outcome<(Vec<LeftLog>, bool)> {
+    let logs = dirty::refuse(target, 0, leave.discard_dirty)?;
     let found = target.judge(0, |_| false)?;
     if !leave.yes {
         let way_on = format!("to lose that: {command} --yes");
         refuse_unless_blank(&target.name, &found, &way_on)?;
     }
-    Ok(!found.is_blank())
+    Ok((logs, !found.is_blank()))
 }
 
 impl WriteBlocks for Output<'_> {

@@ -9,6 +9,7 @@
 
 use std::path::Path;
 
+use cairn_backends::LeftLog;
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_format::Severity;
 use cairn_format::thin::blocks::{Bad, read_one};
@@ -23,17 +24,18 @@ use super::output::{Leave, Output};
 use super::restore::built;
 use super::{MetadataDevice, check as checking, expect_volumes, superblock, superblock_json};
 use crate::args::RepairArgs;
+use crate::dirty;
 use crate::source::Source;
 use crate::verdict::{findings_json, findings_text};
 
-/// Repairs the metadata.
+/// Repairs the metadata; in place, `logs` are given up for it.
 ///
 /// # Errors
 /// Nothing can be saved, or something cannot be read or written.
-pub fn run(source: &Source, args: &RepairArgs) -> Outcome<u8> {
+pub fn run(source: &Source, args: &RepairArgs, logs: Vec<LeftLog>) -> Outcome<u8> {
     match &args.output {
         Some(path) => into_new(source, args, path),
-        None => clear_flag(source, args.place.start_sector, args.json),
+        None => clear_flag(source, args, logs),
     }
 }
 
@@ -164,7 +166,8 @@ fn lost_things(before: &Report, repaired: &Repaired) -> (Vec<(Severity, String)>
 }
 
 /// Clears the needs-check flag, if a check finds nothing else.
-fn clear_flag(source: &Source, start_sector: u64, as_json: bool) -> Outcome<u8> {
+fn clear_flag(source: &Source, args: &RepairArgs, logs: Vec<LeftLog>) -> Outcome<u8> {
+    let start_sector = args.place.start_sector;
     let mut device = MetadataDevice::at(source, start_sector, "check")?;
     let at = MetadataBlock::SUPERBLOCK;
     let features =
@@ -178,6 +181,7 @@ fn clear_flag(source: &Source, start_sector: u64, as_json: bool) -> Outcome<u8> 
         let expected = "no finding but needs_check: use --output";
         return Err(refused(ConfigKind::Damaged, &source.name, "metadata", found, expected));
     }
+    dirty::give_up(source, logs)?;
     if superblock.needs_check() {
         superblock.set_needs_check(false);
         let start = source.bytes - source.area_bytes(start_sector)?;
@@ -185,7 +189,7 @@ fn clear_flag(source: &Source, start_sector: u64, as_json: bool) -> Outcome<u8> 
         source.flush()?;
     }
     let after = checking::verdict(source, start_sector, None)?;
-    if as_json {
+    if args.json {
         stdout::print_json(&json!({
             "device": source.name,
             "output": null,

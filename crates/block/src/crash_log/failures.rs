@@ -28,8 +28,9 @@ pub(crate) fn told_in(memory: &dyn CrashMemory) -> &AtomicU64 {
     &memory.words()[2]
 }
 
-/// True if this is a count, or nothing yet, and every failure was told.
+/// True if this is a count, or nothing yet, and nothing has failed. Above zero it stays, told or
+/// not: logs refer to it, and a start that is refused may have it last.
 pub(super) fn says_nothing(memory: &dyn CrashMemory) -> bool {
     let [magic, count, told] = [0, 1, 2].map(|word| memory.words()[word].load(Ordering::Acquire));
-    (magic == MAGIC && count <= told) || [magic, count, told] == [0; 3]
+    [count, told] == [0; 2] && [MAGIC, 0].contains(&magic)
 }

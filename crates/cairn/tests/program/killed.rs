@@ -1,6 +1,8 @@
 //! A server is killed: what it had acknowledged is in its crash log. The next server replays it,
 //! and every other verb that opens the device knows of it.
 
+use std::fs::{DirEntry, OpenOptions};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 
 use super::place::Place;
@@ -39,6 +41,32 @@ const IS_TOLD: &str = "! qemu-io -f raw -c flush \"$uri\" && qemu-io -f raw -c f
 const READS: &str = "qemu-io -r -f raw -c 'read -P 1 0 4k' -c 'read -P 3 4k 4k' \
                      -c 'read -P 1 8k 56k' -c 'read -P 2 1M 4k' \"$uri\"";
 
+/// Stores words in the crash logs, or failure counts, whose names begin like this.
+fn store(place: &Place, prefix: &str, words: &[(u64, u64)]) {
+    let files = std::fs::read_dir(place.crash_logs.path()).unwrap().map(|file| file.unwrap());
+    let is_one = |file: &DirEntry| file.file_name().to_string_lossy().starts_with(prefix);
+    let found: Vec<DirEntry> = files.filter(is_one).collect();
+    assert!(!found.is_empty(), "{prefix}");
+    for file in found {
+        let file = OpenOptions::new().write(true).open(file.path()).unwrap();
+        for (word, value) in words {
+            file.write_all_at(&value.to_ne_bytes(), 8 * word).unwrap();
+        }
+    }
+}
+
+/// Every device had failed once. A client was told, and what is in the log was not lost.
+fn killed_after_a_failure() -> Place {
+    let place = killed();
+    store(&place, "failures-", &[COUNT, TOLD]);
+    store(&place, "writecache-", &[SURVIVED]);
+    place
+}
+
+const COUNT: (u64, u64) = (1, 1);
+const TOLD: (u64, u64) = (2, 1);
+const SURVIVED: (u64, u64) = (5, 1);
+
 #[test]
 fn next_server_has_every_write_that_a_killed_one_acknowledged() {
     let place = killed();
@@ -67,6 +95,17 @@ fn read_only_server_shows_it_and_leaves_it_to_the_next() {
         assert_eq!(ran.code, 0, "{ran:?}");
     }
     assert_eq!(place.read("fast"), before);
+    assert_eq!(place.serve_run(&["--table", TABLE], READS).code, 0);
+}
+
+#[test]
+fn start_that_is_refused_leaves_the_failure_counts_to_the_next() {
+    let place = killed_after_a_failure();
+    let ran = place.serve_run(&["--table", &TABLE.replace("slow", "@slow")], "true");
+    assert_ne!(ran.code, 0, "{ran:?}");
+    place.sparse("other", 8 << 20);
+    let ran = place.serve_run(&["--table", &TABLE.replace("slow", "other")], "true");
+    assert!(ran.code != 0 && ran.err.contains("for another origin"), "{ran:?}");
     assert_eq!(place.serve_run(&["--table", TABLE], READS).code, 0);
 }
 

@@ -44,8 +44,13 @@ pub enum Identity {
         /// Nanoseconds since 1970; 0 if the file system does not tell.
         birth_ns: i128,
     },
-    /// A block device, by st_rdev.
-    Block(u64),
+    /// A block device, by number and sequence: numbers are used again.
+    Block {
+        /// st_rdev.
+        number: u64,
+        /// Counts what the system has attached since it started; 0 if it does not tell.
+        sequence: u64,
+    },
     /// A volume of this server, by name.
     Volume(String),
     /// Something private: no other name leads to it.
@@ -60,7 +65,8 @@ impl Identity {
             Identity::File { device, inode, birth_ns } => {
                 Some(format!("file-{device:x}-{inode:x}-{birth_ns:x}"))
             }
-            Identity::Block(number) => Some(format!("block-{number:x}")),
+            Identity::Block { number, sequence: 0 } => Some(format!("block-{number:x}")),
+            Identity::Block { number, sequence } => Some(format!("block-{number:x}-{sequence:x}")),
             Identity::Volume(_) | Identity::Unique(_) => None,
         }
     }

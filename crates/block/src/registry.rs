@@ -344,6 +344,13 @@ impl Registry {
         self.disks.lock().get(identity)?.disk.upgrade()
     }
 
+    /// A disk that is open, and has an identity for which this is true.
+    pub fn opened_if(&self, is_it: impl Fn(&Identity) -> bool) -> Option<Arc<dyn Disk>> {
+        let disks = self.disks.lock();
+        let mut found = disks.iter().filter(|(identity, _)| is_it(identity));
+        found.find_map(|(_, opened)| opened.disk.upgrade())
+    }
+
     /// The failure count of what has this identity: it is kept for as long as the world exists,
     /// however often the device is closed and opened.
     pub fn failure_count(&self, identity: &Identity) -> Arc<FailureCount> {

@@ -314,7 +314,7 @@ impl<'a> Caches<'a> {
     /// ones, and those that have their names now.
     fn fate(&self, record: &CacheRecord, table: &Table) -> Fate {
         let registry = self.world.registry();
-        let recorded = |extent: &Extent| registry.opened(&extent.identity.identity());
+        let recorded = |extent: &Extent| extent.identity.opened(registry);
         let called = |extent: &Extent| registry.opened(&registry.identify(&extent.device).ok()?);
         let ways: [Way<'_>; 2] = [&recorded, &called];
         let range =
@@ -385,11 +385,12 @@ impl Caches<'_> {
     /// name is.
     fn device_of(&self, extent: &Extent) -> Outcome<(Device, bool)> {
         let registry = self.world.registry();
-        let (argument, recorded) = (extent.device.clone(), extent.identity.identity());
-        let (disk, same) = match registry.opened(&recorded) {
+        let (argument, recorded) = (extent.device.clone(), &extent.identity);
+        let (disk, same) = match recorded.opened(registry) {
             Some(disk) => (disk, true),
             None => {
-                let same = registry.identify(&argument)? == recorded;
+                let identity = registry.identify(&argument)?;
+                let same = Known::of(&identity).as_ref() == Some(recorded);
                 (self.world.open_to_read(&argument)?, same)
             }
         };

@@ -4,7 +4,7 @@
 //! (`hdparm -W`). Where it says "write through" the kernel itself sends no flush.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cairn_block::{Nature, SectorCount, Shape};
 
@@ -18,8 +18,7 @@ pub(super) struct Sysfs {
 impl Sysfs {
     /// Of the block device `rdev`, in the sysfs at `root`; what it does not tell is unknown.
     pub fn open(root: &Path, rdev: u64) -> Sysfs {
-        let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
-        let device = root.join(format!("dev/block/{major}:{minor}"));
+        let device = folder(root, rdev);
         // A partition has the queue of its disk, one folder up.
         let is_whole = device.join("queue").is_dir();
         let disk = if is_whole { device } else { device.join("..") };
@@ -41,6 +40,21 @@ impl Sysfs {
             matches!(read, Some(Ok(len)) if text[..len].trim_ascii() == b"write through");
         Nature { volatile: !is_durable, ..self.fixed }
     }
+}
+
+/// What the kernel has counted of the devices that it attached when it attached `rdev`, in the
+/// sysfs at `root`. 0 if it does not tell, as before 5.15.
+pub(super) fn sequence(root: &Path, rdev: u64) -> u64 {
+    let device = folder(root, rdev);
+    // A partition has that of its disk.
+    let found = word(&device, "diskseq").or_else(|| word(&device.join(".."), "diskseq"));
+    found.and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+/// The folder of a block device.
+fn folder(root: &Path, rdev: u64) -> PathBuf {
+    let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
+    root.join(format!("dev/block/{major}:{minor}"))
 }
 
 /// The first word of an attribute.
@@ -117,6 +131,20 @@ mod tests {
         std::os::unix::fs::symlink("8:0/sda1", link).unwrap();
         let expected = Nature { rotational: Some(false), volatile: false, shape: Shape::Unknown };
         assert_eq!(nature(root, 8, 1), expected);
+    }
+
+    #[test]
+    fn a_device_and_its_partition_have_a_sequence_number_if_the_system_tells() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        device(root, "8:0", &[("diskseq", "26")]);
+        device(root, "8:0/sda1", &[("partition", "1")]);
+        std::os::unix::fs::symlink("8:0/sda1", root.join("dev/block/8:1")).unwrap();
+        device(root, "8:16", &[("queue/rotational", "0")]);
+        device(root, "7:0", &[("diskseq", "-")]);
+        let found = [(8, 0), (8, 1), (8, 16), (7, 0), (9, 9)]
+            .map(|(major, minor)| sequence(root, rustix::fs::makedev(major, minor)));
+        assert_eq!(found, [26, 26, 0, 0, 0]);
     }
 
     #[test]

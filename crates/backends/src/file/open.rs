@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::OpenFile;
 use super::lock;
-use super::nature::Sysfs;
+use super::nature::{self, Sysfs};
 use super::probe::{self, Kind};
 use crate::held::held;
 
@@ -39,7 +39,10 @@ pub(crate) fn identify(path: &str) -> Result<Identity, ConfigError> {
             let (device, inode, birth_ns) = (stat.st_dev, stat.st_ino, birth_ns(path));
             Identity::File { device, inode, birth_ns }
         }
-        Kind::Block => Identity::Block(stat.st_rdev),
+        Kind::Block => {
+            let number = stat.st_rdev;
+            Identity::Block { number, sequence: nature::sequence(Path::new("/sys"), number) }
+        }
     })
 }
 

@@ -60,7 +60,7 @@ struct Network(Arc<Server>);
 
 impl Opener for Network {
     fn identify(&self, _argument: &str) -> Result<Identity, ConfigError> {
-        Ok(Identity::Block(1))
+        Ok(Identity::Block { number: 1, sequence: 0 })
     }
 
     fn open(

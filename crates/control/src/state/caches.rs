@@ -28,8 +28,9 @@
 //! server (`mem:`, `null:`) are not recorded.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use cairn_block::{ConfigKind, Identity};
+use cairn_block::{ConfigKind, Disk, Identity, Registry};
 use cairn_outcome::failure::{Outcome, refused};
 use serde::{Deserialize, Serialize};
 
@@ -119,21 +120,18 @@ impl Known {
                 let birth_ns = i64::try_from(*birth_ns).unwrap_or(0);
                 Some(Known::File { device: *device, inode: *inode, birth_ns })
             }
-            Identity::Block(number) => Some(Known::Block(*number)),
+            // The sequence means nothing after the machine starts again.
+            Identity::Block { number, .. } => Some(Known::Block(*number)),
             Identity::Volume(name) => Some(Known::Volume(name.clone())),
             Identity::Unique(_) => None,
         }
     }
 
-    /// The same for the registry.
-    pub fn identity(&self) -> Identity {
+    /// What of this identity is open, or the volume.
+    pub fn opened(&self, registry: &Registry) -> Option<Arc<dyn Disk>> {
         match self {
-            Known::File { device, inode, birth_ns } => {
-                let birth_ns = i128::from(*birth_ns);
-                Identity::File { device: *device, inode: *inode, birth_ns }
-            }
-            Known::Block(number) => Identity::Block(*number),
-            Known::Volume(name) => Identity::Volume(name.clone()),
+            Known::Volume(name) => registry.opened(&Identity::Volume(name.clone())),
+            known => registry.opened_if(|identity| Known::of(identity).as_ref() == Some(known)),
         }
     }
 }

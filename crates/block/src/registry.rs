@@ -141,8 +141,8 @@ impl Registry {
         self.crash_logs.lock().clone()
     }
 
-    /// The failure count of a disk that is about to be opened. Only a writer's outlives the
-    /// process: it has the disk alone.
+    /// The failure count of a disk that is about to be opened. A writer has the disk alone, and its
+    /// count outlives the process. A reader's begins with what a writer has left there.
     ///
     /// # Errors
     /// Another process has the count, and so the disk.
@@ -152,15 +152,23 @@ impl Registry {
         read_only: bool,
     ) -> Result<Arc<FailureCount>, ConfigError> {
         let (logs, name) = (self.crash_logs(), identity.lasting_name());
-        let (Some(logs), Some(name), false) = (logs, name, read_only) else {
+        let (Some(logs), Some(name)) = (logs, name) else {
             return Ok(self.failure_count(identity));
         };
         let mut counts = self.failure_counts.lock();
         if let Some(count) = counts.get(identity) {
             return Ok(count.clone());
         }
-        let memory = logs.open(&format!("failures-{name}"), Content::Failures)?;
+        let name = format!("failures-{name}");
+        let memory = match read_only {
+            true => logs.find(&name),
+            false => logs.open(&name, Content::Failures)?,
+        };
         let count = Arc::new(memory.map_or_else(FailureCount::default, FailureCount::kept));
+        if read_only {
+            // Another process may write before this one opens the disk again.
+            return Ok(count);
+        }
         counts.insert(identity.clone(), count.clone());
         Ok(count)
     }

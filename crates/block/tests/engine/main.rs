@@ -9,6 +9,8 @@ mod contract;
 #[cfg(test)]
 mod failures;
 #[cfg(test)]
+mod kept_counts;
+#[cfg(test)]
 mod opening;
 #[cfg(test)]
 mod probe;

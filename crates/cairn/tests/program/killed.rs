@@ -99,6 +99,27 @@ fn read_only_server_shows_it_and_leaves_it_to_the_next() {
 }
 
 #[test]
+fn read_only_server_shows_what_was_written_after_a_failure() {
+    let place = killed_after_a_failure();
+    for read_only in [&["--read-only"][..], &[]] {
+        let ran = place.serve_run(&[&["--table", TABLE], read_only].concat(), READS);
+        assert_eq!(ran.code, 0, "{ran:?}");
+    }
+}
+
+#[test]
+fn read_only_server_says_that_a_failure_may_have_lost_what_was_written() {
+    let place = killed();
+    store(&place, "failures-", &[COUNT, TOLD]);
+    let serve = ["--table", TABLE, "--read-only"];
+    for _ in 0..2 {
+        let ran = place.serve_run(&serve, "qemu-io -r -f raw -c 'read -P 0 0 4k' \"$uri\"");
+        assert!(ran.err.contains("vm: fast: a server was killed after a failure"), "{ran:?}");
+        assert_eq!(ran.code, 0, "{ran:?}");
+    }
+}
+
+#[test]
 fn start_that_is_refused_leaves_the_failure_counts_to_the_next() {
     let place = killed_after_a_failure();
     let ran = place.serve_run(&["--table", &TABLE.replace("slow", "@slow")], "true");

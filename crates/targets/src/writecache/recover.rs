@@ -297,7 +297,14 @@ impl WriteCache {
                 self.replay(env, log, left, known).await?;
             }
             self.make_origin_durable(env).await;
-        } else if let Some((_, Left::Records(records))) = crash_log {
+        } else if let Some((mut log, Left::Records(records))) = crash_log {
+            if log.take_loss() {
+                let (volume, cache) = (&self.config.volume, &self.config.cache.argument);
+                tracing::warn!(
+                    "{volume}: {cache}: a server was killed after a failure of the cache device: \
+                     acknowledged writes may be missing in what is read"
+                );
+            }
             self.enter(env, &records)?;
         }
         self.report_found(found.uncommitted.len());

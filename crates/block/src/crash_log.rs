@@ -95,7 +95,8 @@ pub struct Base {
     pub owner: u64,
     /// What a reader of the device finds there.
     pub state: u64,
-    /// The failure counts of the disks that have the data of records.
+    /// The failure counts of the disks that have the data of records:
+    /// [`crate::failures_at_opening`] to open a log, and else [`crate::failures_beneath`].
     pub failures: u64,
 }
 
@@ -191,7 +192,7 @@ impl CrashLog {
         Header::of(self.memory.as_ref()).half(self.open).records()
     }
 
-    /// No failure so far has lost what is recorded.
+    /// No failure until this count ([`crate::failures_beneath`]) has lost what is recorded.
     pub fn survived(&mut self, failures: u64) {
         Header::of(self.memory.as_ref()).set_survived(failures);
     }
@@ -339,7 +340,7 @@ impl CrashLog {
     }
 
     /// The same, if the device has failed since an earlier process began its log, for a device that
-    /// has this failure count now.
+    /// has this failure count now ([`crate::failures_at_opening`]).
     pub fn give_up_if_failed(memory: &dyn CrashMemory, failures: u64) {
         let header = Header::of(memory);
         let is_earlier = header.is_valid() && header.begun_by() != memory.process();

@@ -1,8 +1,14 @@
-//! Names of places on disks that a later process finds for the same places.
+//! Names of places on disks that a later process finds for the same places, and the failure counts
+//! that it finds.
 //!
 //! A place on a volume is followed to where it lies: through targets that only remap to a sector of
 //! a file or block device, and else to the target, by the places of its lower disks. So the name is
 //! the same whatever volumes are called, whichever options they have and however long they are.
+//!
+//! A volume's own failure count begins anew in each process, so a crash log has the counts of the
+//! lowest disks beneath, which are kept (F3 of `failures`). A loss without a failure of a disk below
+//! is known to the volume's targets alone: they keep it, and the next process counts it when it
+//! starts them ([`failures_at_opening`]).
 
 use std::sync::Arc;
 
@@ -61,6 +67,27 @@ impl Registry {
         let name = format!("{kind} {part} {lowers} {}", inside.0);
         Some(format!("volume-{:016x}", digest(name.as_bytes())))
     }
+}
+
+/// The failure counts of all files and block devices beneath a disk, for a crash log. A user that
+/// finds in its own count that nothing is lost reads this one before: a failure in between is told
+/// as a loss then, and never hidden.
+pub fn failures_beneath(disk: &dyn Disk) -> u64 {
+    sum_beneath(disk, |_| 0)
+}
+
+/// What a crash log compares with the [`failures_beneath`] of an earlier process, when it is opened:
+/// also differs if a volume beneath has lost something in this process, or knows that an earlier
+/// one has.
+pub fn failures_at_opening(disk: &dyn Disk) -> u64 {
+    sum_beneath(disk, |volume| volume.failure_count().count())
+}
+
+fn sum_beneath(disk: &dyn Disk, own: fn(&MappedDevice) -> u64) -> u64 {
+    let Some(volume) = disk.mapped() else { return disk.failures() };
+    let table = volume.live_table().or_else(|| volume.inactive_table());
+    let lowers = table.map(|table| table.lowers()).unwrap_or_default();
+    own(volume) + lowers.iter().map(|lower| sum_beneath(lower.as_ref(), own)).sum::<u64>()
 }
 
 /// FNV-1a. It protects from no malice.

@@ -13,7 +13,7 @@
 //!     exception. It replaces all others.
 //! K3. A replay keeps the records as they are. So a kill during it finds them again.
 //! K4. If the COW device failed after a record, the snapshot has ended (C3 of `losses`). The log
-//!     has the failure count that its records survived, so that a kill before that hides nothing.
+//!     has the failure counts that its records survived, so that a kill before that hides nothing.
 //! K5. When no table serves the snapshot any more and none is about to, and at the end of the
 //!     server, its content is given up, and the records with it.
 
@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 use cairn_block::{
     Base, ConfigError, ConfigKind, CrashLog, CrashMemory, Ctor, Disk, Left, Record, Sector,
+    failures_at_opening, failures_beneath,
 };
 use cairn_format::bcache::crc64;
 use cairn_format::snapshot::{CowChunk, OriginChunk, Record as Exception};
@@ -144,8 +145,8 @@ impl Place {
         Ok(Some(Place { memory, owner, read_only: ctor.read_only }))
     }
 
-    fn base(&self, cow: &dyn Disk) -> Base {
-        Base { owner: self.owner, state: STATE, failures: cow.failures() }
+    fn base(&self, failures: u64) -> Base {
+        Base { owner: self.owner, state: STATE, failures }
     }
 
     /// What a killed process has left, and from now on the log of the store (K3).
@@ -154,7 +155,8 @@ impl Place {
     /// It is of another snapshot.
     pub fn open(&self, config: &Config, kept: &mut Acknowledged) -> Result<Kept, ConfigError> {
         let cow = config.cow.disk.as_ref();
-        let (mut log, left) = CrashLog::open(self.memory.clone(), &self.base(cow));
+        let (mut log, left) =
+            CrashLog::open(self.memory.clone(), &self.base(failures_at_opening(cow)));
         let Left::Records(records) = left else { return Err(foreign(config)) };
         // Clients are told by the end of the snapshot.
         log.take_loss();
@@ -163,7 +165,7 @@ impl Place {
         match records.is_empty() {
             // The log says it as it is.
             _ if is_lost => {}
-            true => log.begin(&self.base(cow)),
+            true => log.begin(&self.base(failures_beneath(cow))),
             false => log.go_on(STATE, joined(records.iter().copied()).into_iter()),
         }
         if !self.read_only {
@@ -174,7 +176,7 @@ impl Place {
 
     /// The log of a snapshot that is served again after all.
     pub fn open_again(&self, cow: &dyn Disk, exceptions: &Exceptions) -> Acknowledged {
-        let base = self.base(cow);
+        let base = self.base(failures_beneath(cow));
         let (mut log, _given_up) = CrashLog::open(self.memory.clone(), &base);
         log.begin(&base);
         log.compact(STATE, runs_of(exceptions).into_iter());

@@ -19,7 +19,7 @@ use cairn_block::sync::atomic::{
 use cairn_block::sync::{Mutex, Padded};
 use cairn_block::{
     ConfigError, ConfigKind, Disk, Env, ErrorKind, Events, FailureCount, IoError, IoResult, Sector,
-    SectorRange, mutants, until, yield_once,
+    SectorRange, failures_beneath, mutants, until, yield_once,
 };
 use cairn_format::snapshot::{ChunkSize, Record};
 use event_listener::Event;
@@ -300,12 +300,13 @@ impl Core {
     /// Tells the clients of failures of the COW device that concern them (C2 of `losses`). False
     /// if the whole content may be lost (C3): the snapshot is to end.
     pub fn look_at_failures(&self) -> bool {
+        let beneath = failures_beneath(self.cow().as_ref());
         if !self.losses.look(self.cow().as_ref()) || self.store.is_persistent() {
             return true;
         }
         let has_none = self.store.committed() == 0;
         if has_none {
-            self.acknowledged.lock().survived(self.losses.seen());
+            self.acknowledged.lock().survived(beneath);
         }
         has_none
     }

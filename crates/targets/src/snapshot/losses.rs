@@ -79,11 +79,6 @@ impl Losses {
         true
     }
 
-    /// Failures up to this count were looked at.
-    pub fn seen(&self) -> u64 {
-        self.state.lock().seen
-    }
-
     /// The device was opened with a failure that was not reported to any client. It may have
     /// dropped writes of this snapshot's clients.
     pub fn tell_of_untold(&self, cow: &dyn Disk, own: &FailureCount) {

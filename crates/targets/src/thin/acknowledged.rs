@@ -29,7 +29,8 @@
 //!     after, which includes all records. No data block is handed out before.
 //! A8. If a commit fails, or a failed flush of the data device may have dropped the data of a
 //!     change that is not durable, nothing is replayed: the clients are told (L6 in `losses`). The
-//!     log has the failure count of L1, so that a kill before the pool compares hides nothing.
+//!     log has the failure counts beneath, of before that of L1, so that a kill before the pool
+//!     compares hides nothing.
 //! A9. Only a pool that may change its metadata replays a log. A read-only pool, or one that needs
 //!     a check, shows the metadata as it is, says so, and leaves the records for one that may. That
 //!     is not a pool whose volumes are in use: their clients have seen the older state.
@@ -42,6 +43,7 @@ use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{
     Base, ConfigError, ConfigKind, CrashLog, CrashMemory, Ctor, Env, Left, Record, Sector,
+    failures_at_opening, failures_beneath,
 };
 use cairn_format::bcache::crc64;
 use cairn_format::thin::{DataBlock, DeviceId, Mapping};
@@ -286,7 +288,7 @@ impl ThinPool {
         let own = pool.metadata.acknowledged().log.lock().take();
         if let Some(mut own) = own {
             // The pool was suspended: everything is durable. The place may be another by now.
-            own.begin(pool.metadata.state().await, pool.data_disk().failures());
+            own.begin(pool.metadata.state().await, failures_beneath(pool.data_disk().as_ref()));
         }
         let data = &self.config.data;
         if self.crash_log.is_some() {
@@ -304,14 +306,14 @@ impl ThinPool {
         {
             self.replay(env, pool, &mut own.log, &records).await?;
         }
-        own.begin(pool.metadata.state().await, data.disk.failures());
+        own.begin(pool.metadata.state().await, failures_beneath(data.disk.as_ref()));
         Ok(Some(own))
     }
 
     /// Puts the log to use. No right to make a change is granted (S2 in `stock`).
     pub(super) async fn keep_log(&self, pool: &Pool, log: Option<Log>) {
         let Some(mut log) = log else { return };
-        log.begin(pool.metadata.state().await, pool.data_disk().failures());
+        log.begin(pool.metadata.state().await, failures_beneath(pool.data_disk().as_ref()));
         self.put(pool, log);
     }
 
@@ -349,7 +351,7 @@ impl ThinPool {
                     records.len()
                 );
             }
-            _ => own.begin(state, pool.data_disk().failures()),
+            _ => own.begin(state, failures_beneath(pool.data_disk().as_ref())),
         }
         self.put(pool, own);
         Ok(())
@@ -385,7 +387,8 @@ impl ThinPool {
     /// The log of metadata in this state, with what a killed process left in it.
     fn find_log(&self, state: u64) -> Result<Option<(Log, Left)>, ConfigError> {
         let Some(&Place { ref memory, owner }) = self.crash_log.as_ref() else { return Ok(None) };
-        let base = Base { owner, state, failures: self.config.data.disk.failures() };
+        let failures = failures_at_opening(self.config.data.disk.as_ref());
+        let base = Base { owner, state, failures };
         let (log, left) = CrashLog::open(memory.clone(), &base);
         let Left::Foreign(states) = &left else { return Ok(Some((Log { log, owner }, left))) };
         let name = |state: u64| format!("{state:016x}");

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
-use cairn_block::{Env, ErrorKind, IoError, IoResult, invariants, mutants};
+use cairn_block::{Env, ErrorKind, IoError, IoResult, failures_beneath, invariants, mutants};
 
 use super::canary::{self, Bug};
 use super::config::Discards;
@@ -403,7 +403,8 @@ impl Pool {
         }
         self.note_loss(error, lost);
         // Nothing is recorded any more, and what was is lost.
-        let (state, failures) = (self.metadata.state().await, self.data_disk().failures());
+        let failures = failures_beneath(self.data_disk().as_ref());
+        let state = self.metadata.state().await;
         self.metadata.acknowledged().begin(state, failures);
         self.end_loss(raised);
         // The clients of each affected volume get the error from that volume.

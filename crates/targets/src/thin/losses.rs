@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use cairn_block::{ConfigError, ConfigKind, Env, FailureCount, IoError, mutants};
+use cairn_block::{ConfigError, ConfigKind, Env, FailureCount, IoError, failures_beneath, mutants};
 use cairn_format::thin::DeviceId;
 
 use super::metadata::MetadataError;
@@ -115,13 +115,19 @@ impl Pool {
 
     /// Everything is durable or rolled back, and no request is under way: L1 begins here.
     pub fn know_data(&self) {
-        self.know(self.data_disk().failures());
+        self.know(self.data_failures());
     }
 
-    /// Nothing depends on failures until this count of the data device.
-    fn know(&self, failures: u64) {
+    /// The failure counts beneath the data device, and then its own.
+    fn data_failures(&self) -> (u64, u64) {
+        let beneath = failures_beneath(self.data_disk().as_ref());
+        (beneath, self.data_disk().failures())
+    }
+
+    /// Nothing depends on failures until these counts.
+    fn know(&self, (beneath, failures): (u64, u64)) {
         self.losses.known.store(failures, Ordering::Release);
-        self.metadata.acknowledged().survived(failures);
+        self.metadata.acknowledged().survived(beneath);
     }
 
     /// If the data device failed, starts a task that checks whether anything depends on it (L2).
@@ -130,7 +136,7 @@ impl Pool {
             return;
         }
         self.spawn(env, async |pool, _env| {
-            let failures = pool.data_disk().failures();
+            let failures = pool.data_failures();
             pool.epochs.quiesce(0).await;
             // Writes that began before are mapped by now, or never will be.
             if !pool.open_volumes().iter().any(|volume| volume.is_changed()) {

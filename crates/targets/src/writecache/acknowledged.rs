@@ -17,7 +17,8 @@
 //!     seq of before, and replays again, or that of after, which includes all records.
 //! A6. If the cache device has failed while something was not durable, nothing is replayed: what
 //!     the device shows may be another block's data. The clients are told. The log has the failure
-//!     count that commits compare with (I13), so that a kill before they do hides nothing.
+//!     counts beneath, of before the count that commits compare with (I13), so that a kill before
+//!     they do hides nothing.
 //! A7. A start that writes nothing replays into memory, and leaves the log as it is.
 
 use std::sync::Arc;

@@ -98,7 +98,7 @@ use cairn_block::sync::Mutex;
 use cairn_block::{
     Attribute, Claim, ClaimKind, ConfigError, Copier, Counters, Dirty, Disk, EndIo, Env, Extent,
     FailureCount, IoError, IoResult, Limits, LocalFuture, MessageError, Report, Request, RequestId,
-    Sector, SectorRange, SuspendMode, Target, TaskGroup, Time, Verdict,
+    Sector, SectorRange, SuspendMode, Target, TaskGroup, Time, Verdict, failures_beneath,
 };
 use cairn_format::writecache::Geometry;
 use event_listener::Event;
@@ -337,11 +337,12 @@ impl WriteCache {
     /// Acknowledges failures of the cache device that cannot have lost any data.
     fn look_at_cache(&self, state: &mut State) {
         let still = !state.commits.is_running() && !state.has_volatile();
-        let count = self.cache.failures();
-        if still && state.cache_known != count && state.index.is_still() {
+        if still && state.cache_known != self.cache.failures() && state.index.is_still() {
+            let beneath = failures_beneath(self.cache.as_ref());
+            let count = self.cache.failures();
             self.cache.acknowledge_failures(count);
             state.cache_known = count;
-            state.acknowledged.survived(count);
+            state.acknowledged.survived(beneath);
         }
     }
 

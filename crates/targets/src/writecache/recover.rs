@@ -31,7 +31,8 @@ use std::sync::Arc;
 use cairn_block::sync::Mutex;
 use cairn_block::{
     ConfigError, ConfigKind, Copier, Counters, CrashLog, Ctor, Env, ErrorKind, Flags, Io, IoError,
-    Left, Record, Sector, SectorCount, SectorRange, Target, invariants, mutants,
+    Left, Record, Sector, SectorCount, SectorRange, Target, failures_at_opening, failures_beneath,
+    invariants, mutants,
 };
 use cairn_format::probe::Kind;
 use cairn_format::writecache::{
@@ -248,13 +249,14 @@ impl WriteCache {
 
     /// Resume: reads the metadata, recovers, starts the background task.
     pub(super) async fn start(&self, env: &Env) -> Result<(), ConfigError> {
+        let beneath = failures_beneath(self.cache.as_ref());
         let known = self.cache.failures();
         let superblock = match read_header(env, &self.config).await? {
             Opening::Existing(superblock) => superblock,
             Opening::Format if self.read_only => return self.start_empty(env),
             Opening::Format => {
                 refuse_to_format(env, &self.config).await?;
-                self.open_crash_log(BLANK, known)?;
+                self.open_crash_log(BLANK)?;
                 self.format(env).await?
             }
         };
@@ -270,7 +272,7 @@ impl WriteCache {
         }
         let found = self.read_metadata(env, &superblock).await?;
         let seq = superblock.seq();
-        let crash_log = self.open_crash_log(seq.0, known)?;
+        let crash_log = self.open_crash_log(seq.0)?;
         let (mut index, decided) = found.builder.finish(env.now());
         if let Some((block, versions)) = decided.crowded {
             return Err(self.crowded(block, versions));
@@ -294,7 +296,7 @@ impl WriteCache {
             self.settle(env, &mut metadata).await?;
             drop(metadata);
             if let Some((log, left)) = crash_log {
-                self.replay(env, log, left, known).await?;
+                self.replay(env, log, left, beneath).await?;
             }
             self.make_origin_durable(env).await;
         } else if let Some((mut log, Left::Records(records))) = crash_log {
@@ -312,16 +314,14 @@ impl WriteCache {
         Ok(())
     }
 
-    /// The crash log, with what a killed process left in it.
+    /// The crash log, with what a killed process left in it. What fails from now on fails the
+    /// start.
     ///
     /// # Errors
     /// It is of another state of the device.
-    fn open_crash_log(
-        &self,
-        state: u64,
-        known: u64,
-    ) -> Result<Option<(CrashLog, Left)>, ConfigError> {
-        let opened = self.crash_log.as_ref().map(|place| place.open(&place.base(state, known)));
+    fn open_crash_log(&self, state: u64) -> Result<Option<(CrashLog, Left)>, ConfigError> {
+        let failures = failures_at_opening(self.cache.as_ref());
+        let opened = self.crash_log.as_ref().map(|place| place.open(&place.base(state, failures)));
         let Some((_, Left::Foreign(states))) = &opened else { return Ok(opened) };
         let states: Vec<String> = states.iter().map(u64::to_string).collect();
         let expected = if state == BLANK { "none".to_owned() } else { state.to_string() };
@@ -340,7 +340,7 @@ impl WriteCache {
         env: &Env,
         mut log: CrashLog,
         left: Left,
-        known: u64,
+        beneath: u64,
     ) -> Result<(), ConfigError> {
         let (volume, cache) = (&self.config.volume, &self.config.cache.argument);
         let place = self.crash_log.as_ref().expect("the log was opened there");
@@ -362,7 +362,7 @@ impl WriteCache {
         }
         let is_lost = log.take_loss();
         let mut state = self.state.lock();
-        log.begin(&place.base(state.index.durable_seq.0, known));
+        log.begin(&place.base(state.index.durable_seq.0, beneath));
         state.acknowledged.keep(Some(log));
         if is_lost {
             tracing::error!(

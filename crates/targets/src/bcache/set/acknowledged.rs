@@ -61,7 +61,9 @@
 //!
 //! [`Session::begin`]: super::Session::begin
 
-use cairn_block::{Base, ConfigError, ConfigKind, CrashLog, Env, FailureCount, Left, Record};
+use cairn_block::{
+    Base, ConfigError, ConfigKind, CrashLog, Env, FailureCount, Left, Record, failures_at_opening,
+};
 use cairn_format::bcache::journal::Located;
 use cairn_format::bcache::{CacheSuperblock, Key, Uuid, crc64};
 
@@ -99,7 +101,7 @@ pub(in super::super) struct Acknowledged {
     /// The newest entry that is written, and the one that is being written.
     state: Newest,
     next: Newest,
-    /// The failure count of the cache device when the set was opened.
+    /// The failure counts beneath the cache device when the set was opened.
     failures: u64,
     /// So many records of an earlier process are not in leaves yet.
     left: usize,
@@ -194,7 +196,7 @@ pub(super) fn open_log(
     let Some(memory) = &core.log_memory else { return Ok(Default::default()) };
     let owner = owner_of(superblock.set_uuid());
     let state = state_of(newest.header.seq, newest.csum);
-    let failures = core.cache.known_failures();
+    let failures = failures_at_opening(core.cache.disk().as_ref());
     CrashLog::give_up_if_failed(memory.as_ref(), failures);
     let (log, left) = CrashLog::open(memory.clone(), &Base { owner, state, failures });
     let argument = &core.cache.device().argument;
@@ -217,7 +219,7 @@ pub(super) fn open_log(
             )));
         }
     };
-    let (left, log, is_live) = (keys.len(), Some(log), false);
+    let (left, log, is_live, failures) = (keys.len(), Some(log), false, core.cache.known_beneath());
     Ok((Acknowledged { log, owner, state, next: state, failures, left, is_live }, keys))
 }
 

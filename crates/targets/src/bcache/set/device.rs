@@ -17,7 +17,8 @@ use std::sync::Arc;
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
 use cairn_block::{
-    Disk, Env, Flags, Io, IoError, IoResult, Sector, SectorCount, SectorRange, mutants,
+    Disk, Env, Flags, Io, IoError, IoResult, Sector, SectorCount, SectorRange, failures_beneath,
+    mutants,
 };
 use cairn_format::bcache::load::Source;
 
@@ -32,6 +33,8 @@ pub(in super::super) struct CacheDevice {
     device: Device,
     /// The failure count at opening.
     known: AtomicU64,
+    /// The failure counts beneath, of before that.
+    beneath: AtomicU64,
     uncovered: Mutex<Uncovered>,
     /// How many writes in place without FUA have ended (V4), and how many of them a flush has
     /// covered: the counts of R1.
@@ -97,9 +100,9 @@ impl Uncovered {
 
 impl CacheDevice {
     pub fn new(device: Device) -> CacheDevice {
-        let [known, overwrites, covered] = std::array::from_fn(|_| AtomicU64::new(0));
+        let [known, beneath, overwrites, covered] = std::array::from_fn(|_| AtomicU64::new(0));
         let (uncovered, work) = (Mutex::default(), MetadataWork::default());
-        CacheDevice { device, known, uncovered, overwrites, covered, work }
+        CacheDevice { device, known, beneath, uncovered, overwrites, covered, work }
     }
 
     /// The device.
@@ -119,13 +122,14 @@ impl CacheDevice {
 
     /// The set is opened: what failed before concerns what was before.
     pub fn open(&self) {
+        self.beneath.store(failures_beneath(self.device.disk.as_ref()), Ordering::Relaxed);
         self.known.store(self.device.disk.failures(), Ordering::Relaxed);
         self.covered.store(self.overwrites.load(Ordering::Acquire), Ordering::Release);
     }
 
-    /// The failure count at opening.
-    pub fn known_failures(&self) -> u64 {
-        self.known.load(Ordering::Relaxed)
+    /// The failure counts beneath, of before the count at opening.
+    pub fn known_beneath(&self) -> u64 {
+        self.beneath.load(Ordering::Relaxed)
     }
 
     /// A write in place without FUA has ended, and is not answered yet. Answers its number.

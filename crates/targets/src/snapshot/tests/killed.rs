@@ -84,6 +84,29 @@ fn a_failure_of_the_cow_device_before_a_kill_ends_the_snapshot() {
 }
 
 #[test]
+fn a_failure_beneath_a_volume_ends_the_snapshot_after_a_kill_if_it_lost_something() {
+    for fails_again in [false, true] {
+        let load = |test: &SnapshotFixture| {
+            test.load("low", "0 2048 linear cow0 0");
+            test.load("s", "0 512 snapshot origin @low N 8");
+            test.load("o", ORIGIN);
+        };
+        let test = SnapshotFixture::new(512, &[2048]);
+        load(&test);
+        test.lose_by_another("cow0");
+        // The snapshot learns of the failure, and goes on.
+        test.flush("s").unwrap();
+        test.write("o", 0, 8, 7).unwrap();
+        if fails_again {
+            test.lose_by_another("cow0");
+        }
+        let test = test.killed();
+        load(&test);
+        assert_eq!(test.status("s") == "Invalid", fails_again);
+    }
+}
+
+#[test]
 fn exceptions_that_continue_each_other_need_one_record() {
     let test = SnapshotFixture::new(512, &[2048]);
     test.load("s", "0 512 snapshot origin cow0 N 1");

@@ -257,6 +257,37 @@ fn records_count_after_a_failure_of_the_data_device_that_nothing_depended_on() {
 }
 
 #[test]
+fn a_failure_beneath_a_volume_with_the_data_is_told_after_a_kill_if_it_lost_something() {
+    for fails_again in [false, true] {
+        let load = |test: &PoolFixture| {
+            let sectors = 64 * BLOCK;
+            test.load("d", &format!("0 {sectors} linear data 0"));
+            test.load("pool", &format!("0 {sectors} thin-pool meta @d {BLOCK} 0 0"));
+        };
+        let test = PoolFixture::new(256, 64);
+        load(&test);
+        test.message(&["create_thin", "0"]).unwrap();
+        test.load_thin("thin", 0, 8);
+        test.write_through("thin", 0, BLOCK, 1);
+        let client = test.client("thin");
+        fail_data(&test);
+        test.flush_of(&client).expect_err("writes in place may be lost");
+        test.run(Duration::from_secs(2));
+        test.write("thin", BLOCK, BLOCK, 2).unwrap();
+        if fails_again {
+            fail_data(&test);
+        }
+        let test = test.killed();
+        let client = test.client("thin");
+        load(&test);
+        test.load_thin("thin", 0, 8);
+        let second = if fails_again { 0 } else { 2 };
+        assert_eq!(first_bytes(&test, "thin", 2), [1, second]);
+        assert_eq!(test.flush_of(&client).is_err(), fails_again);
+    }
+}
+
+#[test]
 fn a_blank_metadata_device_is_not_formatted_over_a_crash_log() {
     let test = PoolFixture::with_volume(256, 64, 8);
     test.write("thin", 0, BLOCK, 1).unwrap();

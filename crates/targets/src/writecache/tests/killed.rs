@@ -6,7 +6,9 @@ use std::time::Duration;
 use cairn_block::{Io, Op, SectorCount};
 use cairn_sim::{Fault, OpSet};
 
-use super::fixture::{CacheFixture, committed, initial_byte, range, slow, table, write_io};
+use super::fixture::{
+    CacheFixture, cache_sectors, committed, initial_byte, range, slow, table, write_io,
+};
 
 #[test]
 fn a_flush_after_a_restart_covers_what_the_killed_process_wrote() {
@@ -84,6 +86,39 @@ fn a_kill_after_a_failure_of_the_cache_is_told_as_a_loss_unless_a_client_was_tol
         test.load(&table(2048, 4096, "pause_writeback 0"));
         assert_eq!(test.byte(0), initial_byte(0));
         assert_eq!(test.flush_of(&client).is_err(), !is_told, "{waits}");
+        test.flush_of(&client).unwrap();
+    }
+}
+
+const OVER_A_VOLUME: &str =
+    "0 2048 writecache s origin @low 4096 4 pause_writeback 0 autocommit_blocks 1000";
+
+fn load_over_a_volume(test: &CacheFixture) {
+    let sectors = cache_sectors(8, 4096);
+    test.fixture.load("low", &format!("0 {sectors} linear cache 0"));
+    test.load(OVER_A_VOLUME);
+}
+
+#[test]
+fn a_failure_of_a_drive_beneath_a_volume_is_told_after_a_kill_if_it_lost_something() {
+    for fails_again in [false, true] {
+        let test = CacheFixture::new(2048, cache_sectors(8, 4096));
+        load_over_a_volume(&test);
+        // Nothing is volatile.
+        test.lose_by_another("cache");
+        for block in 0..2 {
+            test.flush().unwrap();
+            test.write(block * 8, 8, 1).unwrap();
+        }
+        if fails_again {
+            test.lose_by_another("cache");
+        }
+        let test = test.killed();
+        let client = test.client();
+        load_over_a_volume(&test);
+        let lost = if fails_again { initial_byte(8) } else { 1 };
+        assert_eq!([0, 8].map(|sector| test.byte(sector)), [1, lost]);
+        assert_eq!(test.flush_of(&client).is_err(), fails_again);
         test.flush_of(&client).unwrap();
     }
 }

@@ -15,6 +15,9 @@
 //!     ends. A write with FUA reports its own result.
 //! O4. So the origin's count is not passed on ([`cairn_block::Target::failures`]). It is
 //!     acknowledged when the failure is handled: later users of the origin do not see it.
+//! O5. A loss is counted, in the crash log too, before its failure is acknowledged. So a kill in
+//!     between hides nothing: a start that may write takes a failure that was not acknowledged for
+//!     a loss, of what a killed process had written around the cache.
 
 use cairn_block::{Env, IoError, IoResult, mutants};
 
@@ -84,7 +87,6 @@ impl WriteCache {
     fn origin_may_have_lost(&self, env: &Env, error: IoError) {
         // A later change of the count is another failure.
         let count = self.origin.failures();
-        self.origin.acknowledge_failures(count);
         let (written, lost) = {
             let mut state = self.state.lock();
             let lost = state.origin_flushes.fail(count);
@@ -94,6 +96,7 @@ impl WriteCache {
             let absorbs = !self.config.writeback_with_fua;
             (if absorbs { state.written.take() } else { Vec::new() }, lost)
         };
+        self.origin.acknowledge_failures(count);
         if lost {
             self.tell_loss_around(env);
         }

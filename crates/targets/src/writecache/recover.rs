@@ -388,13 +388,21 @@ impl WriteCache {
     }
 
     /// Writes around the cache by a killed process may be in the origin's volatile cache only.
-    /// Clients read them, and no failure count of a client would report their loss.
+    /// Clients read them, and no failure count of a client would report their loss. A failure may
+    /// have lost them already, with nobody there to be told (O5).
     async fn make_origin_durable(&self, env: &Env) {
-        if let Err(error) = env.make_durable(&self.origin).await {
+        let flushed = env.make_durable(&self.origin).await;
+        if let Err(error) = flushed {
             let (volume, origin) = (&self.config.volume, &self.config.origin.argument);
             tracing::warn!("{volume}: {origin}: flush failed: {error}; what was read may be lost");
-            self.lose(&mut self.state.lock());
         }
+        let count = self.origin.failures();
+        let is_untold = count != self.origin.failures_told();
+        if flushed.is_err() || is_untold {
+            self.lose(&mut self.state.lock());
+            self.tell_loss_around(env);
+        }
+        self.origin.acknowledge_failures(count);
     }
 
     /// Logs what was recovered.

@@ -203,3 +203,36 @@ fn writes_that_find_the_log_full_during_a_commit_have_another_one() {
     test.run(Duration::from_secs(1));
     assert_eq!(test.labels().len(), 128);
 }
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    Unseen,
+    Seen,
+    Told,
+}
+
+#[test]
+fn a_failure_of_the_origin_is_told_after_a_kill_unless_a_client_was_told() {
+    for known in [Known::Unseen, Known::Seen, Known::Told] {
+        let test = CacheFixture::live(16, "metadata_only");
+        test.write(0, 8, 1).unwrap();
+        test.lose_by_another("origin");
+        match known {
+            Known::Unseen => {}
+            // Nobody is told by this.
+            Known::Seen => _ = test.io(|_| Io::flush()).unwrap_err(),
+            Known::Told => _ = test.flush().unwrap_err(),
+        }
+        let mut test = test.killed();
+        for is_told in [known != Known::Told, false] {
+            let clients = [test.client(), test.client()];
+            test.load(&table(2048, 4096, "metadata_only"));
+            for client in &clients {
+                assert_eq!(test.flush_of(client).is_err(), is_told, "{known:?}");
+                test.flush_of(client).unwrap();
+            }
+            test = test.killed();
+        }
+        test.load(&table(2048, 4096, "metadata_only"));
+    }
+}

@@ -40,7 +40,8 @@ for round in $(seq "$rounds"); do
   [ -z "$snapshot" ] || disconnect /dev/nbd1
   # thin_check reads past the page cache, which this file system refuses: the caller looks at it.
   cp meta "left.$round"
-  "$CAIRN" check meta >check.log || { cat check.log; exit 1; }
+  # What is in the crash log is not in the metadata yet: 5.
+  "$CAIRN" check meta >check.log || [ $? = 5 ] || { cat check.log; exit 1; }
   old=$snapshot snapshot=$(cat taken) next=$(($(cat taken) + 2))
   start
   [ -z "$old" ] || tell delete "$old" || exit 1

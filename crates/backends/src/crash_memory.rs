@@ -454,7 +454,10 @@ mod tests {
         drop(log);
         let files = files_in(folder.path());
         files.discard(true);
-        drop(begun(&files, "one"));
+        let mut log = begun(&files, "one");
+        assert!(log.take_loss(), "a client is to be told");
+        log.told();
+        drop(log);
         assert_eq!(files.names(), [""; 0]);
     }
 

@@ -33,9 +33,9 @@
 //! the process was killed before the target looked ([`CrashLog::survived`]), that is a loss, too.
 //!
 //! A failed flush may take a device back to a state from before those that the log names, and with
-//! it what records stood for that are gone. For such a device [`CrashLog::give_up`] says that there
-//! is a loss whichever state is found, and [`CrashLog::give_up_if_failed`] looks at the failure
-//! counts for it, also if there are no records.
+//! it what records stood for that are gone. So a log that is lost has nothing to replay whichever
+//! state is found. [`CrashLog::lose_if_failed`] looks at the failure counts also if there are no
+//! records.
 //!
 //! # What a kill between two stores leaves
 //! L1. A record counts if its check does, which is stored last, with release order. It depends on
@@ -51,7 +51,6 @@
 //!     forgets what was included. In each gap a reader finds nothing to replay.
 //! L6. [`CrashLog::lose`] says first that a client is to be told, and then that nothing is to be
 //!     replayed: no reader finds less than what was acknowledged without a loss.
-//!     [`CrashLog::give_up`] is the same.
 //! L7. [`CrashLog::advance`] names the state to come in one store, before the device can have it.
 //!     [`CrashLog::advanced`] forgets it once all open halves extend it. Until then a reader that
 //!     finds it replays all.
@@ -251,6 +250,7 @@ impl CrashLog {
         }
         let header = Header::of(self.memory.as_ref());
         empty_in_order(&header);
+        header.find_again();
         header.set_untold(0);
     }
 
@@ -334,18 +334,13 @@ impl CrashLog {
         Header::of(self.memory.as_ref()).lose(self.memory.process());
     }
 
-    /// Like [`Self::lose`], where the failure may have taken the device back to another state.
-    pub fn give_up(&mut self) {
-        Header::of(self.memory.as_ref()).give_up(self.memory.process());
-    }
-
     /// The same, if the device has failed since an earlier process began its log, for a device that
     /// has this failure count now ([`crate::failures_at_opening`]).
-    pub fn give_up_if_failed(memory: &dyn CrashMemory, failures: u64) {
+    pub fn lose_if_failed(memory: &dyn CrashMemory, failures: u64) {
         let header = Header::of(memory);
         let is_earlier = header.is_valid() && header.begun_by() != memory.process();
-        if is_earlier && !header.is_given_up() && header.survived() != failures {
-            header.give_up(NOBODY);
+        if is_earlier && !header.is_lost() && header.survived() != failures {
+            header.lose(NOBODY);
         }
     }
 

@@ -6,9 +6,9 @@
 //! the same whatever volumes are called, whichever options they have and however long they are.
 //!
 //! A volume's own failure count begins anew in each process, so a crash log has the counts of the
-//! lowest disks beneath, which are kept (F3 of `failures`). A loss without a failure of a disk below
-//! is known to the volume's targets alone: they keep it, and the next process counts it when it
-//! starts them ([`failures_at_opening`]).
+//! lowest disks beneath, which are kept (F3 of `failures`). A loss without a failure of a disk
+//! below is known to the volume's targets alone: they keep it, and the next process counts it when
+//! it starts them ([`failures_at_opening`]).
 
 use std::sync::Arc;
 
@@ -76,9 +76,9 @@ pub fn failures_beneath(disk: &dyn Disk) -> u64 {
     sum_beneath(disk, |_| 0)
 }
 
-/// What a crash log compares with the [`failures_beneath`] of an earlier process, when it is opened:
-/// also differs if a volume beneath has lost something in this process, or knows that an earlier
-/// one has.
+/// What a crash log compares with the [`failures_beneath`] of an earlier process, when it is
+/// opened: also differs if a volume beneath has lost something in this process, or knows that an
+/// earlier one has.
 pub fn failures_at_opening(disk: &dyn Disk) -> u64 {
     sum_beneath(disk, |volume| volume.failure_count().count())
 }

@@ -4,7 +4,7 @@
 //! word 0  magic         8  generation  \              16  generation  \
 //!      1  owner         9  state        \ half 0      17  state        \ half 1
 //!      2  included     10  is whole     /             18  is whole     /
-//!      3  losses       11  check       /              19  check       /
+//!      3  is lost      11  check       /              19  check       /
 //!      4  untold
 //!      5  survived
 //!      6  next
@@ -27,9 +27,6 @@ const MAGIC: u64 = u64::from_le_bytes(*b"cairnlg1");
 const HEADER_WORDS: usize = 32;
 /// Of a half's words in the header, the first.
 const HALVES: [usize; 2] = [8, 16];
-/// The values of the word of losses: nothing is to be replayed, in no state at all.
-const LOST: u64 = 1;
-const GIVEN_UP: u64 = 2;
 /// No state of a device.
 pub(super) const NO_STATE: u64 = u64::MAX;
 /// No process.
@@ -212,17 +209,12 @@ impl<'m> Header<'m> {
     /// Nothing is to be replayed. This process tells its clients.
     pub fn lose(&self, process: u64) {
         self.set_untold(process);
-        set(&self.0[3], LOST);
+        set(&self.0[3], 1);
     }
 
-    /// The device may have gone back to any state.
-    pub fn is_given_up(&self) -> bool {
-        get(&self.0[3]) == GIVEN_UP
-    }
-
-    pub fn give_up(&self, process: u64) {
-        self.set_untold(process);
-        set(&self.0[3], GIVEN_UP);
+    /// There is nothing that could be lost.
+    pub fn find_again(&self) {
+        set(&self.0[3], 0);
     }
 
     /// The state that the device may have as well as that of the halves.

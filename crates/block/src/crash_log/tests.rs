@@ -196,7 +196,9 @@ fn kill_while_records_are_kept_finds_them_as_they_were_or_as_they_are() {
         if !is_dead {
             assert!(log.append_unreserved([4; 3]));
             assert_eq!(log.records(), [[3; 3], [4; 3]]);
+            log.lose();
             log.empty();
+            assert!(!log.is_lost());
             assert_eq!(left_in(&memory, OWNER + 1, 10), Left::Records(Vec::new()));
             assert!(CrashLog::says_nothing(memory.as_ref()));
         }
@@ -382,10 +384,10 @@ fn records_are_left_in_each_state_that_a_device_may_have() {
 }
 
 #[test]
-fn log_that_was_given_up_has_a_loss_and_nothing_to_replay_in_any_state() {
+fn log_that_was_lost_has_nothing_to_replay_in_any_state_until_it_begins_again() {
     let (memory, mut log) = begun(4, 10);
     put(&mut log, 1);
-    log.give_up();
+    log.lose();
     let nothing = || Left::Records(Vec::new());
     for state in [9, 10, 11] {
         assert_eq!(left_in(&memory, OWNER, state), nothing(), "{state}");
@@ -400,13 +402,13 @@ fn log_that_was_given_up_has_a_loss_and_nothing_to_replay_in_any_state() {
 }
 
 #[test]
-fn failure_since_an_earlier_process_began_gives_its_log_up_with_and_without_records() {
+fn failure_since_an_earlier_process_began_loses_its_log_with_and_without_records() {
     for (records, failures, is_earlier) in [(0, 1, true), (1, 1, true), (1, 0, true), (1, 1, false)]
     {
         let (memory, mut log) = begun(4, 10);
         (0..records).for_each(|_| put(&mut log, 1));
         let memory = if is_earlier { Arc::new(memory.after_kill()) } else { memory };
-        CrashLog::give_up_if_failed(&*memory, failures);
+        CrashLog::lose_if_failed(&*memory, failures);
         let is_lost = is_earlier && failures > 0;
         let gone_back = left_in(&memory, OWNER, 9);
         assert_eq!(gone_back == Left::Records(Vec::new()), is_lost || records == 0);

@@ -158,7 +158,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// None if there is none: see [`Registry::crash_log_of`].
+    /// None if there is none: see [`cairn_block::Registry::crash_log_of`].
     ///
     /// # Errors
     /// Another process has the log.

@@ -160,7 +160,7 @@ impl Acknowledged {
 
     /// Keys are lost (F5).
     pub fn give_up(&mut self) {
-        self.log.iter_mut().for_each(CrashLog::give_up);
+        self.log.iter_mut().for_each(CrashLog::lose);
     }
 
     /// Clients were told of all losses.
@@ -197,7 +197,7 @@ pub(super) fn open_log(
     let owner = owner_of(superblock.set_uuid());
     let state = state_of(newest.header.seq, newest.csum);
     let failures = failures_at_opening(core.cache.disk().as_ref());
-    CrashLog::give_up_if_failed(memory.as_ref(), failures);
+    CrashLog::lose_if_failed(memory.as_ref(), failures);
     let (log, left) = CrashLog::open(memory.clone(), &Base { owner, state, failures });
     let argument = &core.cache.device().argument;
     let refuse = |detail: String| {

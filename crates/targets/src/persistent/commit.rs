@@ -74,22 +74,24 @@ impl Working {
     /// The device failed, or is damaged or full. The transaction must be aborted: the abort reads
     /// which of both states is on the device.
     pub async fn commit(&mut self, env: &Env) -> Result<Vec<DataRun>, Error> {
-        self.commit_naming(env, |_| ()).await
+        self.commit_naming(env, None::<fn(u64)>).await
     }
 
     /// Like [`Self::commit`]; `name` gets the state that the commit leaves ([`Self::state`]),
-    /// before the device can have it.
+    /// before the device can have it. Without it no checksum is computed for that.
     ///
     /// # Errors
     /// As for [`Self::commit`].
     pub async fn commit_naming(
         &mut self,
         env: &Env,
-        name: impl FnOnce(u64),
+        name: Option<impl FnOnce(u64)>,
     ) -> Result<Vec<DataRun>, Error> {
         self.guard()?;
         if !self.is_changed() {
-            name(self.state());
+            if let Some(name) = name {
+                name(self.state());
+            }
             return Ok(Vec::new());
         }
         // Marked broken while it runs, so that a commit whose future is dropped stays broken.
@@ -103,7 +105,9 @@ impl Working {
             let flush = self.store.nodes.disk.flush(env, failures);
             mutants::step("metadata: flush before the superblock", (), flush).await?;
         }
-        name(state_of(&self.next));
+        if let Some(name) = name {
+            name(state_of(&self.next));
+        }
         self.doubtful = true;
         self.write_superblock(env, &superblock).await?;
         (self.doubtful, self.broken) = (false, false);

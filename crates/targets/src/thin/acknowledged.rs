@@ -187,6 +187,11 @@ impl Acknowledged {
         }
     }
 
+    /// True if there is a log.
+    pub fn is_kept(&self) -> bool {
+        self.log.lock().is_some()
+    }
+
     /// The commit will leave this state.
     pub fn name_state(&self, state: u64) {
         if let Some(Log { log, .. }) = &mut *self.log.lock() {
@@ -435,7 +440,7 @@ impl ThinPool {
         for (id, changes) in &missing {
             working.apply(env, *id, changes).await.map_err(|error| of(error.into()))?;
         }
-        let committed = working.commit_naming(env, |state| log.include(state)).await;
+        let committed = working.commit_naming(env, Some(|state| log.include(state))).await;
         let freed = committed.map_err(|error| of(error.into()))?;
         metadata.note(&working);
         freed.into_iter().for_each(|run| metadata.allocator().release(run));

@@ -316,7 +316,8 @@ impl Pool {
         }
         edited = edited.or(self.make_edit(env, &mut working, after).await?);
         let acknowledged = self.metadata.acknowledged();
-        let freed = working.commit_naming(env, |state| acknowledged.name_state(state)).await?;
+        let name = acknowledged.is_kept().then_some(|state| acknowledged.name_state(state));
+        let freed = working.commit_naming(env, name).await?;
         self.metadata.note(&working);
         Ok(Written { freed, edited })
     }

@@ -257,7 +257,7 @@ fn a_commit_names_the_state_that_it_leaves_before_the_device_can_have_it() {
                 let is_old = drive.visible().to_vec()[..4096] == start[..];
                 named = Some((state, is_old));
             };
-            working.commit_naming(env, look).await?;
+            working.commit_naming(env, Some(look)).await?;
             Ok::<_, Error>(named.expect("every commit names its state"))
         })
         .unwrap();
@@ -273,7 +273,7 @@ fn a_commit_without_changes_names_the_state_that_there_is() {
     let before = test.working().state();
     let named = test.run(async |env, working| {
         let mut named = None;
-        working.commit_naming(env, |state| named = Some(state)).await.map(|_| named)
+        working.commit_naming(env, Some(|state| named = Some(state))).await.map(|_| named)
     });
     assert_eq!(named.unwrap(), Some(before));
 }

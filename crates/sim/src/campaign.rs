@@ -87,7 +87,7 @@ pub trait Scenario {
         false
     }
 
-    /// Whether what was acknowledged outlives a kill of the process (H11 of [`History`]).
+    /// Whether what was acknowledged outlives a kill of the process (H11 of [`crate::History`]).
     fn outlives_kills(&self) -> bool {
         false
     }

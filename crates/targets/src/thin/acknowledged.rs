@@ -126,6 +126,7 @@ impl Log {
 #[derive(Default)]
 pub(super) struct Acknowledged {
     log: Mutex<Option<Log>>,
+    is_kept: AtomicBool,
     /// Half of the room is in use: a commit is due.
     is_filling: AtomicBool,
     /// The log has records that this pool leaves there (A9).
@@ -139,22 +140,42 @@ impl Acknowledged {
         let (log, _) = CrashLog::open(memory, &Base { owner: 0, state, failures: 0 });
         let mut log = Log { log, owner: 0 };
         log.begin(state, 0);
-        Acknowledged { log: Mutex::new(Some(log)), ..Acknowledged::default() }
+        let acknowledged = Acknowledged::default();
+        acknowledged.put(log);
+        acknowledged
+    }
+
+    /// Does something with the log, if there is one. Without one no lock is taken.
+    fn with<R>(&self, act: impl FnOnce(&mut CrashLog) -> R) -> Option<R> {
+        if !self.is_kept() {
+            return None;
+        }
+        self.log.lock().as_mut().map(|log| act(&mut log.log))
+    }
+
+    /// True if there is a log. That changes only while no change can be made.
+    pub fn is_kept(&self) -> bool {
+        self.is_kept.load(Ordering::Acquire)
+    }
+
+    fn put(&self, log: Log) {
+        *self.log.lock() = Some(log);
+        self.is_kept.store(true, Ordering::Release);
+    }
+
+    fn take(&self) -> Option<Log> {
+        self.is_kept.store(false, Ordering::Release);
+        self.log.lock().take()
     }
 
     /// Makes room for up to so many records; answers for how many.
     pub fn reserve(&self, most: u64) -> u64 {
-        match &mut *self.log.lock() {
-            Some(Log { log, .. }) => log.reserve_some(most as usize) as u64,
-            None => most,
-        }
+        self.with(|log| log.reserve_some(most as usize) as u64).unwrap_or(most)
     }
 
     /// So many changes will not be made.
     pub fn cancel(&self, count: u64) {
-        if let Some(Log { log, .. }) = &mut *self.log.lock() {
-            log.cancel_some(count as usize);
-        }
+        self.with(|log| log.cancel_some(count as usize));
     }
 
     /// True if there is room for a record.
@@ -166,11 +187,12 @@ impl Acknowledged {
 
     /// Appends a record of changes that had room for one each. True if that makes a commit due.
     pub fn append(&self, record: Record, changes: u64) -> bool {
-        let mut log = self.log.lock();
-        let Some(Log { log, .. }) = &mut *log else { return false };
-        log.append(record);
-        log.cancel_some(changes as usize - 1);
-        log.is_half_full() && !self.is_filling.swap(true, Ordering::Relaxed)
+        let is_due = self.with(|log| {
+            log.append(record);
+            log.cancel_some(changes as usize - 1);
+            log.is_half_full() && !self.is_filling.swap(true, Ordering::Relaxed)
+        });
+        is_due.unwrap_or_default()
     }
 
     /// True if a commit is due, since there is not much room left.
@@ -180,30 +202,20 @@ impl Acknowledged {
 
     /// A commit is about to freeze the changes (A2).
     pub fn seal(&self) {
-        let mut log = self.log.lock();
-        self.is_filling.store(false, Ordering::Relaxed);
-        if let Some(Log { log, .. }) = &mut *log {
+        self.with(|log| {
+            self.is_filling.store(false, Ordering::Relaxed);
             log.seal(None);
-        }
-    }
-
-    /// True if there is a log.
-    pub fn is_kept(&self) -> bool {
-        self.log.lock().is_some()
+        });
     }
 
     /// The commit will leave this state.
     pub fn name_state(&self, state: u64) {
-        if let Some(Log { log, .. }) = &mut *self.log.lock() {
-            log.name_state(state);
-        }
+        self.with(|log| log.name_state(state));
     }
 
     /// The commit is durable.
     pub fn committed(&self) {
-        if let Some(Log { log, .. }) = &mut *self.log.lock() {
-            log.empty_sealed();
-        }
+        self.with(CrashLog::empty_sealed);
     }
 
     /// The commit had nothing to make durable: the state is as it was.
@@ -214,9 +226,7 @@ impl Acknowledged {
 
     /// What is not durable is lost (A8). [`Self::begin`] follows.
     pub fn lose(&self) {
-        if let Some(Log { log, .. }) = &mut *self.log.lock() {
-            log.lose();
-        }
+        self.with(CrashLog::lose);
     }
 
     /// Records count again: see [`Log::begin`].
@@ -230,16 +240,12 @@ impl Acknowledged {
 
     /// Failures of the data device so far have lost nothing that is recorded.
     pub fn survived(&self, failures: u64) {
-        if let Some(Log { log, .. }) = &mut *self.log.lock() {
-            log.survived(failures);
-        }
+        self.with(|log| log.survived(failures));
     }
 
     /// Clients were told of all losses.
     pub fn told(&self) {
-        if let Some(Log { log, .. }) = &mut *self.log.lock() {
-            log.told();
-        }
+        self.with(CrashLog::told);
     }
 
     /// True if the log has records that this pool leaves there (A9).
@@ -290,7 +296,7 @@ impl ThinPool {
         env: &Env,
         pool: &Pool,
     ) -> Result<Option<Log>, ConfigError> {
-        let own = pool.metadata.acknowledged().log.lock().take();
+        let own = pool.metadata.acknowledged().take();
         if let Some(mut own) = own {
             // The pool was suspended: everything is durable. The place may be another by now.
             own.begin(pool.metadata.state().await, failures_beneath(pool.data_disk().as_ref()));
@@ -325,7 +331,7 @@ impl ThinPool {
     /// Keeps the log in the pool, and tells of a loss. Nothing fails after it.
     fn put(&self, pool: &Pool, mut log: Log) {
         let is_lost = log.log.take_loss();
-        *pool.metadata.acknowledged().log.lock() = Some(log);
+        pool.metadata.acknowledged().put(log);
         if is_lost {
             tracing::error!(
                 "{}: acknowledged writes of a server that was killed may be lost",
@@ -341,7 +347,7 @@ impl ThinPool {
     /// What is there does not fit the pool.
     pub(super) async fn leave_log(&self, pool: &Pool) -> Result<(), ConfigError> {
         let acknowledged = pool.metadata.acknowledged();
-        if acknowledged.log.lock().is_some() {
+        if acknowledged.is_kept() {
             return Ok(());
         }
         let state = pool.metadata.state().await;

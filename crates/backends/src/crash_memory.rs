@@ -7,17 +7,18 @@
 //! The folders are `/run/cairn`, `$XDG_RUNTIME_DIR/cairn` and `/dev/shm/cairn-UID`, or else the one
 //! that `$CAIRN_CRASH_LOGS` names. One that is not in memory is not used. A log that an
 //! earlier process left in any of them is found again; a new one is made in the first that exists
-//! or can be made. A folder belongs to this user, and nobody else can enter it: who can write a log
-//! decides what the next start takes for acknowledged.
+//! or can be made. A folder belongs to this user, and no other user can enter it: a program that
+//! can write a log decides what the next start takes for acknowledged.
 //!
 //! A file's name ends with the identifier of the machine's present run: containers keep files in
 //! memory that others have made. Files of earlier runs are removed.
 //!
 //! # Who has a file
-//! M1. Who maps a file to write has an exclusive lock of it, who maps it to read a shared one.
-//! M2. A file that says nothing is removed under that lock, when its last user here lets it go. Who
-//!     gets the lock of a file looks whether the name still leads to it, and else opens the name
-//!     again. So nobody writes to a file without a name.
+//! M1. A process that maps a file to write has an exclusive lock of it, one that maps it to read a
+//!     shared one.
+//! M2. A file that says nothing is removed under that lock, when its last user in the process lets
+//!     it go. A process that gets the lock looks whether the name still leads to the file, and else
+//!     opens the name again. So no process writes to a file that has lost its name.
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -186,7 +187,7 @@ pub struct LeftLog {
 }
 
 impl LeftLog {
-    /// Gives them up. The caller has the device alone, so that nobody has the log.
+    /// Gives them up. The caller has the device alone, so that no process has the log.
     ///
     /// # Errors
     /// The system refused.
@@ -318,7 +319,10 @@ impl CrashLogs for CrashFiles {
         let mapping = self.map(name, Access::Read).ok().flatten()?;
         Some(Arc::new(mapping))
     }
+}
 
+impl CrashFiles {
+    /// The names of what is there.
     fn names(&self) -> Vec<String> {
         let entries = self.folders.iter().filter_map(|folder| fs::read_dir(folder).ok());
         let names = entries.flatten().flatten().filter_map(|entry| {

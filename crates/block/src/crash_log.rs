@@ -70,7 +70,7 @@ pub(crate) use failures::{begin_count, count_in, told_in};
 pub use memory::{Content, CrashLogs, CrashMemory, KeptLogs, KeptMemory};
 pub use record::Record;
 
-use memory::{Half, Header, NO_STATE, NOBODY};
+use memory::{Half, Header, NO_PROCESS, NO_STATE};
 
 /// What a target appends to, under its own lock.
 pub struct CrashLog {
@@ -153,7 +153,7 @@ impl CrashLog {
         let header = Header::of(memory);
         let records = CrashLog::unreplayed(memory).iter().map(|half| half.1).sum();
         if records > 0 {
-            header.set_untold(NOBODY);
+            header.set_untold(NO_PROCESS);
             empty_in_order(&header);
         }
         records
@@ -340,7 +340,7 @@ impl CrashLog {
         let header = Header::of(memory);
         let is_earlier = header.is_valid() && header.begun_by() != memory.process();
         if is_earlier && !header.is_lost() && header.survived() != failures {
-            header.lose(NOBODY);
+            header.lose(NO_PROCESS);
         }
     }
 
@@ -413,7 +413,7 @@ fn left(header: &Header<'_>, base: &Base) -> Left {
     // A kill came before the target knew of a failure.
     let is_of_use = !is_empty && !is_included && !header.is_lost();
     if is_of_use && header.survived() != base.failures {
-        header.lose(NOBODY);
+        header.lose(NO_PROCESS);
     }
     match first {
         _ if is_empty || is_included || header.is_lost() => Left::Records(Vec::new()),

@@ -30,7 +30,7 @@ const HALVES: [usize; 2] = [8, 16];
 /// No state of a device.
 pub(super) const NO_STATE: u64 = u64::MAX;
 /// No process.
-pub(super) const NOBODY: u64 = u64::MAX;
+pub(super) const NO_PROCESS: u64 = u64::MAX;
 
 /// Memory that outlives the process, and no power cut.
 pub trait CrashMemory: Send + Sync {
@@ -69,12 +69,9 @@ pub trait CrashLogs: Send + Sync {
         content: Content,
     ) -> Result<Option<Arc<dyn CrashMemory>>, ConfigError>;
 
-    /// The memory of a name that an earlier process left, to look at: nobody else sees what is
-    /// stored there.
+    /// The memory of a name that an earlier process left, to look at: what is stored there stays in
+    /// this process.
     fn find(&self, name: &str) -> Option<Arc<dyn CrashMemory>>;
-
-    /// The names of what is there.
-    fn names(&self) -> Vec<String>;
 }
 
 /// Memory of this process.
@@ -95,7 +92,7 @@ impl KeptMemory {
         KeptMemory { process: self.process + 1, ..self.copy() }
     }
 
-    /// Nobody else sees what is stored there.
+    /// What is stored there stays there.
     fn copy(&self) -> KeptMemory {
         let words = self.words.iter().map(|word| AtomicU64::new(get(word))).collect();
         KeptMemory { words, process: self.process }
@@ -145,10 +142,6 @@ impl CrashLogs for KeptLogs {
     fn find(&self, name: &str) -> Option<Arc<dyn CrashMemory>> {
         let found = self.logs.lock().get(name)?.copy();
         Some(Arc::new(found))
-    }
-
-    fn names(&self) -> Vec<String> {
-        self.logs.lock().keys().cloned().collect()
     }
 }
 

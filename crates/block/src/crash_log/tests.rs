@@ -135,18 +135,24 @@ fn failure_that_the_killed_process_did_not_look_at_is_a_loss() {
 }
 
 #[test]
-fn log_that_is_lost_has_nothing_for_any_device() {
+fn log_that_is_lost_has_nothing_for_any_device_until_it_begins_again() {
     let (memory, mut log) = begun(4, 10);
     put(&mut log, 1);
     assert_eq!(CrashLog::unreplayed(memory.as_ref()), [(10, 1)]);
     log.lose();
-    for (owner, state) in [(OWNER, 10), (OWNER, 11), (OWNER + 1, 10)] {
+    for (owner, state) in [(OWNER, 9), (OWNER, 10), (OWNER, 11), (OWNER + 1, 10)] {
         assert_eq!(left_in(&memory, owner, state), Left::Records(Vec::new()));
     }
     assert_eq!(CrashLog::unreplayed(memory.as_ref()), []);
     assert!(!CrashLog::says_nothing(memory.as_ref()), "a client is to be told");
+    let next = Arc::new(memory.after_kill());
     log.told();
     assert!(CrashLog::says_nothing(memory.as_ref()));
+    let (mut log, _) = CrashLog::open(next.clone(), &base(OWNER, 9));
+    assert!(log.take_loss());
+    log.begin(&base(OWNER, 9));
+    put(&mut log, 2);
+    assert_eq!(left_in(&next, OWNER, 9), Left::Records(vec![[2; 3]]));
 }
 
 #[test]
@@ -381,24 +387,6 @@ fn records_are_left_in_each_state_that_a_device_may_have() {
         }
         assert!(matches!(left_in(&memory, OWNER, 15), Left::Foreign(_)), "{stores}");
     }
-}
-
-#[test]
-fn log_that_was_lost_has_nothing_to_replay_in_any_state_until_it_begins_again() {
-    let (memory, mut log) = begun(4, 10);
-    put(&mut log, 1);
-    log.lose();
-    let nothing = || Left::Records(Vec::new());
-    for state in [9, 10, 11] {
-        assert_eq!(left_in(&memory, OWNER, state), nothing(), "{state}");
-    }
-    assert_eq!(left_in(&memory, OWNER + 1, 10), nothing());
-    let next = Arc::new(memory.after_kill());
-    let (mut log, _) = CrashLog::open(next.clone(), &base(OWNER, 9));
-    assert!(log.take_loss());
-    log.begin(&base(OWNER, 9));
-    put(&mut log, 2);
-    assert_eq!(left_in(&next, OWNER, 9), Left::Records(vec![[2; 3]]));
 }
 
 #[test]

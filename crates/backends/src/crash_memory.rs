@@ -89,7 +89,7 @@ impl CrashFiles {
         let device = format!("-{device}-");
         let names = files.names().into_iter().filter(|name| name.contains(&device));
         let counted = names.filter_map(|name| {
-            let found = files.find(&name)?;
+            let found = files.find(&name, Content::Records)?;
             let records = CrashLog::unreplayed(&*found).iter().map(|half| half.1).sum();
             (records > 0).then(|| LeftLog { path: files.path_of(&name), records })
         });
@@ -295,7 +295,7 @@ impl CrashLogs for CrashFiles {
         match self.map(name, Access::Create(bytes)) {
             Ok(mapping) => {
                 let mapping = Arc::new(mapping.expect("it is made if it is missing"));
-                if content == Content::Records && self.discards.load(Ordering::Relaxed) {
+                if self.discards_in(content) {
                     give_up(name, &mapping);
                 }
                 open.retain(|_, mapping| mapping.strong_count() > 0);
@@ -315,13 +315,21 @@ impl CrashLogs for CrashFiles {
         }
     }
 
-    fn find(&self, name: &str) -> Option<Arc<dyn CrashMemory>> {
+    fn find(&self, name: &str, content: Content) -> Option<Arc<dyn CrashMemory>> {
         let mapping = self.map(name, Access::Read).ok().flatten()?;
+        if self.discards_in(content) {
+            give_up(name, &mapping);
+        }
         Some(Arc::new(mapping))
     }
 }
 
 impl CrashFiles {
+    /// True if what is left in memory for this is to be given up.
+    fn discards_in(&self, content: Content) -> bool {
+        content == Content::Records && self.discards.load(Ordering::Relaxed)
+    }
+
     /// The names of what is there.
     fn names(&self) -> Vec<String> {
         let entries = self.folders.iter().filter_map(|folder| fs::read_dir(folder).ok());
@@ -441,12 +449,12 @@ mod tests {
         drop(log);
         let files = files_in(folder.path());
         assert_eq!(files.names(), ["one"]);
-        let found = files.find("one").unwrap();
+        let found = files.find("one", Content::Records).unwrap();
         assert_eq!(CrashLog::unreplayed(&*found), [(2, 1)]);
         found.words()[1].store(9, Ordering::Relaxed);
         drop(found);
         assert_eq!(opened(&files, "one").words()[1].load(Ordering::Relaxed), 1);
-        assert!(files.find("other").is_none());
+        assert!(files.find("other", Content::Records).is_none());
     }
 
     #[test]
@@ -463,6 +471,22 @@ mod tests {
         log.told();
         drop(log);
         assert_eq!(files.names(), [""; 0]);
+    }
+
+    #[test]
+    fn reader_that_gives_a_log_up_leaves_it_in_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut log = begun(&files_in(folder.path()), "one");
+        assert!(log.reserve());
+        log.append([7; 3]);
+        drop(log);
+        let files = files_in(folder.path());
+        files.discard(true);
+        let seen = files.find("one", Content::Records).unwrap();
+        assert_eq!(CrashLog::unreplayed(&*seen), []);
+        drop(seen);
+        files.discard(false);
+        assert_eq!(CrashLog::unreplayed(&*opened(&files, "one")), [(2, 1)]);
     }
 
     #[test]

@@ -71,7 +71,7 @@ pub trait CrashLogs: Send + Sync {
 
     /// The memory of a name that an earlier process left, to look at: what is stored there stays in
     /// this process.
-    fn find(&self, name: &str) -> Option<Arc<dyn CrashMemory>>;
+    fn find(&self, name: &str, content: Content) -> Option<Arc<dyn CrashMemory>>;
 }
 
 /// Memory of this process.
@@ -139,7 +139,7 @@ impl CrashLogs for KeptLogs {
         Ok(Some(log.clone()))
     }
 
-    fn find(&self, name: &str) -> Option<Arc<dyn CrashMemory>> {
+    fn find(&self, name: &str, _: Content) -> Option<Arc<dyn CrashMemory>> {
         let found = self.logs.lock().get(name)?.copy();
         Some(Arc::new(found))
     }

@@ -9,13 +9,28 @@ use crate::mutants;
 
 /// What one client of a disk was told.
 #[derive(Debug)]
-pub struct FailureCursor(u64);
+pub struct FailureCursor {
+    count: u64,
+    /// An earlier process lost writes of the client and did not tell it.
+    owes: bool,
+}
 
 impl FailureCursor {
     /// The cursor of a client that connects to `disk` now. It will hear of losses that no client
     /// was told of (F2): it may be the one that wrote, connected again.
     pub fn new(disk: &Arc<dyn Disk>) -> FailureCursor {
-        FailureCursor(disk.failures_told())
+        FailureCursor { count: disk.failures_told(), owes: false }
+    }
+
+    /// The client was told of nothing that its writes met in an earlier process: its next flush
+    /// fails.
+    pub fn owe(&mut self) {
+        self.owes = true;
+    }
+
+    /// True if the client's next flush will report a loss.
+    pub fn is_behind(&self, disk: &Arc<dyn Disk>) -> bool {
+        self.owes || self.count != disk.failures()
     }
 
     /// The result of the client's flush, which the disk answered with `result`. Once the client has
@@ -25,17 +40,19 @@ impl FailureCursor {
     /// The disk's, or EIO if completed writes may be lost since the client was last told.
     pub fn end_of_flush(&mut self, disk: &Arc<dyn Disk>, result: IoResult) -> IoResult {
         let count = disk.failures();
-        if mutants::same("client: failure count at the end of a flush", self.0, count) {
+        let owes = std::mem::take(&mut self.owes);
+        if mutants::same("client: failure count at the end of a flush", self.count, count) && !owes
+        {
             return result;
         }
-        self.0 = count;
+        self.count = count;
         result.and(Err(IoError::IO))
     }
 
     /// The client has received the results of its flushes so far. If it disconnects before, the
     /// loss stays unreported (F2).
     pub fn was_told(&self, disk: &Arc<dyn Disk>) {
-        disk.acknowledge_failures(self.0);
+        disk.acknowledge_failures(self.count);
     }
 }
 

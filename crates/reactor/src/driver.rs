@@ -398,6 +398,16 @@ impl OpFuture {
     pub fn take_segs(&mut self) -> Segs {
         std::mem::take(&mut self.segs)
     }
+
+    /// Asks the system to end the operation soon. It still has a result: that of what it did, or
+    /// `-ECANCELED`.
+    pub fn cancel(&self) {
+        if !self.ended
+            && let Some(ring) = self.driver.ring.borrow_mut().as_mut()
+        {
+            ring.cancel(self.token);
+        }
+    }
 }
 
 impl Future for OpFuture {

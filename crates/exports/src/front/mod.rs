@@ -6,7 +6,8 @@
 //!   gate between partial and whole writes, and the account of its memory.
 //! - [`Queue`]: the requests of one client on one reactor: admission, memory, completion, losses.
 //! - [`widen`]: byte ranges on a disk of blocks, by read-modify-write.
-//! - [`Shutdown`]: draining and cutting what clients use; [`Intake`]: whether one client is heard.
+//! - [`Shutdown`]: draining and cutting what clients use; [`Pause`]: all clients of a server wait,
+//!   and go on or leave it; [`Intake`]: whether one client is heard.
 //!
 //! F1. Within a front, a disk has one [`SharedDisk`] as long as any server uses it. (The registry
 //!     sees to it that a device has one [`Disk`].) So a read-modify-write of any client excludes
@@ -16,6 +17,7 @@
 
 mod budget;
 mod gate;
+mod pause;
 mod queue;
 mod shutdown;
 mod signal;
@@ -30,6 +32,7 @@ use cairn_block::{Disk, Mail, Post, ReactorId, StreamId};
 use budget::{Account, Budget};
 use gate::WriteGate;
 
+pub(crate) use pause::{Pause, Phase};
 pub(crate) use queue::{Halted, Intake, Queue, Room};
 pub(crate) use shutdown::{Level, Membership, Shutdown};
 pub(crate) use signal::{First, Signal, first};

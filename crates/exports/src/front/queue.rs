@@ -27,7 +27,7 @@ use cairn_block::{
 };
 
 use super::budget::Portion;
-use super::{First, Level, SharedDisk, Signal, first};
+use super::{First, Level, Phase, SharedDisk, Signal, first};
 
 /// Limit on the requests of one queue that are admitted and not answered.
 const REQUESTS_MAX: usize = 128;
@@ -40,16 +40,19 @@ const HELD_BYTES_MAX: usize = 16 << 20;
 /// Nothing more is taken from the client.
 pub(crate) struct Halted;
 
-/// How far the use of a client has been stopped, and the wake-up of the task that hears it.
+/// How far the use of a client has been stopped, whether it is paused, and the wake-up of the task
+/// that hears it.
 pub(crate) struct Intake {
     level: Cell<Level>,
+    phase: Cell<Phase>,
     /// There may be room for a request, or the task must stop.
     changed: Signal,
 }
 
 impl Default for Intake {
     fn default() -> Intake {
-        Intake { level: Cell::new(Level::Serving), changed: Signal::default() }
+        let (level, phase) = (Cell::new(Level::Serving), Cell::new(Phase::Going));
+        Intake { level, phase, changed: Signal::default() }
     }
 }
 
@@ -59,7 +62,24 @@ impl Intake {
     }
 
     pub(crate) fn is_halted(&self) -> bool {
-        self.level.get() > Level::Serving
+        self.level.get() > Level::Serving || self.phase.get() != Phase::Going
+    }
+
+    /// The phase of the pause, while the client is served.
+    pub(crate) fn phase(&self) -> Option<Phase> {
+        (self.level.get() == Level::Serving).then(|| self.phase.get())
+    }
+
+    /// The phase of the pause has changed.
+    pub(crate) fn set_phase(&self, phase: Phase) {
+        self.phase.set(phase);
+        self.changed.wake();
+    }
+
+    /// Waits until `ready` returns a value; calls it at each change. For the task that hears the
+    /// client.
+    pub(crate) async fn until<T>(&self, ready: impl FnMut() -> Option<T>) -> T {
+        self.changed.until(ready).await
     }
 
     /// Has the task that hears the client look again at each change.
@@ -267,6 +287,16 @@ impl<T: 'static> Queue<T> {
             self.log_failure(request.op, request.range, error);
         }
         (token, result)
+    }
+
+    /// The client was told of nothing that its writes met in an earlier process.
+    pub(crate) fn owe(&self) {
+        self.failures.borrow_mut().owe();
+    }
+
+    /// True if the client's next flush will report a loss.
+    pub(crate) fn owes(&self) -> bool {
+        self.failures.borrow().is_behind(&self.shared.disk)
     }
 
     /// The client has been told of the losses that the latest flushes reported. (Q3)

@@ -18,18 +18,18 @@ use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Poll;
 
 use cairn_block::{Client, Env, ErrorKind, Io, IoError, IoResult, Op, Request, Segs};
 use cairn_reactor::Driver;
 use rustix::net::{Shutdown, shutdown};
 
-use crate::front::{First, Intake, Level, Queue, Room, Signal, first};
+use crate::front::{First, Intake, Level, Pause, Phase, Queue, Room, Signal, first};
 
 use super::export::Export;
+use super::handover::Parted;
 use super::handshake::{MetaContext, Negotiated};
 use super::payload::{Batch, Payload};
-use super::receiver::Ended;
+use super::receiver::{Ended, Rest};
 use super::reply::{self, Last};
 use super::request::Terms;
 use super::wire::{Cookie, ErrorCode, TransmissionFlags};
@@ -48,26 +48,30 @@ impl Channel {
     }
 
     /// Receives at least one byte into `segs` (with `all`, as many as the system gives at once), or
-    /// returns why nothing more arrives.
+    /// returns why nothing more arrives. If this side stops receiving, that ends as soon as the
+    /// system has let go of `segs`.
     pub(super) async fn receive(&self, segs: &mut Segs, all: bool) -> Result<usize, Ended> {
-        loop {
+        while !self.intake.is_halted() {
             let mut op = self.driver.recv(&self.socket, std::mem::take(segs), all);
+            let mut called_off = false;
             let count = poll_fn(|cx| {
-                if self.intake.is_halted() {
-                    return Poll::Ready(Err(Ended::Halted));
+                if self.intake.is_halted() && !std::mem::replace(&mut called_off, true) {
+                    op.cancel();
                 }
                 self.intake.register(cx);
-                Pin::new(&mut op).poll(cx).map(Ok)
+                Pin::new(&mut op).poll(cx)
             })
-            .await?;
+            .await;
             *segs = op.take_segs();
             match usize::try_from(count) {
                 Ok(0) => return Err(Ended::Closed),
                 Ok(count) => return Ok(count),
                 Err(_) if count == -libc::EINTR || count == -libc::EAGAIN => {}
+                Err(_) if count == -libc::ECANCELED && called_off => {}
                 Err(_) => return Err(Ended::Failed(-count)),
             }
         }
+        Err(Ended::Halted)
     }
 
     /// Sends all of `segs`, and leaves it empty.
@@ -93,6 +97,16 @@ impl Channel {
             tracing::debug!("shutting down a connection: {error}");
         }
     }
+}
+
+/// What a receiver that was halted does next.
+pub(super) enum Turn {
+    /// It goes on.
+    Serve,
+    /// Its connection leaves for another process.
+    Leave,
+    /// Its connection ends.
+    End,
 }
 
 /// An admitted request; the reply consumes it.
@@ -125,6 +139,8 @@ pub(super) struct Connection {
     pub(super) export: Arc<Export>,
     pub(super) channel: Channel,
     pub(super) structured: bool,
+    pause: Arc<Pause>,
+    client_knows_block_size: bool,
     /// The contexts that block status reports: those that the client selected.
     pub(super) contexts: Vec<MetaContext>,
     terms: Cell<Terms>,
@@ -138,11 +154,11 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// A connection that has just been negotiated.
+    /// A connection that was negotiated: `terms` are those told to the client.
     pub(super) fn new(
         env: &Env,
         channel: Channel,
-        export: Arc<Export>,
+        (export, pause): (Arc<Export>, Arc<Pause>),
         negotiated: &Negotiated,
         terms: Terms,
     ) -> Rc<Connection> {
@@ -153,6 +169,8 @@ impl Connection {
             channel,
             structured: negotiated.structured_replies,
             contexts: negotiated.contexts.clone(),
+            pause,
+            client_knows_block_size: negotiated.client_knows_block_size,
             negotiated_size_bytes: terms.size_bytes,
             terms: Cell::new(terms),
             block_bytes: Cell::new(export.block_bytes()),
@@ -299,14 +317,23 @@ impl Connection {
         self.sender.wake();
     }
 
-    /// Passes the levels of the export's shutdown on to the channel, until the connection ends.
+    /// Passes the levels of the export's shutdown, and the phases of the server's pause, on to the
+    /// channel, until the connection ends.
     pub(super) async fn watch(&self) {
-        let mut seen = Level::Serving;
+        let (mut seen, mut phase) = (Level::Serving, Phase::Going);
         while seen < Level::Cut {
             let ended = self.watcher.until(|| self.ended.get().then_some(()));
-            match first(ended, self.export.shutdown.above(seen)).await {
+            let now = phase;
+            let changed =
+                first(self.export.shutdown.above(seen), self.pause.phase_that(|it| it != now));
+            match first(ended, changed).await {
                 First::Left(()) => break,
-                First::Right(level) => seen = level,
+                First::Right(First::Left(level)) => seen = level,
+                First::Right(First::Right(next)) => {
+                    phase = next;
+                    self.channel.intake.set_phase(phase);
+                    continue;
+                }
             }
             match seen {
                 Level::Cut => self.channel.cut(),
@@ -314,6 +341,37 @@ impl Connection {
             }
         }
         self.watcher.clear();
+    }
+
+    /// The receiver was halted. If that is for a pause, waits for its end. (P1)
+    pub(super) async fn wait_for_end_of_pause(&self) -> Turn {
+        let intake = &self.channel.intake;
+        let is_pausing = || intake.phase() == Some(Phase::Pausing);
+        intake.until(|| (self.queue.is_empty() || !is_pausing()).then_some(())).await;
+        let waiting = is_pausing().then(|| self.pause.wait());
+        intake.until(|| (!is_pausing()).then_some(())).await;
+        match intake.phase() {
+            Some(Phase::Going) => Turn::Serve,
+            Some(_) if waiting.is_some() => Turn::Leave,
+            _ => Turn::End,
+        }
+    }
+
+    /// The connection as another process can go on with it. (P2)
+    pub(super) fn hand_over(&self, rest: Rest) -> (Parted, Arc<OwnedFd>) {
+        let Terms { flags, .. } = self.terms.get();
+        let parted = Parted {
+            export: self.export.name.clone(),
+            flags: flags.bits(),
+            size_bytes: self.negotiated_size_bytes,
+            structured_replies: self.structured,
+            contexts: self.contexts.iter().map(|it| (it.id, it.name.clone())).collect(),
+            client_knows_block_size: self.client_knows_block_size,
+            owes: !self.may_only_read() && self.queue.owes(),
+            skip: rest.skip,
+            bytes: rest.bytes,
+        };
+        (parted, self.channel.socket.clone())
     }
 
     fn end(&self) {

@@ -4,6 +4,7 @@
 //! is replaced, after a wait if necessary (see `occupied`). The path is removed when listening
 //! stops, unless another socket has replaced it.
 
+use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
@@ -13,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cairn_block::{ConfigError, ConfigKind};
+use rustix::net::sockopt;
 
 use crate::occupied::{is_path_held, once_free};
 
@@ -23,6 +25,15 @@ pub enum ListenAddress {
     Unix(PathBuf),
     /// A TCP port; port 0 lets the system choose.
     Tcp(SocketAddr),
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ListenAddress::Unix(path) => write!(f, "unix:{}", path.display()),
+            ListenAddress::Tcp(address) => write!(f, "tcp:{address}"),
+        }
+    }
 }
 
 /// A bound, non-blocking socket.
@@ -81,6 +92,28 @@ impl Listener {
             address: ListenAddress::Tcp(bound),
             file: None,
         })
+    }
+
+    /// A socket on which another process listened at this address.
+    pub(super) fn inherited(
+        address: ListenAddress,
+        socket: OwnedFd,
+    ) -> Result<Listener, ConfigError> {
+        let is_listening = sockopt::socket_acceptconn(&socket).is_ok_and(|it| it);
+        let file = match &address {
+            ListenAddress::Unix(path) => {
+                let found = std::fs::symlink_metadata(path);
+                Some(found.map_or((0, 0), |found| (found.dev(), found.ino())))
+            }
+            ListenAddress::Tcp(_) => None,
+        };
+        match is_listening {
+            true => Ok(Listener { socket: Arc::new(socket), address, file }),
+            false => {
+                let detail = "found a descriptor that does not listen, expected a socket that does";
+                Err(ConfigError::new(ConfigKind::System, address.to_string(), detail))
+            }
+        }
     }
 
     /// Removes the socket's file, if it is still this socket's.

@@ -13,6 +13,7 @@
 //! The server, which moves those bytes and turns requests into requests to disks:
 //! - `server`: exports, listening sockets, assignment of connections to reactors, shutdown.
 //! - `negotiate`, `serve`: the two parts of a connection's life.
+//! - `handover`: connections that leave for another process, and those that come from one.
 //! - `connection`: what its tasks share: completions, replies. Admission and memory are the
 //!   [front](crate::front)'s.
 //! - `receiver`, `payload`: received and sent bytes, with as few copies as possible.
@@ -24,6 +25,7 @@ mod connection;
 mod contexts;
 mod export;
 pub mod facts;
+mod handover;
 pub mod handshake;
 mod listener;
 mod negotiate;
@@ -39,5 +41,6 @@ pub mod wire;
 
 pub use contexts::{ContextRun, Contexts};
 pub use export::NbdExport;
+pub use handover::{Estate, Parted};
 pub use listener::ListenAddress;
 pub use server::{NbdOptions, NbdServer};

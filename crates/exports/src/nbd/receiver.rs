@@ -5,7 +5,11 @@
 //! the same receive puts the bytes behind it into the staging buffer. After a large payload only
 //! one header is staged, so that a stream of large writes is not copied.
 //!
-//! Must never: be used again after a receive was abandoned; the kernel may still write here.
+//! A receive is never abandoned: one that is called off ends first, and what it received counts. So
+//! at any halt a receiver knows every byte that it took from the socket and that no request has
+//! used ([`Receiver::into_rest`]), and another one goes on from there.
+
+use std::collections::VecDeque;
 
 use cairn_block::{Buf, Env, Segs};
 
@@ -43,6 +47,15 @@ impl From<Halted> for Ended {
     }
 }
 
+/// The bytes of a connection that were received and that no request has used.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Rest {
+    /// So many bytes from here belong to a request that was refused.
+    pub(super) skip: u32,
+    /// From the header of a request on, or from what is to be skipped.
+    pub(super) bytes: Vec<u8>,
+}
+
 /// See the module's description.
 pub(super) struct Receiver {
     buf: Buf,
@@ -54,13 +67,26 @@ pub(super) struct Receiver {
     segs: Segs,
     /// Something has arrived since the last header was handed out.
     fresh: bool,
+    /// Bytes that an earlier receiver had received.
+    inherited: VecDeque<u8>,
+    /// How many of the next bytes are to be dropped.
+    skipping: u32,
+    /// The header that was handed out last.
+    header: [u8; REQUEST_BYTES],
+    /// The request of that header, as far as it has arrived, if its payload did not.
+    unfinished: Vec<u8>,
 }
 
 impl Receiver {
     /// An empty receiver.
     pub(super) fn new(env: &Env) -> Receiver {
         let (segs, fresh) = (Segs::default(), true);
+        let (inherited, skipping, unfinished) = Default::default();
         Receiver {
+            inherited,
+            skipping,
+            unfinished,
+            header: [0; REQUEST_BYTES],
             buf: env.buf(STAGE_BYTES),
             start: 0,
             end: 0,
@@ -68,6 +94,27 @@ impl Receiver {
             segs,
             fresh,
         }
+    }
+
+    /// A receiver that goes on where an earlier one was halted.
+    pub(super) fn after(env: &Env, Rest { skip, bytes }: Rest) -> Receiver {
+        Receiver { skipping: skip, inherited: bytes.into(), ..Receiver::new(env) }
+    }
+
+    /// What no request has used. The receiver was halted.
+    pub(super) fn into_rest(mut self) -> Rest {
+        let mut bytes = std::mem::take(&mut self.unfinished);
+        self.consume(|staged| {
+            bytes.extend_from_slice(staged);
+            staged.len()
+        });
+        bytes.extend(self.inherited);
+        Rest { skip: self.skipping, bytes }
+    }
+
+    /// Takes the last header back: its request has not begun, and no byte behind it was taken.
+    pub(super) fn unread(&mut self) {
+        self.start -= REQUEST_BYTES;
     }
 
     /// Calls `look` with the staged bytes; it returns how many of them it used.
@@ -99,10 +146,20 @@ impl Receiver {
     }
 
     async fn receive(&mut self, channel: &Channel, all: bool) -> Result<usize, Ended> {
-        let count = channel.receive(&mut self.segs, all).await?;
+        let count = match self.inherited.is_empty() {
+            true => channel.receive(&mut self.segs, all).await?,
+            false => self.receive_inherited(),
+        };
         self.segs.clear();
         self.fresh = true;
         Ok(count)
+    }
+
+    fn receive_inherited(&mut self) -> usize {
+        let count = self.inherited.len().min(self.segs.bytes());
+        let bytes: Vec<u8> = self.inherited.drain(..count).collect();
+        self.segs.copy_in(0, &bytes);
+        count
     }
 
     /// Waits for more bytes than are staged.
@@ -119,35 +176,51 @@ impl Receiver {
         while self.end - self.start < REQUEST_BYTES {
             self.fill(channel).await?;
         }
-        let mut header = [0; REQUEST_BYTES];
+        let header = &mut self.header;
         self.buf.read(self.start, REQUEST_BYTES, |bytes| header.copy_from_slice(bytes));
         self.start += REQUEST_BYTES;
         self.stage_max = STAGE_BYTES;
-        Ok(header)
+        Ok(self.header)
     }
 
-    /// Waits until all of `into` has arrived.
+    /// Waits until all of `into` has arrived, the payload of the last header.
     pub(super) async fn payload(&mut self, channel: &Channel, into: &Segs) -> Result<(), Ended> {
+        let mut arrived = 0;
+        let ended = self.payload_from(channel, into, &mut arrived).await;
+        if ended == Err(Ended::Halted) {
+            self.unfinished = self.header.to_vec();
+            self.unfinished.resize(REQUEST_BYTES + arrived, 0);
+            into.copy_out(0, &mut self.unfinished[REQUEST_BYTES..]);
+        }
+        ended
+    }
+
+    async fn payload_from(
+        &mut self,
+        channel: &Channel,
+        into: &Segs,
+        arrived: &mut usize,
+    ) -> Result<(), Ended> {
         let staged = (self.end - self.start).min(into.bytes());
         self.buf.read(self.start, staged, |bytes| into.copy_in(0, bytes));
         self.start += staged;
-        let mut arrived = staged;
+        *arrived = staged;
         if into.bytes() >= LARGE_BYTES {
             self.stage_max = REQUEST_BYTES;
         }
-        while arrived < into.bytes() {
+        while *arrived < into.bytes() {
             // A part of the payload is missing, so no byte behind it is staged.
             (self.start, self.end) = (0, 0);
-            let missing = into.bytes() - arrived;
+            let missing = into.bytes() - *arrived;
             if missing > GATHER_BYTES {
-                self.segs.extend(into, arrived, missing - TAIL_BYTES);
-                arrived += self.receive(channel, true).await?;
+                self.segs.extend(into, *arrived, missing - TAIL_BYTES);
+                *arrived += self.receive(channel, true).await?;
                 continue;
             }
-            self.segs.extend(into, arrived, missing);
+            self.segs.extend(into, *arrived, missing);
             self.segs.push(self.buf.clone(), 0, self.stage_max);
             let count = self.receive(channel, false).await?;
-            arrived += count.min(missing);
+            *arrived += count.min(missing);
             self.end = count.saturating_sub(missing);
         }
         Ok(())
@@ -155,12 +228,17 @@ impl Receiver {
 
     /// Waits for `count` bytes and drops them.
     pub(super) async fn skip(&mut self, channel: &Channel, count: u32) -> Result<(), Ended> {
-        let mut left = count as usize;
+        self.skipping = count;
+        self.end_skip(channel).await
+    }
+
+    /// Drops what is still to be skipped.
+    pub(super) async fn end_skip(&mut self, channel: &Channel) -> Result<(), Ended> {
         loop {
-            let dropped = left.min(self.end - self.start);
+            let dropped = (self.skipping as usize).min(self.end - self.start);
             self.start += dropped;
-            left -= dropped;
-            if left == 0 {
+            self.skipping -= dropped as u32;
+            if self.skipping == 0 {
                 return Ok(());
             }
             self.fill(channel).await?;

@@ -4,13 +4,16 @@
 //! (for a cell, a read-modify-write, extents, the flush after a trim) becomes a task of its own.
 //! The receiver never waits for the end of a request.
 
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use cairn_block::{Flags, Io, Op, Sector};
 
-use crate::front::widen;
+use crate::front::{Halted, Room, widen};
 
-use super::connection::{Connection, ReadPart, Ticket};
+use super::connection::{Connection, ReadPart, Ticket, Turn};
+use super::handover::Parted;
 use super::payload::Payload;
 use super::receiver::{Ended, Receiver};
 use super::reply;
@@ -18,25 +21,52 @@ use super::request::{ByteRange, Command, Decoded, REQUEST_BYTES, Request, decode
 use super::status;
 use super::wire::Cookie;
 
-/// Serves requests until the client leaves or breaks the protocol.
-pub(super) async fn receive(conn: &Rc<Connection>, mut receiver: Receiver) {
+/// Serves requests until the client leaves or breaks the protocol, or until the connection leaves
+/// for another process: then what that one needs.
+pub(super) async fn receive(
+    conn: &Rc<Connection>,
+    mut receiver: Receiver,
+) -> Option<(Parted, Arc<OwnedFd>)> {
     let name = &conn.export.name;
-    loop {
-        match next_request(conn, &mut receiver).await {
-            Ok(Some(request)) => {
-                if let Err(ended) = serve(conn, &mut receiver, request).await {
-                    tracing::debug!("export `{name}`: client left during a request: {ended:?}");
-                    break;
-                }
-            }
-            Ok(None) => break,
+    let parted = loop {
+        match requests(conn, &mut receiver).await {
+            Ok(()) => break None,
+            Err(Ended::Halted) => {}
             Err(ended) => {
                 tracing::debug!("export `{name}`: connection ends: {ended:?}");
-                break;
+                break None;
             }
         }
-    }
+        let turn = conn.wait_for_end_of_pause().await;
+        let rest = receiver.into_rest();
+        match turn {
+            Turn::Serve => receiver = Receiver::after(&conn.queue.env, rest),
+            Turn::Leave => break Some(conn.hand_over(rest)),
+            Turn::End => break None,
+        }
+    };
     conn.stop_receiving();
+    parted
+}
+
+/// Serves requests until the client disconnects or breaks the protocol.
+async fn requests(conn: &Rc<Connection>, receiver: &mut Receiver) -> Result<(), Ended> {
+    receiver.end_skip(&conn.channel).await?;
+    while let Some(request) = next_request(conn, receiver).await? {
+        serve(conn, receiver, request).await?;
+    }
+    Ok(())
+}
+
+/// Waits for room for a request whose header was taken, and not more. Without room, the receiver
+/// has the header again.
+async fn room<'a>(
+    conn: &'a Connection,
+    receiver: &mut Receiver,
+    bytes: usize,
+) -> Result<Room<'a>, Ended> {
+    let room = conn.queue.room(bytes).await;
+    Ok(room.inspect_err(|Halted| receiver.unread())?)
 }
 
 /// The next request to serve; none after a disconnect or a breach of the protocol. Answers the
@@ -60,7 +90,7 @@ async fn next_request(
                 return Ok(None);
             }
             Decoded::Refused(refusal) => {
-                let room = conn.queue.room(0).await?;
+                let room = room(conn, receiver, 0).await?;
                 let ticket = conn.admit(refusal.cookie, room);
                 conn.refuse(ticket, refusal.error, refusal.reason);
                 receiver.skip(&conn.channel, refusal.payload_to_skip).await?;
@@ -85,9 +115,9 @@ async fn serve(
     Request { cookie, command }: Request,
 ) -> Result<(), Ended> {
     let room = match command {
-        Command::Read { range, .. } => return read(conn, cookie, range).await,
+        Command::Read { range, .. } => return read(conn, receiver, cookie, range).await,
         Command::Write { range, fua } => return write(conn, receiver, cookie, range, fua).await,
-        _ => conn.queue.room(0).await?,
+        _ => room(conn, receiver, 0).await?,
     };
     let ticket = conn.admit(cookie, room);
     match command {
@@ -118,10 +148,15 @@ async fn serve(
     Ok(())
 }
 
-async fn read(conn: &Rc<Connection>, cookie: Cookie, range: ByteRange) -> Result<(), Ended> {
+async fn read(
+    conn: &Rc<Connection>,
+    receiver: &mut Receiver,
+    cookie: Cookie,
+    range: ByteRange,
+) -> Result<(), Ended> {
     let whole = widen::outer(range, conn.block_bytes());
     let bytes = whole.to_bytes() as usize;
-    let room = conn.queue.room(Payload::footprint(bytes)).await?;
+    let room = room(conn, receiver, Payload::footprint(bytes)).await?;
     let data = Payload::new(&conn.queue.env, bytes);
     let ticket = conn.admit(cookie, room);
     let io = Io::read(whole, data.segs());
@@ -141,7 +176,7 @@ async fn write(
     let block_bytes = conn.block_bytes();
     let whole = widen::outer(range, block_bytes);
     let bytes = whole.to_bytes() as usize;
-    let room = conn.queue.room(Payload::footprint(bytes)).await?;
+    let room = room(conn, receiver, Payload::footprint(bytes)).await?;
     let data = Payload::new(&conn.queue.env, bytes);
     let segs = data.segs();
     if bytes == range.length as usize {

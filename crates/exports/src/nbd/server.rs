@@ -19,14 +19,16 @@ use cairn_block::{ConfigError, ConfigKind, Env, Mail, Post, ReactorId};
 use cairn_reactor::Driver;
 use rustix::net::{SocketFlags, accept_with, sockopt};
 
-use crate::front::{First, Front, Level, Membership, Shutdown, first};
+use crate::front::{First, Front, Level, Membership, Pause, Phase, Shutdown, first};
 
 use super::connection::{Channel, Connection};
 use super::contexts::{Contexts, NoContexts};
 use super::export::{Export, NbdExport};
 use super::facts::Exports;
+use super::handover::Parted;
 use super::listener::{ListenAddress, Listener};
 use super::negotiate::{negotiate, refuse};
+use super::receiver::Receiver;
 use super::serve::receive;
 
 /// How long cut connections may take to end.
@@ -72,24 +74,43 @@ struct Table {
     default: Option<String>,
 }
 
-struct Shared {
-    post: Arc<dyn Post>,
+pub(super) struct Shared {
+    pub(super) post: Arc<dyn Post>,
     options: NbdOptions,
     front: Arc<Front>,
     table: Mutex<Table>,
-    listeners: Mutex<Vec<Arc<Listener>>>,
+    pub(super) listeners: Mutex<Vec<Arc<Listener>>>,
     /// Counts the connections.
-    shutdown: Arc<Shutdown>,
+    pub(super) shutdown: Arc<Shutdown>,
+    /// Counts those of them that have not ended their negotiation.
+    pub(super) negotiating: Arc<Shutdown>,
     /// Counts the tasks that accept.
-    accepting: Arc<Shutdown>,
+    pub(super) accepting: Arc<Shutdown>,
     /// Counts the tasks that tell a client that there are too many.
     refusals: Arc<Shutdown>,
+    /// The connections wait between two requests.
+    pub(super) pause: Arc<Pause>,
+    /// The connections that have left.
+    pub(super) parted: Mutex<Vec<(Parted, Arc<OwnedFd>)>>,
     next_reactor: AtomicU16,
+}
+
+impl Shared {
+    /// The export of this name.
+    pub(super) fn export(&self, name: &str) -> Option<Arc<Export>> {
+        self.table.lock().exports.iter().find(|export| export.name == name).cloned()
+    }
+
+    /// The reactor of the next connection.
+    pub(super) fn next_reactor(&self) -> ReactorId {
+        let turn = self.next_reactor.fetch_add(1, Ordering::Relaxed);
+        ReactorId(turn % self.post.reactors())
+    }
 }
 
 /// An NBD server over the reactors of one world. Cloning makes another handle on it.
 #[derive(Clone)]
-pub struct NbdServer(Arc<Shared>);
+pub struct NbdServer(pub(super) Arc<Shared>);
 
 impl NbdServer {
     /// A server without exports that listens nowhere yet, for a world with no other server.
@@ -109,6 +130,9 @@ impl NbdServer {
             shutdown: Arc::default(),
             accepting: Arc::default(),
             refusals: Arc::default(),
+            negotiating: Arc::default(),
+            pause: Arc::default(),
+            parted: Mutex::default(),
             next_reactor: AtomicU16::new(0),
         }))
     }
@@ -177,13 +201,18 @@ impl NbdServer {
     /// # Errors
     /// The address is in use, or the system refused.
     pub fn listen(&self, address: &ListenAddress) -> Result<ListenAddress, ConfigError> {
-        let listener = Arc::new(Listener::bind(address)?);
+        let listener = Listener::bind(address)?;
         let bound = listener.address.clone();
+        self.accept_on(listener);
+        Ok(bound)
+    }
+
+    pub(super) fn accept_on(&self, listener: Listener) {
+        let listener = Arc::new(listener);
         self.0.listeners.lock().push(listener.clone());
         let (shared, open) = (self.0.clone(), self.0.accepting.join());
         let job = move |env: &Env| env.spawn(accept(env.clone(), shared, listener, open));
         self.0.post.post(ReactorId(0), Mail::Call(Box::new(job)));
-        Ok(bound)
     }
 
     /// The URI of an export (empty: the default one) at the first address listened on.
@@ -228,9 +257,17 @@ async fn drained(env: &Env, shutdown: &Shutdown, patience: Duration) -> bool {
 async fn accept(env: Env, shared: Arc<Shared>, listener: Arc<Listener>, open: Membership) {
     let driver = Driver::of(&env).clone();
     loop {
-        let ready = driver.readable(&listener.socket);
-        if let First::Right(_) = first(ready, shared.accepting.above(Level::Serving)).await {
+        let stopped = shared.accepting.above(Level::Serving);
+        let going = shared.pause.phase_that(|phase| phase == Phase::Going);
+        if let First::Left(_) = first(stopped, going).await {
             break;
+        }
+        let stopped = shared.accepting.above(Level::Serving);
+        let paused = shared.pause.phase_that(|phase| phase != Phase::Going);
+        match first(first(stopped, paused), driver.readable(&listener.socket)).await {
+            First::Left(First::Left(_)) => break,
+            First::Left(First::Right(_)) => continue,
+            First::Right(_) => {}
         }
         if let Err(error) = accept_all(&env, &shared, &listener) {
             let key = "nbd: cannot accept a connection";
@@ -268,10 +305,10 @@ fn assign(env: &Env, shared: &Arc<Shared>, listener: &Listener, socket: OwnedFd)
     if let Err(error) = tune(listener, &socket) {
         tracing::debug!("tuning a connection: {error}");
     }
-    let turn = shared.next_reactor.fetch_add(1, Ordering::Relaxed);
-    let (to, shared) = (ReactorId(turn % shared.post.reactors()), shared.clone());
-    let post = shared.post.clone();
-    let job = move |env: &Env| env.spawn(connect(env.clone(), shared, socket, member));
+    let (to, shared) = (shared.next_reactor(), shared.clone());
+    let (post, negotiating) = (shared.post.clone(), shared.negotiating.join());
+    let members = (member, negotiating);
+    let job = move |env: &Env| env.spawn(connect(env.clone(), shared, socket, members));
     post.post(to, Mail::Call(Box::new(job)));
 }
 
@@ -305,7 +342,12 @@ fn tune(listener: &Listener, socket: &OwnedFd) -> Result<(), rustix::io::Errno> 
 }
 
 /// One connection, from its greeting to its end.
-async fn connect(env: Env, shared: Arc<Shared>, socket: OwnedFd, member: Membership) {
+async fn connect(
+    env: Env,
+    shared: Arc<Shared>,
+    socket: OwnedFd,
+    (member, negotiating): (Membership, Membership),
+) {
     let (exports, list) = snapshot(&env, &shared);
     let channel = Channel::new(&env, socket);
     let facts = Arc::new(exports);
@@ -323,16 +365,30 @@ async fn connect(env: Env, shared: Arc<Shared>, socket: OwnedFd, member: Members
         First::Right(First::Right(_)) => None,
     };
     let Some((negotiated, receiver)) = agreed else { return };
-    let export = list[negotiated.export].clone();
-    let used = export.shutdown.join();
-    if export.shutdown.level() > Level::Serving {
+    let on = (list[negotiated.export].clone(), shared.pause.clone());
+    let terms = negotiated.terms(&facts.all()[negotiated.export]);
+    let conn = Connection::new(&env, channel, on, &negotiated, terms);
+    drop(negotiating);
+    serve(&env, &shared, conn, receiver, member).await;
+}
+
+/// A connection in transmission, to its end.
+pub(super) async fn serve(
+    env: &Env,
+    shared: &Shared,
+    conn: Rc<Connection>,
+    receiver: Receiver,
+    member: Membership,
+) {
+    let used = conn.export.shutdown.join();
+    if conn.export.shutdown.level() > Level::Serving {
         return;
     }
-    let terms = negotiated.terms(&facts.all()[negotiated.export]);
-    let conn = Connection::new(&env, channel, export, &negotiated, terms);
     env.spawn(watch(conn.clone()));
     env.spawn(send(conn.clone(), (member, used)));
-    receive(&conn, receiver).await;
+    if let Some(parted) = receive(&conn, receiver).await {
+        shared.parted.lock().push(parted);
+    }
 }
 
 async fn watch(conn: Rc<Connection>) {

@@ -2,10 +2,11 @@
 //! can also break the protocol.
 
 #[cfg(test)]
-#[cfg(test)]
 mod disk;
 #[cfg(test)]
 mod foreign;
+#[cfg(test)]
+mod handover;
 #[cfg(test)]
 mod limits;
 #[cfg(test)]

@@ -1,0 +1,162 @@
+//! Connections that go on in another process, with their sockets and those that listen.
+//!
+//! The server pauses: it accepts no connection, and each client waits between two requests, or
+//! within one whose payload has not arrived. [`NbdServer::resume`] undoes that.
+//! [`NbdServer::part`] ends it: the connections leave with all that this process knows of them,
+//! their bytes that no request has used among it. The other process makes connections of that
+//! ([`NbdServer::take_over`]), which answer the client's next request as this one would have.
+//!
+//! Negotiations get a moment to end. One that has not ended when the connections part is closed.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_block::{ConfigError, Env, Mail};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::front::{Level, Membership, Phase};
+
+use super::connection::{Channel, Connection};
+use super::handshake::{MetaContext, Negotiated};
+use super::listener::{ListenAddress, Listener};
+use super::receiver::{Receiver, Rest};
+use super::server::{NbdServer, Shared, serve};
+use super::wire::TransmissionFlags;
+
+/// How long negotiations may take before they do not count any more.
+const NEGOTIATION_GRACE: Duration = Duration::from_millis(500);
+
+/// How often a pause is looked at.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// What is known of a connection between two requests, beside its socket.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parted {
+    /// The export's name.
+    pub export: String,
+    /// The transmission flags that the client was told.
+    pub flags: u16,
+    /// The size that it was told, in bytes.
+    pub size_bytes: u64,
+    /// It takes structured replies.
+    pub structured_replies: bool,
+    /// The metadata contexts that it selected: their numbers and names.
+    pub contexts: Vec<(u32, String)>,
+    /// It asked for block sizes.
+    pub client_knows_block_size: bool,
+    /// Its next flush is to report a loss.
+    pub owes: bool,
+    /// So many of its next bytes belong to a request that was refused.
+    pub skip: u32,
+    /// What was received from it behind those, or instead of them, and used by no request.
+    pub bytes: Vec<u8>,
+}
+
+/// What a server leaves to another process.
+#[derive(Default)]
+pub struct Estate {
+    /// Where it listened.
+    pub listeners: Vec<(ListenAddress, Arc<OwnedFd>)>,
+    /// Its connections.
+    pub connections: Vec<(Parted, Arc<OwnedFd>)>,
+}
+
+fn now() -> Duration {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+impl NbdServer {
+    /// Pauses: on return no connection has a request that is not answered, and none is taken.
+    ///
+    /// # Errors
+    /// So many connections have requests that did not end within `patience`. All go on.
+    pub async fn pause(&self, env: &Env, patience: Duration) -> Result<(), usize> {
+        let (shared, began) = (&self.0, now());
+        shared.pause.set(Phase::Pausing);
+        loop {
+            let waiting = shared.pause.waiting();
+            let (all, negotiating) = (shared.shutdown.users(), shared.negotiating.users());
+            let taken = now() - began;
+            let excused = if taken < NEGOTIATION_GRACE { 0 } else { negotiating };
+            if waiting + excused >= all {
+                return Ok(());
+            }
+            if taken >= patience {
+                self.resume();
+                return Err(all - waiting - excused);
+            }
+            env.sleep(LOOK).await;
+        }
+    }
+
+    /// Ends the pause: the connections go on here.
+    pub fn resume(&self) {
+        self.0.pause.set(Phase::Going);
+    }
+
+    /// Ends the pause: all connections leave, and the server with them.
+    pub async fn part(&self) -> Estate {
+        let shared = &self.0;
+        shared.accepting.raise(Level::Cut);
+        shared.accepting.empty().await;
+        shared.shutdown.raise(Level::Draining);
+        shared.pause.set(Phase::Leaving);
+        shared.shutdown.empty().await;
+        let listeners = std::mem::take(&mut *shared.listeners.lock());
+        let socket = |listener: Arc<Listener>| (listener.address.clone(), listener.socket.clone());
+        Estate {
+            listeners: listeners.into_iter().map(socket).collect(),
+            connections: std::mem::take(&mut *shared.parted.lock()),
+        }
+    }
+
+    /// Listens on a socket on which another process did.
+    ///
+    /// # Errors
+    /// It is no socket of this address.
+    pub fn listen_on(&self, address: ListenAddress, socket: OwnedFd) -> Result<(), ConfigError> {
+        self.accept_on(Listener::inherited(address, socket)?);
+        Ok(())
+    }
+
+    /// Goes on with a connection of another process. Without its export the connection is closed.
+    pub fn take_over(&self, parted: Parted, socket: OwnedFd) {
+        let (shared, member) = (self.0.clone(), self.0.shutdown.join());
+        let post = shared.post.clone();
+        let to = shared.next_reactor();
+        let job = move |env: &Env| env.spawn(go_on(env.clone(), shared, parted, socket, member));
+        post.post(to, Mail::Call(Box::new(job)));
+    }
+}
+
+async fn go_on(env: Env, shared: Arc<Shared>, parted: Parted, socket: OwnedFd, member: Membership) {
+    let export = shared.export(&parted.export);
+    let Some(export) = export else {
+        let name = parted.export;
+        env.warn("nbd: connection of an earlier process closed", || {
+            format!("export '{name}': connection of an earlier process closed: it is not served")
+        });
+        return;
+    };
+    let context = |(id, name)| MetaContext { id, name };
+    let negotiated = Negotiated {
+        export: 0,
+        flags: TransmissionFlags::from_bits_truncate(parted.flags),
+        structured_replies: parted.structured_replies,
+        contexts: parted.contexts.into_iter().map(context).collect(),
+        client_knows_block_size: parted.client_knows_block_size,
+    };
+    let mut terms = negotiated.terms(&export.facts());
+    terms.size_bytes = parted.size_bytes;
+    let channel = Channel::new(&env, socket);
+    let on = (export, shared.pause.clone());
+    let conn = Connection::new(&env, channel, on, &negotiated, terms);
+    conn.refresh();
+    if parted.owes {
+        conn.queue.owe();
+    }
+    let receiver = Receiver::after(&env, Rest { skip: parted.skip, bytes: parted.bytes });
+    serve(&env, &shared, conn, receiver, member).await;
+}

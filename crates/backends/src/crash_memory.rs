@@ -121,6 +121,23 @@ impl CrashFiles {
         }
     }
 
+    /// Another process goes on, and this one writes no more: it may open the files.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn let_go(&self) -> io::Result<()> {
+        let open = self.open.lock().expect("no holder panics");
+        for mapping in open.values().filter_map(Weak::upgrade) {
+            mapping.forget();
+            // From now on the file is another process's, also if it comes to say nothing.
+            mapping.is_removed.store(true, Ordering::Relaxed);
+            if let Some(file) = &mapping.lock {
+                flock(file, FlockOperation::Unlock)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The process starts, or has begun to serve.
     pub fn start(&self, starts: bool) {
         self.starts.store(starts, Ordering::Relaxed);
@@ -509,6 +526,19 @@ mod tests {
         assert!(refused.to_string().contains("in use by another program"), "{refused}");
         drop(log);
         drop(opened(&files[1], "one"));
+    }
+
+    #[test]
+    fn log_that_was_let_go_is_opened_with_its_records() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = [files_in(folder.path()), files_in(folder.path())];
+        let mut log = begun(&files[0], "one");
+        assert!(log.reserve());
+        log.append([7; 3]);
+        let _empty = begun(&files[0], "two");
+        files[0].let_go().unwrap();
+        assert_eq!(files[1].names(), ["one"]);
+        assert_eq!(CrashLog::unreplayed(&*opened(&files[1], "one")), [(2, 1)]);
     }
 
     #[test]

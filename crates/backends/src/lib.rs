@@ -7,6 +7,7 @@
 
 mod crash_memory;
 mod file;
+mod handles;
 mod held;
 mod memory;
 mod null;
@@ -17,6 +18,7 @@ mod tests;
 
 pub use crash_memory::{CrashFiles, LeftLog};
 pub use file::{FileDisk, FileOptions};
+pub use handles::{Handle, Handles};
 pub use held::{HeldElsewhere, patiently, very_patiently};
 pub use memory::MemoryDisk;
 pub use null::NullDisk;

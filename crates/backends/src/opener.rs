@@ -15,6 +15,7 @@ use cairn_block::{
 use cairn_reactor::Driver;
 
 use crate::file::{self, FileDisk, FileOptions};
+use crate::handles::Handles;
 use crate::memory::MemoryDisk;
 use crate::null::NullDisk;
 use crate::size::parse_size;
@@ -26,6 +27,7 @@ const FIRST_UNIQUE: u64 = 1 << 63;
 #[derive(Default)]
 pub struct DeviceOpener {
     options: FileOptions,
+    handles: Arc<Handles>,
     uniques: Mutex<Uniques>,
 }
 
@@ -87,7 +89,13 @@ fn sectors(argument: &str, size: &str) -> Result<SectorCount, ConfigError> {
 impl DeviceOpener {
     /// An opener that opens files with these options.
     pub fn new(options: FileOptions) -> DeviceOpener {
-        DeviceOpener { options, uniques: Mutex::default() }
+        DeviceOpener { options, ..DeviceOpener::default() }
+    }
+
+    /// An opener that takes what an earlier process left from `handles`, and notes there what is
+    /// open.
+    pub fn with_handles(handles: Arc<Handles>) -> DeviceOpener {
+        DeviceOpener { handles, ..DeviceOpener::default() }
     }
 }
 
@@ -116,9 +124,14 @@ impl Opener for DeviceOpener {
     ) -> Result<Arc<dyn Disk>, ConfigError> {
         Ok(match Device::parse(argument)? {
             Device::Path(path) => {
-                Arc::new(FileDisk::open_counted(path, read_only, self.options, failures)?)
+                let how = (self.options, &*self.handles);
+                Arc::new(FileDisk::open_counted(path, read_only, how, failures)?)
             }
-            Device::Memory { sectors, .. } => Arc::new(MemoryDisk::new(sectors)?.named(argument)),
+            Device::Memory { sectors, .. } => {
+                let disk = Arc::new(MemoryDisk::new(sectors)?.named(argument));
+                self.handles.note_in_memory(&disk);
+                disk
+            }
             Device::Null(sectors) => Arc::new(NullDisk::new(sectors).named(argument)),
         })
     }
@@ -137,8 +150,10 @@ impl Opener for DeviceOpener {
             };
             let opened = Arc::new(Mutex::new(None));
             let (path, options, result) = (path.to_owned(), self.options, opened.clone());
+            let handles = self.handles.clone();
             let open = move || {
-                let file = FileDisk::open_counted(&path, read_only, options, failures);
+                let how = (options, &*handles);
+                let file = FileDisk::open_counted(&path, read_only, how, failures);
                 *result.lock() = Some(file);
                 0
             };

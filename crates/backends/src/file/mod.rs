@@ -34,6 +34,8 @@ use cairn_block::{
 };
 use cairn_reactor::{Direction, Driver, TransferFile};
 
+use crate::handles::Handles;
+
 use nature::Sysfs;
 use probe::{DirectIo, Kind};
 use task::Task;
@@ -80,20 +82,22 @@ impl FileDisk {
         read_only: bool,
         options: FileOptions,
     ) -> Result<FileDisk, ConfigError> {
-        FileDisk::open_counted(path, read_only, options, Arc::default())
+        FileDisk::open_counted(path, read_only, (options, &Handles::default()), Arc::default())
     }
 
-    /// As [`FileDisk::open`], counting failures in `failures`, which outlives this handle.
+    /// As [`FileDisk::open`], counting failures in `failures`, which outlives this handle. A
+    /// descriptor that an earlier process left is taken from the handles.
     ///
     /// # Errors
     /// Those of [`FileDisk::open`].
     pub fn open_counted(
         path: &str,
         read_only: bool,
-        options: FileOptions,
+        (options, handles): (FileOptions, &Handles),
         failures: Arc<FailureCount>,
     ) -> Result<FileDisk, ConfigError> {
-        open::open(path, read_only, options, failures).map(|file| FileDisk(Arc::new(file)))
+        open::open(path, read_only, (options, handles), failures)
+            .map(|file| FileDisk(Arc::new(file)))
     }
 
     /// True if data bypasses the page cache.

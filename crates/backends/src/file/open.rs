@@ -16,6 +16,7 @@ use super::OpenFile;
 use super::lock;
 use super::nature::{self, Sysfs};
 use super::probe::{self, Kind};
+use crate::handles::Handles;
 use crate::held::held;
 
 /// How to open a file.
@@ -58,11 +59,14 @@ fn birth_ns(path: &str) -> i128 {
 pub(super) fn open(
     path: &str,
     read_only: bool,
-    options: FileOptions,
+    (options, handles): (FileOptions, &Handles),
     failures: Arc<FailureCount>,
 ) -> Result<OpenFile, ConfigError> {
     let stat = rustix::fs::stat(path).map_err(|error| system(path, "path", error))?;
-    let fd = descriptor(path, kind(path, &stat)?, read_only)?;
+    let fd = match handles.take(&stat, read_only) {
+        Some(inherited) => inherited,
+        None => Arc::new(descriptor(path, kind(path, &stat)?, read_only)?),
+    };
     // Check again: the path may lead to another file by now.
     let stat = rustix::fs::fstat(&fd).map_err(|error| system(path, "path", error))?;
     let kind = kind(path, &stat)?;
@@ -71,8 +75,9 @@ pub(super) fn open(
     let limits = probe::limits(path, &fd, &stat, kind, direct)?;
     let limits = cairn_block::Limits { read_only, ..limits };
     let sectors = probe::sectors(path, &fd, kind, limits.logical_block)?;
+    handles.note(&fd, read_only);
     Ok(OpenFile {
-        fd: Arc::new(fd),
+        fd,
         path: path.to_owned(),
         kind,
         direct,

@@ -1,0 +1,161 @@
+//! [`Handles`]: open files and block devices, with their locks, that a process leaves to the next.
+//!
+//! A lock belongs to the open file (see `file::lock`). Another process that gets a descriptor of
+//! it has the lock, too, and at no moment could a third one take it.
+//!
+//! Must never: open a file, or decide when a disk is still written to.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+
+use cairn_block::Disk;
+use cairn_block::sync::Mutex;
+use rustix::fs::{FileType, Stat, fstat};
+
+/// An open file or block device.
+pub struct Handle {
+    /// Its descriptor, with its lock.
+    pub fd: Arc<OwnedFd>,
+    /// It is open, and locked, for reading only.
+    pub read_only: bool,
+}
+
+/// See the module's description.
+#[derive(Default)]
+pub struct Handles {
+    /// What an earlier process left and no disk of this one has opened yet.
+    inherited: Mutex<Vec<Handle>>,
+    open: Mutex<Vec<(Weak<OwnedFd>, bool)>>,
+    /// Disks whose content goes with the process.
+    in_memory: Mutex<Vec<Weak<dyn Disk>>>,
+}
+
+impl Handles {
+    /// What an earlier process left: a disk that is opened takes its descriptor from here.
+    pub fn inherit(&self, handles: impl IntoIterator<Item = Handle>) {
+        self.inherited.lock().extend(handles);
+    }
+
+    /// Closes what no disk has opened.
+    pub fn close_inherited(&self) {
+        self.inherited.lock().clear();
+    }
+
+    /// What is open now.
+    pub fn all(&self) -> Vec<Handle> {
+        let open = self.open.lock();
+        let handle =
+            |(fd, read_only): &(Weak<OwnedFd>, bool)| Some((fd.upgrade()?, *read_only)).map(of);
+        open.iter().filter_map(handle).collect()
+    }
+
+    /// The name of an open disk whose content goes with the process, if there is one.
+    pub fn in_memory(&self) -> Option<String> {
+        let disks = self.in_memory.lock();
+        disks.iter().find_map(Weak::upgrade).map(|disk| disk.name())
+    }
+
+    /// The inherited descriptor of the file that was found at a path.
+    pub(crate) fn take(&self, found: &Stat, read_only: bool) -> Option<Arc<OwnedFd>> {
+        let mut inherited = self.inherited.lock();
+        let is_it = |handle: &Handle| {
+            handle.read_only == read_only
+                && fstat(&handle.fd).is_ok_and(|stat| is_same(&stat, found))
+        };
+        let place = inherited.iter().position(is_it)?;
+        Some(inherited.swap_remove(place).fd)
+    }
+
+    pub(crate) fn note(&self, fd: &Arc<OwnedFd>, read_only: bool) {
+        let mut open = self.open.lock();
+        open.retain(|(fd, _)| fd.strong_count() > 0);
+        open.push((Arc::downgrade(fd), read_only));
+    }
+
+    pub(crate) fn note_in_memory(&self, disk: &Arc<impl Disk + 'static>) {
+        let disk: Weak<dyn Disk> = Arc::downgrade(disk) as _;
+        let mut disks = self.in_memory.lock();
+        disks.retain(|disk| disk.strong_count() > 0);
+        disks.push(disk);
+    }
+}
+
+fn of((fd, read_only): (Arc<OwnedFd>, bool)) -> Handle {
+    Handle { fd, read_only }
+}
+
+/// True for two descriptions of one file, or of one block device, whatever its nodes.
+fn is_same(one: &Stat, other: &Stat) -> bool {
+    let is_block = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+    match (is_block(one), is_block(other)) {
+        (true, true) => one.st_rdev == other.st_rdev,
+        (false, false) => (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use cairn_block::{ConfigKind, Opener};
+
+    use super::{Handle, Handles};
+    use crate::DeviceOpener;
+
+    fn opener() -> (DeviceOpener, Arc<Handles>) {
+        let handles = Arc::<Handles>::default();
+        (DeviceOpener::with_handles(handles.clone()), handles)
+    }
+
+    #[test]
+    fn lock_of_a_disk_goes_to_the_next_process_with_its_handle() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let path = path.to_str().unwrap();
+        let (first, left) = opener();
+        let disk = first.open(path, false, Arc::default()).unwrap();
+        let (second, inherited) = opener();
+        let refused = second.open(path, false, Arc::default()).err().unwrap();
+        assert_eq!(refused.kind, ConfigKind::Busy);
+        let copy =
+            |handle: Handle| Handle { fd: Arc::new(handle.fd.try_clone().unwrap()), ..handle };
+        inherited.inherit(left.all().into_iter().map(copy));
+        let again = second.open(path, false, Arc::default()).unwrap();
+        drop(disk);
+        assert!(left.all().is_empty());
+        let (third, _) = opener();
+        assert!(third.open(path, false, Arc::default()).is_err(), "the second one has the lock");
+        drop(again);
+        third.open(path, false, Arc::default()).unwrap();
+    }
+
+    #[test]
+    fn handle_that_no_disk_opens_is_closed_with_its_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let path = path.to_str().unwrap();
+        let ((first, left), (second, inherited)) = (opener(), opener());
+        let disk = first.open(path, false, Arc::default()).unwrap();
+        let copy =
+            |handle: Handle| Handle { fd: Arc::new(handle.fd.try_clone().unwrap()), ..handle };
+        inherited.inherit(left.all().into_iter().map(copy));
+        drop(disk);
+        assert!(first.open(path, false, Arc::default()).is_err());
+        inherited.close_inherited();
+        second.open(path, false, Arc::default()).unwrap();
+    }
+
+    #[test]
+    fn disk_in_memory_is_named_as_long_as_it_is_open() {
+        let (opener, handles) = opener();
+        let null = opener.open("null:1M", false, Arc::default()).unwrap();
+        assert_eq!(handles.in_memory(), None);
+        let memory = opener.open("mem:1M", false, Arc::default()).unwrap();
+        assert_eq!(handles.in_memory().as_deref(), Some("mem:1M"));
+        drop((null, memory));
+        assert_eq!(handles.in_memory(), None);
+    }
+}

@@ -23,7 +23,7 @@ pub struct Handle {
 /// See the module's description.
 #[derive(Default)]
 pub struct Handles {
-    /// What an earlier process left and no disk of this one has opened yet.
+    /// What an earlier process left. A start may open a device more than once.
     inherited: Mutex<Vec<Handle>>,
     open: Mutex<Vec<(Weak<OwnedFd>, bool)>>,
     /// Disks whose content goes with the process.
@@ -36,7 +36,7 @@ impl Handles {
         self.inherited.lock().extend(handles);
     }
 
-    /// Closes what no disk has opened.
+    /// The start has ended: what no disk has opened is closed.
     pub fn close_inherited(&self) {
         self.inherited.lock().clear();
     }
@@ -44,8 +44,9 @@ impl Handles {
     /// What is open now.
     pub fn all(&self) -> Vec<Handle> {
         let open = self.open.lock();
-        let handle =
-            |(fd, read_only): &(Weak<OwnedFd>, bool)| Some((fd.upgrade()?, *read_only)).map(of);
+        let handle = |(fd, read_only): &(Weak<OwnedFd>, bool)| {
+            Some(Handle { fd: fd.upgrade()?, read_only: *read_only })
+        };
         open.iter().filter_map(handle).collect()
     }
 
@@ -55,15 +56,15 @@ impl Handles {
         disks.iter().find_map(Weak::upgrade).map(|disk| disk.name())
     }
 
-    /// The inherited descriptor of the file that was found at a path.
-    pub(crate) fn take(&self, found: &Stat, read_only: bool) -> Option<Arc<OwnedFd>> {
-        let mut inherited = self.inherited.lock();
-        let is_it = |handle: &Handle| {
-            handle.read_only == read_only
+    /// The inherited descriptor, locked, of the file that was found at a path. One to write serves
+    /// a reader, too.
+    pub(crate) fn find(&self, found: &Stat, read_only: bool) -> Option<Arc<OwnedFd>> {
+        let inherited = self.inherited.lock();
+        let is_it = |handle: &&Handle| {
+            (read_only || !handle.read_only)
                 && fstat(&handle.fd).is_ok_and(|stat| is_same(&stat, found))
         };
-        let place = inherited.iter().position(is_it)?;
-        Some(inherited.swap_remove(place).fd)
+        inherited.iter().find(is_it).map(|handle| handle.fd.clone())
     }
 
     pub(crate) fn note(&self, fd: &Arc<OwnedFd>, read_only: bool) {
@@ -78,10 +79,6 @@ impl Handles {
         disks.retain(|disk| disk.strong_count() > 0);
         disks.push(disk);
     }
-}
-
-fn of((fd, read_only): (Arc<OwnedFd>, bool)) -> Handle {
-    Handle { fd, read_only }
 }
 
 /// True for two descriptions of one file, or of one block device, whatever its nodes.
@@ -122,7 +119,11 @@ mod tests {
         let copy =
             |handle: Handle| Handle { fd: Arc::new(handle.fd.try_clone().unwrap()), ..handle };
         inherited.inherit(left.all().into_iter().map(copy));
+        for read_only in [true, false] {
+            second.open(path, read_only, Arc::default()).unwrap();
+        }
         let again = second.open(path, false, Arc::default()).unwrap();
+        inherited.close_inherited();
         drop(disk);
         assert!(left.all().is_empty());
         let (third, _) = opener();

@@ -63,14 +63,18 @@ pub(super) fn open(
     failures: Arc<FailureCount>,
 ) -> Result<OpenFile, ConfigError> {
     let stat = rustix::fs::stat(path).map_err(|error| system(path, "path", error))?;
-    let fd = match handles.take(&stat, read_only) {
+    let inherited = handles.find(&stat, read_only);
+    let is_locked = inherited.is_some();
+    let fd = match inherited {
         Some(inherited) => inherited,
         None => Arc::new(descriptor(path, kind(path, &stat)?, read_only)?),
     };
     // Check again: the path may lead to another file by now.
     let stat = rustix::fs::fstat(&fd).map_err(|error| system(path, "path", error))?;
     let kind = kind(path, &stat)?;
-    lock::lock(path, &fd, read_only)?;
+    if !is_locked {
+        lock::lock(path, &fd, read_only)?;
+    }
     let direct = if options.direct { probe::enable_direct(path, &fd, &stat) } else { None };
     let limits = probe::limits(path, &fd, &stat, kind, direct)?;
     let limits = cairn_block::Limits { read_only, ..limits };

@@ -21,7 +21,7 @@ use cairn_control::verbs::cache::{
 };
 use cairn_control::verbs::export::{ExportAdd, ExportList, ExportRemove};
 use cairn_control::verbs::pool::{PoolCreate, PoolGrow, PoolStatus, PoolTrim};
-use cairn_control::verbs::server::TargetList;
+use cairn_control::verbs::server::{ServerUpgrade, TargetList};
 use cairn_control::verbs::snap::{
     SnapCreate, SnapDiff, SnapGrow, SnapList, SnapMerge, SnapRemove, SnapRollback,
 };
@@ -116,6 +116,8 @@ pub enum Command {
     Create(WithTable<VolumeCreate>),
     /// Remove a volume
     Remove(VolumeRemove),
+    /// Have another program, or a new version, go on with the volumes and clients of a server
+    Upgrade(ServerUpgrade),
     /// Wait for an event of a volume
     Wait(VolumeWait),
     /// Caches of served volumes: list, get, set, flush, attach, detach

@@ -46,6 +46,7 @@ enum End {
 pub fn run(args: &FlushArgs) -> Outcome<u8> {
     let (_, happened) = signals::watch()?;
     let world = World::start(WorldOptions {
+        handles: Default::default(),
         reactors: Some(1),
         ring: args.ring.kind(),
         base: None,

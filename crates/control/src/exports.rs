@@ -18,12 +18,13 @@
 
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{Claimed, ConfigKind, Disk, MappedDevice, ReactorId};
-use cairn_exports::nbd::{ListenAddress, NbdExport, NbdOptions, NbdServer};
+use cairn_exports::nbd::{Estate, ListenAddress, NbdExport, NbdOptions, NbdServer, Parted};
 use cairn_outcome::failure::{Outcome, refused, wrong};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -446,6 +447,16 @@ impl Exports {
         Ok(())
     }
 
+    /// Listens on a socket of an earlier process.
+    ///
+    /// # Errors
+    /// It does not listen.
+    pub fn listen_on(&self, address: &ListenAddress, socket: OwnedFd) -> Outcome<()> {
+        self.server.listen_on(address.clone(), socket)?;
+        self.addresses.lock().push(address.clone());
+        Ok(())
+    }
+
     /// The URI of an export; the empty name is the default export.
     pub fn uri(&self, export: &str) -> Option<String> {
         self.server.uri(export)
@@ -541,6 +552,35 @@ impl Exports {
             }
         };
         self.served().into_iter().map(info).collect()
+    }
+
+    /// Has all connections wait: on return none has a request that is not answered.
+    ///
+    /// # Errors
+    /// Requests do not end within `patience`: all connections go on.
+    pub fn pause(&self, world: &World, patience: Duration) -> Outcome<()> {
+        let server = self.server.clone();
+        let pause = move |env| async move { server.pause(&env, patience).await };
+        world.reactors().block_on(ReactorId(0), pause).map_err(|left| {
+            let found = format!("{left} connections with requests that do not end");
+            refused(ConfigKind::Busy, "", "exports", found, "requests that end")
+        })
+    }
+
+    /// Has the connections go on.
+    pub fn resume(&self) {
+        self.server.resume();
+    }
+
+    /// Has the connections, which wait, leave for another process, with what listens.
+    pub fn part(&self, world: &World) -> Estate {
+        let server = self.server.clone();
+        world.reactors().block_on(ReactorId(0), move |_| async move { server.part().await })
+    }
+
+    /// Goes on with a connection of an earlier process.
+    pub fn take_over(&self, parted: Parted, socket: OwnedFd) {
+        self.server.take_over(parted, socket);
     }
 
     /// Accepts no more connections and lets the present ones finish their requests.

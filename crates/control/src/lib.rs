@@ -7,6 +7,7 @@
 //! - [`thin_line`], [`live_pool`], [`contexts`]: queries of live snapshots and pools.
 //! - [`state`], [`exports`]: the state file, and the exports that clients find.
 //! - [`caches`]: rules for tables that touch caches that were left dirty.
+//! - [`handover`]: what a server leaves to its successor, another process.
 //! - [`sockets`], [`control`], [`keeper_calls`], [`arguments`], [`devices`], [`report`]: the parts
 //!   of verbs.
 //! - [`reach`], [`turns`]: which verbs may change something at the same time.
@@ -24,6 +25,7 @@ pub mod contexts;
 pub mod control;
 pub mod devices;
 pub mod exports;
+pub mod handover;
 pub mod keeper_calls;
 pub mod kept;
 pub mod lasting;

@@ -307,7 +307,7 @@ struct Inner {
     /// It belongs to another server, perhaps.
     read_only: bool,
     /// Held until the last clone is dropped.
-    _lock: Option<File>,
+    lock: Option<File>,
 }
 
 impl Inner {
@@ -344,18 +344,36 @@ impl StateFile {
         let lock = File::create(beside(path, ".lock")).map_err(|e| unwritable(&shown, e))?;
         for _ in 0..TRIES {
             match lock.try_lock() {
-                Ok(()) => {
-                    probe_folder(path).map_err(|error| unwritable(&shown, error))?;
-                    let state = StateFile::open(path)?;
-                    state.inner.lock()._lock = Some(lock);
-                    return Ok(state);
-                }
+                Ok(()) => return StateFile::open_locked(path, lock),
                 Err(TryLockError::Error(error)) => return Err(system(shown, "lock", error)),
                 Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE),
             }
         }
         let found = "another server that keeps its state here";
         Err(refused(ConfigKind::Busy, shown, "lock", found, "no other user"))
+    }
+
+    /// Reads the file under a lock that keeps other servers from it, and that the server before
+    /// this one may have taken.
+    ///
+    /// # Errors
+    /// Nothing can be written in its folder, or as [`open`](StateFile::open).
+    pub fn open_locked(path: &Path, lock: File) -> Outcome<StateFile> {
+        let path = &*itself(path);
+        let shown = path.display().to_string();
+        probe_folder(path).map_err(|error| unwritable(&shown, error))?;
+        let state = StateFile::open(path)?;
+        state.inner.lock().lock = Some(lock);
+        Ok(state)
+    }
+
+    /// The lock, for the server after this one.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn lock(&self) -> Outcome<Option<File>> {
+        let lock = self.inner.lock().lock.as_ref().map(File::try_clone).transpose();
+        lock.map_err(|error| system(self.path.display().to_string(), "lock", error))
     }
 
     /// True if a server holds the file now.
@@ -402,7 +420,7 @@ impl StateFile {
             unsure: false,
             sync_folder: File::sync_all,
             read_only: false,
-            _lock: None,
+            lock: None,
         };
         StateFile { path: path.to_owned(), inner: Arc::new(Mutex::new(inner)) }
     }

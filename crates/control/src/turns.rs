@@ -123,7 +123,12 @@ impl Turns {
         self.changed.notify_all();
     }
 
-    /// True after [`Turns::close`].
+    /// Gives turns again.
+    pub fn open(&self) {
+        self.state.lock().closed = false;
+    }
+
+    /// True between [`Turns::close`] and [`Turns::open`].
     pub fn is_closed(&self) -> bool {
         self.state.lock().closed
     }
@@ -262,6 +267,8 @@ mod tests {
         assert!(matches!(take(&turns, &["b"]), Err(NoTurn::Closed)) && !turns.is_idle());
         drop(first);
         assert!(turns.is_idle());
+        turns.open();
+        drop(take(&turns, &["b"]).unwrap());
     }
 
     #[test]

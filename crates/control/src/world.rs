@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use cairn_backends::DeviceOpener;
+use cairn_backends::{DeviceOpener, Handles};
 use cairn_block::{
     CallOff, Claim, ConfigError, ConfigKind, Dirty, Disk, Env, Identity, Line, MappedDevice,
     MessageError, NewTable, Opener, ReactorId, Registry, Sector, SectorCount, SuspendMode, Table,
@@ -50,6 +50,8 @@ pub struct WorldOptions {
     pub base: Option<PathBuf>,
     /// Open everything read-only and write no byte.
     pub read_only: bool,
+    /// The devices that an earlier process left, and those that are open.
+    pub handles: Arc<Handles>,
     /// Sets of bcache on the devices belong to clients: tables may write to backing devices without
     /// their caches.
     pub guest_sets: bool,
@@ -98,7 +100,8 @@ impl World {
     /// # Errors
     /// The system refused a thread or a ring.
     pub fn start(options: WorldOptions) -> Outcome<World> {
-        World::start_over(options, Box::new(DeviceOpener::default()))
+        let opener = DeviceOpener::with_handles(options.handles.clone());
+        World::start_over(options, Box::new(opener))
     }
 
     /// The same, over devices that `opener` opens.
@@ -651,8 +654,14 @@ impl World {
     /// Does not wait for requests that wait for a suspended volume or for space: their clients are
     /// gone. Requests of a volume itself may take a while, for instance those of a commit.
     pub fn suspend_all(&self) -> Ended {
-        const PATIENCE: Duration = Duration::from_secs(5);
         self.give_up_waiting();
+        self.suspend_each()
+    }
+
+    /// The same for volumes with which another process goes on. No request and no verb waits. What
+    /// lives as long as the server stays, too.
+    pub fn suspend_each(&self) -> Ended {
+        const PATIENCE: Duration = Duration::from_secs(5);
         let mut ended = Ended::default();
         for name in self.users_first() {
             let Ok(volume) = self.volume(&name) else { continue };

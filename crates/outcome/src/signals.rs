@@ -29,6 +29,13 @@ pub enum Event {
     VolumesUp,
     /// The command of `--run` ended.
     CommandEnded(ExitStatus),
+    /// Asked to be upgraded.
+    Upgrade {
+        /// The program to go on with; none means the file that this process was started from.
+        program: Option<PathBuf>,
+        /// Takes the process that goes on, or why there is none.
+        answer: Sender<Outcome<u32>>,
+    },
 }
 
 /// Makes writes beyond the limit of a file's size fail instead of ending the process, because one

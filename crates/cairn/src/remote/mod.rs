@@ -101,6 +101,13 @@ fn ask(verb: Command, server: &Client) -> Outcome<u8> {
         Command::Clear(verb) => tell(server, &verb),
         Command::Remove(verb) => tell(server, &verb),
         Command::Wait(verb) => server.ask(&verb).map(|_| exit::OK),
+        Command::Upgrade(mut verb) => {
+            // The server may be in another folder.
+            let absolute = verb.program.take().map(std::path::absolute).transpose();
+            verb.program = absolute.map_err(|error| system("--program", "path", error))?;
+            let pid = server.ask(&verb)?.pid;
+            print(&format!("process {pid} serves now\n"))
+        }
         Command::Cache(verb) => cache::run(server, *verb),
         Command::Snap(verb) => snap(server, *verb),
         Command::Pool(verb) => pool(server, *verb),

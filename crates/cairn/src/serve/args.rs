@@ -103,6 +103,9 @@ pub struct ServeArgs {
     /// not committed are lost
     #[arg(long)]
     pub discard_crash_log: bool,
+    /// Take over from the server at the other end of standard input (see cairn upgrade)
+    #[arg(long, hide = true, conflicts_with = "run")]
+    pub take_over: bool,
     /// Tables and messages in command-line order.
     #[arg(skip)]
     pub steps: Vec<Step>,

@@ -17,13 +17,16 @@ mod image;
 pub mod limits;
 mod listen;
 mod patience;
+mod upgrade;
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
+use cairn_backends::Handles;
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_exports::nbd::ListenAddress;
 use cairn_outcome::exit;
@@ -37,30 +40,63 @@ use args::{Step, parse_message, split_table};
 use cairn_control::control::server::ControlServer;
 use cairn_control::devices::with_absolute_paths;
 use cairn_control::exports::Exports;
+use cairn_control::handover::Estate;
 use cairn_control::names::is_hidden;
 use cairn_control::plan::{self, BroughtUp, Failure, Plan};
 use cairn_control::sockets;
 use cairn_control::state::{StateFile, ZoneFiles};
 use cairn_control::verbs::Verbs;
-use cairn_control::world::{World, WorldOptions, is_of};
+use cairn_control::world::{Ended, World, WorldOptions, is_of};
 use command::{PrivateFolder, Running};
 use config::Config;
 use patience::with_patience;
+use upgrade::Heir;
 
 /// Runs the verb.
 ///
 /// # Errors
 /// The start failed; nothing is left running.
 pub fn run(args: ServeArgs) -> Outcome<u8> {
+    if !args.take_over {
+        return serve(args, None);
+    }
+    let heir = Heir::new()?;
+    let inherited = prepare(&args, |path, _| StateFile::open_to_read(path))
+        .and_then(|prepared| prepared.plan.check_words())
+        .and_then(|()| heir.inherit());
+    let served = match inherited {
+        Ok(Some(estate)) => serve(args, Some((&heir, estate))),
+        Ok(None) => {
+            let detail = "upgrade: the server before this one goes on by itself";
+            Err(ConfigError::new(ConfigKind::Busy, "", detail))
+        }
+        Err(error) => Err(error),
+    };
+    served.inspect_err(|error| heir.refuse(error))
+}
+
+/// What is known before any device is touched.
+struct Prepared {
+    config: Config,
+    state: Option<StateFile>,
+    plan: Plan,
+    /// Volumes made by verbs that the configuration exports.
+    exported: BTreeSet<String>,
+}
+
+/// Reads the configuration and the state file. `open` opens that, read-only or not.
+fn prepare(
+    args: &ServeArgs,
+    open: impl FnOnce(&Path, bool) -> Outcome<StateFile>,
+) -> Outcome<Prepared> {
     let config = match &args.file {
         Some(file) => Config::read(file)?,
         None => Config::default(),
     };
     let read_only = args.read_only || config.read_only;
-    let open = if read_only { StateFile::open_to_read } else { StateFile::open_alone };
     let state = match (&args.state, &args.file) {
-        (Some(path), _) => Some(open(path)?),
-        (None, Some(_)) => Some(open(&config.state)?),
+        (Some(path), _) => Some(open(path, read_only)?),
+        (None, Some(_)) => Some(open(&config.state, read_only)?),
         (None, None) => None,
     };
     let mut plan = plan_of(&config, &args.steps)?;
@@ -74,8 +110,22 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
     if args.without_cache {
         leave_caches_out(&mut plan, read_only, args.stale_ok)?;
     }
-    let changes = state.as_ref().map(StateFile::exports).unwrap_or_default();
     let exported = plan::refuse_unknown(&config.exports, state.as_ref(), &plan)?;
+    Ok(Prepared { config, state, plan, exported })
+}
+
+/// Serves, perhaps what an earlier process left.
+fn serve(args: ServeArgs, inherited: Option<(&Heir, Estate)>) -> Outcome<u8> {
+    let (heir, mut estate) = inherited.unzip();
+    let lock = estate.as_mut().and_then(|estate| estate.state_lock.take());
+    let prepared = prepare(&args, |path, read_only| match (lock, read_only) {
+        (Some(lock), _) => StateFile::open_locked(path, lock),
+        (None, true) => StateFile::open_to_read(path),
+        (None, false) => StateFile::open_alone(path),
+    })?;
+    let Prepared { config, state, mut plan, exported } = prepared;
+    let read_only = args.read_only || config.read_only;
+    let changes = state.as_ref().map(StateFile::exports).unwrap_or_default();
     if let Some(state) = state.as_ref().filter(|_| !read_only) {
         state.record_exported(exported)?;
     }
@@ -84,18 +134,24 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
         image::make_images(&config, &mut plan, state.as_ref())?;
     }
     let (events, happened) = signals::watch()?;
-    let world = Arc::new(World::start(world_of(&args, &config))?);
+    let handles = Arc::<Handles>::default();
+    if let Some(estate) = &mut estate {
+        handles.inherit(std::mem::take(&mut estate.devices));
+        plan.forgive_messages();
+    }
+    let world = Arc::new(World::start(world_of(&args, &config, handles.clone()))?);
     if let Some(state) = state.as_ref().filter(|_| !read_only) {
         world.registry().set_zone_maps(ZoneFiles::open(state)?);
     }
     let log_bytes = args.crash_log.or(config.crash_log_bytes).unwrap_or(limits::CRASH_LOG_BYTES);
-    world.begin_start(log_bytes, args.discard_crash_log);
+    world.begin_start(log_bytes, args.discard_crash_log && heir.is_none());
     let nbd = limits::nbd_options(&args, &config);
     let spin = args.spin_us.or(config.spin_us).unwrap_or(0);
     world.reactors().set_spin(Duration::from_micros(spin.into()));
     let mut server = Server {
         exports: Arc::new(Exports::new(&world, config.exports, changes, nbd)),
         world,
+        handles,
         verbs: None,
         control: None,
     };
@@ -105,25 +161,33 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
         strict: args.strict || args.run.is_some(),
     };
     let waits = (&events, &happened);
-    let served = server.start(plan, &wanted, &sockets, state, waits).and_then(|()| {
+    let started = server.start(plan, &wanted, &sockets, state, estate.as_mut(), waits);
+    if let (Some(heir), Some(estate)) = (heir, estate) {
+        return server.go_on(started, heir, estate, (events, &happened));
+    }
+    let served = started.and_then(|()| {
         let command = args
             .run
             .as_deref()
-            .map(|command| Running::start(command, &server.exports, server.control_path(), events));
+            .map(|cmd| Running::start(cmd, &server.exports, server.control_path(), events.clone()));
         let command = command.transpose()?;
         if command.is_none() {
             server.announce()?;
+            server.ask_for_upgrades(events);
         }
-        Ok(wait(&happened, command.as_ref()))
+        Ok(command)
     });
-    // After a failed start only the line with the reason is printed.
-    let ended = server.shut_down(served.is_ok());
-    served.and_then(|code| ended.map(|()| code))
+    match served {
+        Ok(command) => server.stay(&happened, command.as_ref()),
+        // After a failed start only the line with the reason is printed.
+        Err(error) => server.shut_down(false).and(Err(error)),
+    }
 }
 
 /// The parameters of the world.
-fn world_of(args: &ServeArgs, config: &Config) -> WorldOptions {
+fn world_of(args: &ServeArgs, config: &Config, handles: Arc<Handles>) -> WorldOptions {
     WorldOptions {
+        handles,
         reactors: args.reactors.or(config.reactors),
         ring: args.ring.or(config.ring).unwrap_or_default().kind(),
         base: args.file.is_some().then(|| config.base.clone()),
@@ -172,18 +236,6 @@ fn leave_caches_out(plan: &mut Plan, read_only: bool, stale_ok: bool) -> Outcome
     match plan.leave_caches_out(stale_ok) {
         true => Ok(()),
         false => Err(wrong("", "--without-cache", "no line of bcache", "one in the tables")),
-    }
-}
-
-/// Waits for the end: a signal, or the command's.
-fn wait(happened: &Receiver<Event>, command: Option<&Running>) -> u8 {
-    loop {
-        match (happened.recv(), command) {
-            (Ok(Event::CommandEnded(status)), _) => return command::exit_code(status),
-            (Ok(Event::Stop), Some(command)) => command.terminate(),
-            (Ok(Event::Stop), None) | (Err(_), _) => return exit::OK,
-            (Ok(Event::VolumesUp), _) => {}
-        }
     }
 }
 
@@ -261,6 +313,7 @@ struct Wanted {
 /// What runs.
 struct Server {
     world: Arc<World>,
+    handles: Arc<Handles>,
     exports: Arc<Exports>,
     verbs: Option<Arc<Verbs>>,
     control: Option<(PathBuf, ControlServer)>,
@@ -273,6 +326,7 @@ impl Server {
         wanted: &Wanted,
         sockets: &Sockets,
         state: Option<StateFile>,
+        mut estate: Option<&mut Estate>,
         waits: (&Sender<Event>, &Receiver<Event>),
     ) -> Outcome<()> {
         // Before any table starts, so that the tables above do not count it as a new failure.
@@ -283,6 +337,7 @@ impl Server {
         let (world, bring_up) = (&self.world, &mut plan);
         let up = with_patience(waits, move || bring_up.bring_up(world))?;
         self.world.end_start();
+        self.handles.close_inherited();
         let BroughtUp { changed, failed } = up;
         if let Some(state) = state.as_ref().filter(|_| !self.world.read_only()) {
             state.record(changed)?;
@@ -306,9 +361,7 @@ impl Server {
             }
         }
         self.exports.fix_default();
-        for address in &sockets.listen {
-            self.exports.listen(address)?;
-        }
+        self.listen(sockets, estate.as_deref_mut())?;
         let reasons = failed.iter().map(|one| (one.name.clone(), one.why().to_owned()));
         self.world.note_not_served(reasons);
         let records = plan.records().to_vec();
@@ -318,13 +371,40 @@ impl Server {
             verbs.watch_over()?;
         }
         self.verbs = Some(verbs.clone());
-        match ControlServer::start(&sockets.control, verbs) {
-            Ok(server) => self.control = Some((sockets.control.clone(), server)),
+        let inherited = estate.and_then(|estate| estate.control.take());
+        let (path, control) = match inherited {
+            Some((path, listener)) => {
+                let control = ControlServer::start_on(listener, &path, verbs);
+                (path, control)
+            }
+            None => (sockets.control.clone(), ControlServer::start(&sockets.control, verbs)),
+        };
+        match control {
+            Ok(server) => self.control = Some((path, server)),
             Err(error) if sockets.control_asked => return Err(error),
             Err(error) => tracing::warn!("serving without a control socket: {error}"),
         }
         self.world.begin_to_serve();
         Ok(())
+    }
+
+    /// Listens where an earlier process did, and at the other addresses.
+    fn listen(&self, sockets: &Sockets, estate: Option<&mut Estate>) -> Outcome<()> {
+        let inherited = estate.map(|estate| std::mem::take(&mut estate.nbd.listeners));
+        let inherited = inherited.unwrap_or_default();
+        let is_chosen_by_system =
+            |address: &ListenAddress| matches!(address, ListenAddress::Tcp(tcp) if tcp.port() == 0);
+        let mut wanted = sockets.listen.clone();
+        if !inherited.is_empty() {
+            wanted.retain(|address| {
+                !is_chosen_by_system(address) && inherited.iter().all(|(other, _)| other != address)
+            });
+        }
+        for (address, socket) in inherited {
+            let socket = Arc::try_unwrap(socket).expect("it was just received");
+            self.exports.listen_on(&address, socket)?;
+        }
+        wanted.iter().try_for_each(|address| self.exports.listen(address))
     }
 
     /// Decides whether to serve without the missing volumes. If not, returns the first reason, and
@@ -384,6 +464,33 @@ impl Server {
         written.map_err(|error| system("stdout", "write", error))
     }
 
+    /// From now on clients may ask for an upgrade.
+    fn ask_for_upgrades(&self, events: Sender<Event>) {
+        if let Some(verbs) = &self.verbs {
+            verbs.ask_for_upgrades(events);
+        }
+    }
+
+    /// Serves until the end: a signal, the end of the command, or an upgrade.
+    fn stay(mut self, happened: &Receiver<Event>, command: Option<&Running>) -> Outcome<u8> {
+        let code = loop {
+            match (happened.recv(), command) {
+                (Ok(Event::CommandEnded(status)), _) => break command::exit_code(status),
+                (Ok(Event::Stop), Some(command)) => command.terminate(),
+                (Ok(Event::Stop), None) | (Err(_), _) => break exit::OK,
+                (Ok(Event::VolumesUp), _) => {}
+                (Ok(Event::Upgrade { program, answer }), _) => {
+                    if let Some(ended) = self.upgrade(program.as_deref(), &answer, happened) {
+                        // The other process has the sockets and the devices.
+                        std::mem::forget(self);
+                        return ended;
+                    }
+                }
+            }
+        };
+        self.shut_down(true).map(|()| code)
+    }
+
     /// Refuses verbs, ends connections, suspends every volume, reports what is dirty.
     ///
     /// # Errors
@@ -395,22 +502,30 @@ impl Server {
         }
         drop(self.control);
         self.exports.stop(&self.world);
-        let ended = self.world.suspend_all();
+        let (ended, lost) = settle(self.world.suspend_all(), self.verbs.as_deref());
         self.world.end_crash_logs();
-        // Before any output, which may wait for its reader.
-        let mut not_kept = self.verbs.as_ref().map_or_else(Vec::new, |verbs| verbs.keep_untold());
-        if let Some(verbs) = &self.verbs {
-            verbs.keep_caches(&ended);
-            verbs.keep_all_uncached();
-        }
         for (volume, words) in ended.said.iter().filter(|_| aloud) {
             say(format_args!("{volume}: {words}"));
         }
-        // The tables of these have reported it.
-        not_kept.retain(|error| !ended.has_lost(&error.device));
-        let mut lost = ended.lost.into_iter().chain(not_kept);
+        let mut lost = lost.into_iter();
         let first = lost.next();
         lost.for_each(say);
         first.map_or(Ok(()), Err)
     }
+}
+
+/// Every volume was suspended: keeps what the next start has to know. Answers how the volumes
+/// ended, and what was lost or is recorded nowhere.
+fn settle(mut ended: Ended, verbs: Option<&Verbs>) -> (Ended, Vec<ConfigError>) {
+    // Before any output, which may wait for its reader.
+    let mut not_kept = verbs.map_or_else(Vec::new, Verbs::keep_untold);
+    if let Some(verbs) = verbs {
+        verbs.keep_caches(&ended);
+        verbs.keep_all_uncached();
+    }
+    // The tables of these have reported it.
+    not_kept.retain(|error| !ended.has_lost(&error.device));
+    let mut lost = std::mem::take(&mut ended.lost);
+    lost.extend(not_kept);
+    (ended, lost)
 }

@@ -29,5 +29,6 @@ mod thin_held;
 mod thin_large;
 mod thin_restore;
 mod thin_tools;
+mod upgrade;
 mod verbs;
 mod writecache_tools;

@@ -10,16 +10,19 @@
 //! keep other verbs from being answered. For the answer it takes a connection slot again at once,
 //! even if that exceeds the limit for a moment.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_outcome::failure::{Outcome, system};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use serde_json::Value;
 
@@ -97,12 +100,22 @@ impl Caller for UnixStream {
 /// A control socket being served until the process ends; its path goes with this.
 pub struct ControlServer {
     path: PathBuf,
+    listener: Arc<UnixListener>,
+    /// Ends the thread that accepts.
+    stop: UnixStream,
+    thread: Option<JoinHandle<()>>,
+    /// The connections.
+    open: Arc<AtomicUsize>,
+    /// Another process has the socket.
+    is_left: bool,
 }
 
 impl Drop for ControlServer {
     fn drop(&mut self) {
-        // The path may be removed already.
-        drop(std::fs::remove_file(&self.path));
+        if !self.is_left {
+            // The path may be removed already.
+            drop(std::fs::remove_file(&self.path));
+        }
     }
 }
 
@@ -112,19 +125,87 @@ impl ControlServer {
     /// # Errors
     /// The path is taken, or the system refuses.
     pub fn start(path: &Path, answer: Arc<dyn Answer>) -> Outcome<ControlServer> {
-        let listener = sockets::listen_unix(path)?;
-        let server = ControlServer { path: path.to_owned() };
-        std::thread::Builder::new()
+        ControlServer::start_on(sockets::listen_unix(path)?, path, answer)
+    }
+
+    /// The same on a socket that listens at `path`.
+    ///
+    /// # Errors
+    /// The system refuses a thread.
+    pub fn start_on(
+        listener: UnixListener,
+        path: &Path,
+        answer: Arc<dyn Answer>,
+    ) -> Outcome<ControlServer> {
+        let shown = path.display().to_string();
+        let listener = Arc::new(listener);
+        listener.set_nonblocking(true).map_err(|error| system(&shown, "listen", error))?;
+        let (stop, stopped) =
+            UnixStream::pair().map_err(|error| system(&shown, "socket pair", error))?;
+        let open = Arc::<AtomicUsize>::default();
+        let (accepts, count) = (listener.clone(), open.clone());
+        let thread = std::thread::Builder::new()
             .name("control".to_owned())
-            .spawn(move || accept(&listener, &answer))
-            .map_err(|error| system(path.display().to_string(), "control thread", error))?;
-        Ok(server)
+            .spawn(move || accept(&accepts, &stopped, &count, &answer))
+            .map_err(|error| system(&shown, "control thread", error))?;
+        let (path, thread) = (path.to_owned(), Some(thread));
+        Ok(ControlServer { path, listener, stop, thread, open, is_left: false })
+    }
+
+    /// Accepts no more connections, and leaves the socket to another process.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn leave(&mut self) -> Outcome<UnixListener> {
+        self.is_left = true;
+        let shown = || self.path.display().to_string();
+        self.stop.shutdown(Shutdown::Both).map_err(|error| system(shown(), "stop", error))?;
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::debug!("the thread of the control socket panicked");
+        }
+        self.listener.try_clone().map_err(|error| system(shown(), "copy", error))
+    }
+
+    /// Waits until the connections have ended, at most for `patience`.
+    pub fn wait_for_answers(&self, patience: Duration) {
+        let until = Instant::now() + patience;
+        while self.open.load(Ordering::Acquire) > 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
-fn accept(listener: &UnixListener, answer: &Arc<dyn Answer>) {
-    let (open, waiting) = (Arc::default(), Arc::default());
-    for stream in listener.incoming() {
+/// Waits for a connection. None if the server accepts no more.
+fn next_of(listener: &UnixListener, stopped: &UnixStream) -> Option<std::io::Result<UnixStream>> {
+    loop {
+        let wanted = PollFlags::IN;
+        let mut polled = [PollFd::new(listener, wanted), PollFd::new(stopped, wanted)];
+        match poll(&mut polled, None) {
+            Err(error) if error != Errno::INTR => return Some(Err(error.into())),
+            _ if !polled[1].revents().is_empty() => return None,
+            _ => {}
+        }
+        match listener.accept() {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            accepted => {
+                let blocking = |(stream, _): (UnixStream, _)| {
+                    stream.set_nonblocking(false)?;
+                    Ok(stream)
+                };
+                return Some(accepted.and_then(blocking));
+            }
+        }
+    }
+}
+
+fn accept(
+    listener: &UnixListener,
+    stopped: &UnixStream,
+    open: &Arc<AtomicUsize>,
+    answer: &Arc<dyn Answer>,
+) {
+    let waiting = Arc::default();
+    while let Some(stream) = next_of(listener, stopped) {
         let stream = match stream {
             Ok(stream) => stream,
             Err(error) => {
@@ -135,7 +216,7 @@ fn accept(listener: &UnixListener, answer: &Arc<dyn Answer>) {
                 continue;
             }
         };
-        let Some(slot) = ConnectionSlot::try_take(&open, CONNECTIONS_MAX) else {
+        let Some(slot) = ConnectionSlot::try_take(open, CONNECTIONS_MAX) else {
             let key = "control socket: connection refused";
             answer.warn(key, format!("{key}: {CONNECTIONS_MAX} are open, the most allowed"));
             continue;

@@ -9,7 +9,7 @@ use super::cache::{
 };
 use super::export::{ExportAdd, ExportList, ExportRemove};
 use super::pool::{PoolCreate, PoolGrow, PoolStatus, PoolTrim};
-use super::server::{RpcGetMethods, ServerInfo, TargetList};
+use super::server::{RpcGetMethods, ServerInfo, ServerUpgrade, TargetList};
 use super::snap::{SnapCreate, SnapDiff, SnapGrow, SnapList, SnapMerge, SnapRemove, SnapRollback};
 use super::state::{StateForget, StateShow};
 use super::thin::{
@@ -25,9 +25,10 @@ use crate::control::rpc::RpcError;
 use crate::control::server::{Answer, Caller};
 
 /// Every method.
-pub const METHODS: [Entry; 47] = [
+pub const METHODS: [Entry; 48] = [
     Entry::of::<RpcGetMethods>(),
     Entry::of::<ServerInfo>(),
+    Entry::of::<ServerUpgrade>(),
     Entry::of::<TargetList>(),
     Entry::of::<ExportList>(),
     Entry::of::<ExportAdd>(),

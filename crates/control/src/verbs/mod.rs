@@ -44,13 +44,15 @@ pub mod thin;
 pub mod verb;
 pub mod volume;
 
+use std::fs::File;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_outcome::failure::{Outcome, refused, wrong};
-#[cfg(test)]
+use cairn_outcome::signals::Event;
 use parking_lot::Mutex;
 
 pub(crate) use self::changes::Changes;
@@ -79,6 +81,8 @@ pub struct Verbs {
     state: Option<StateFile>,
     changes: Changes,
     turns: Turns,
+    /// Where an upgrade is asked for; none if the server cannot be upgraded.
+    events: Mutex<Option<Sender<Event>>>,
     /// Sees each step of a verb on snapshots.
     #[cfg(test)]
     pub(crate) at_step: Mutex<Box<dyn FnMut(Step) + Send>>,
@@ -100,6 +104,7 @@ impl Verbs {
             state,
             changes,
             turns: Turns::default(),
+            events: Mutex::default(),
             #[cfg(test)]
             at_step: Mutex::new(Box::new(|_| ())),
         };
@@ -108,6 +113,19 @@ impl Verbs {
             let _ = verbs.set_owner(volume.volume());
         }
         verbs
+    }
+
+    /// From now on the server can be upgraded: what is asked for comes as an event.
+    pub fn ask_for_upgrades(&self, events: Sender<Event>) {
+        *self.events.lock() = Some(events);
+    }
+
+    /// The lock of the state file, for the server after this one.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn state_lock(&self) -> Outcome<Option<File>> {
+        self.state.as_ref().map_or(Ok(None), StateFile::lock)
     }
 
     /// True if what verbs change is kept, so that volumes may come.
@@ -153,6 +171,31 @@ impl Verbs {
             ConfigError::new(ConfigKind::Lost, name, detail)
         };
         state.owed().into_iter().map(untrusted).chain([error]).collect()
+    }
+
+    /// Refuses further changes until [`Verbs::open`], unless the verbs under way take their time.
+    ///
+    /// # Errors
+    /// They do. Nothing has changed.
+    pub fn close_if_idle(&self) -> Outcome<()> {
+        const STEP: Duration = Duration::from_millis(1);
+        const STEPS: u32 = 2000;
+        self.turns.close();
+        for _ in 0..STEPS {
+            if self.turns.is_idle() && self.world.under_way().is_empty() {
+                log_undo_failure("state", self.changes.record_owed());
+                return Ok(());
+            }
+            std::thread::sleep(STEP);
+        }
+        self.turns.open();
+        let found = "verbs under way that do not end";
+        Err(refused(ConfigKind::Busy, "", "server", found, "none"))
+    }
+
+    /// Takes verbs again.
+    pub fn open(&self) {
+        self.turns.open();
     }
 
     /// Refuses all further changes, and waits for the verbs under way: what these wait for is given

@@ -1,9 +1,14 @@
 //! What the server reports about itself.
 
 use std::path::PathBuf;
+use std::sync::mpsc::channel;
 
+use cairn_block::{ConfigError, ConfigKind};
+use cairn_outcome::failure::{Outcome, refused};
+use cairn_outcome::signals::Event;
 use serde::{Deserialize, Serialize};
 
+use super::Verbs;
 use super::methods::METHODS;
 use super::verb::declare;
 use crate::report::{self, TargetInfo};
@@ -42,6 +47,39 @@ declare! {
         folder: verbs.world.folder(),
         uris: verbs.exports.uris(),
     })
+}
+
+/// What an upgrade came to.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Upgraded {
+    /// The process that serves now.
+    pub pid: u32,
+}
+
+declare! {
+    /// `upgrade`
+    ServerUpgrade = "server_upgrade" -> Upgraded {
+        /// The program to go on with (default: the file that this server was started from)
+        #[arg(long, value_name = "PATH")]
+        program: Option<PathBuf>,
+    }
+    |verb, verbs, _| verbs.upgrade(verb.program)
+}
+
+impl Verbs {
+    /// Asks the main thread for an upgrade, and waits for what comes of it.
+    fn upgrade(&self, program: Option<PathBuf>) -> Outcome<Upgraded> {
+        let events = self.events.lock().clone();
+        let Some(events) = events else {
+            let found = "a server that was started for one command (--run)";
+            return Err(refused(ConfigKind::Argument, "", "upgrade", found, "a server that stays"));
+        };
+        let (answer, answered) = channel();
+        let gone = |()| ConfigError::new(ConfigKind::Busy, "", "upgrade: the server is going away");
+        events.send(Event::Upgrade { program, answer }).map_err(|_| gone(()))?;
+        let pid = answered.recv().map_err(|_| gone(()))??;
+        Ok(Upgraded { pid })
+    }
 }
 
 declare! {

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use cairn_backends::{CrashFiles, patiently, very_patiently};
 use cairn_block::ConfigError;
+use cairn_outcome::failure::{Outcome, system};
 
 use super::World;
 
@@ -57,6 +58,15 @@ impl World {
         if let Some(files) = self.crash_logs.files.get() {
             files.end();
         }
+    }
+
+    /// Another process goes on with the volumes, which are suspended: it may open their logs.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn let_crash_logs_go(&self) -> Outcome<()> {
+        let let_go = self.crash_logs.files.get().map_or(Ok(()), |files| files.let_go());
+        let_go.map_err(|error| system("crash logs", "unlock", error))
     }
 
     /// Retries while another program holds a device: for long while the server starts.

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use cairn_block::{ConfigError, Env, Mail};
 use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
 
 use crate::front::{Level, Membership, Phase};
 
@@ -31,7 +32,7 @@ const NEGOTIATION_GRACE: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(1);
 
 /// What is known of a connection between two requests, beside its socket.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parted {
     /// The export's name.
     pub export: String,
@@ -50,6 +51,7 @@ pub struct Parted {
     /// So many of its next bytes belong to a request that was refused.
     pub skip: u32,
     /// What was received from it behind those, or instead of them, and used by no request.
+    #[serde(skip)]
     pub bytes: Vec<u8>,
 }
 

@@ -15,11 +15,12 @@ use std::sync::Arc;
 
 use cairn_block::{ConfigError, ConfigKind};
 use rustix::net::sockopt;
+use serde::{Deserialize, Serialize};
 
 use crate::occupied::{is_path_held, once_free};
 
 /// Where to listen.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ListenAddress {
     /// A unix socket at this path.
     Unix(PathBuf),

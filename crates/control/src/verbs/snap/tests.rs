@@ -71,6 +71,7 @@ impl TestServer {
         plan.add_table(name, lines)?;
         plan.restore(&state);
         let options = WorldOptions {
+            handles: Default::default(),
             reactors: Some(2),
             ring: RingKind::Threads,
             base: Some(folder.to_owned()),

@@ -1,0 +1,255 @@
+//! What a server hands over to its successor, another process, and how the two agree on the moment.
+//!
+//! | step | the server | the successor |
+//! |---|---|---|
+//! | 1 | starts the successor, which has one end of a [`channel`] | reads its configuration |
+//! | 2 | waits | says hello, or refuses |
+//! | 3 | pauses its clients, commits, and sends the [`Estate`] | waits |
+//! | 4 | waits | starts over the devices that it was given, and says that it is ready |
+//! | 5 | says go, and ends | serves |
+//!
+//! U1. At any moment at most one of the two serves. The successor takes nothing from a client and
+//!     answers none before the word to go; the server does neither from step 3 on.
+//! U2. A server that has not said go can go on: up to step 3 it ends the pause, and from then on it
+//!     kills the successor, waits for its end, and starts itself again with the same estate. A
+//!     server that has said go never does.
+//! U3. A successor that has the estate, and whose server has gone without a word, serves: no other
+//!     process has the clients any more.
+//!
+//! The locks of devices and of the state file belong to open files, which both have, so that no
+//! third process gets one in between.
+//!
+//! The manifest is one line of JSON, and behind it the bytes of connections, in their order. It
+//! counts the descriptors that were sent before it.
+
+pub mod channel;
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_backends::Handle;
+use cairn_block::{ConfigError, ConfigKind};
+use cairn_exports::nbd::{ListenAddress, Parted};
+use cairn_outcome::failure::{Outcome, refused, system};
+use rustix::fs::{MemfdFlags, memfd_create};
+use serde::{Deserialize, Serialize};
+
+use self::channel::{Channel, DESCRIPTORS_MAX, Message, Silence};
+
+/// All that a server hands over.
+#[derive(Default)]
+pub struct Estate {
+    /// The lock of the state file.
+    pub state_lock: Option<File>,
+    /// The control socket, and its path.
+    pub control: Option<(PathBuf, UnixListener)>,
+    /// The devices, with their locks.
+    pub devices: Vec<Handle>,
+    /// What listens, and the connections.
+    pub nbd: cairn_exports::nbd::Estate,
+}
+
+/// An estate without its descriptors: each number counts them.
+#[derive(Serialize, Deserialize)]
+struct Manifest {
+    state_lock: Option<usize>,
+    control: Option<(PathBuf, usize)>,
+    devices: Vec<DeviceRow>,
+    listeners: Vec<(ListenAddress, usize)>,
+    connections: Vec<ConnectionRow>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct DeviceRow {
+    fd: usize,
+    read_only: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct ConnectionRow {
+    fd: usize,
+    /// How many bytes behind the manifest are its own.
+    bytes: usize,
+    parted: Parted,
+}
+
+/// Counts descriptors as they are named.
+#[derive(Default)]
+struct Named<'a>(Vec<BorrowedFd<'a>>);
+
+impl<'a> Named<'a> {
+    fn add(&mut self, fd: &'a impl AsFd) -> usize {
+        self.0.push(fd.as_fd());
+        self.0.len() - 1
+    }
+}
+
+/// Sends an estate.
+///
+/// # Errors
+/// The successor has gone, or the system refused.
+pub fn leave(channel: &Channel, estate: &Estate) -> Outcome<()> {
+    let mut named = Named::default();
+    let device = |handle: &'_ Handle, fd| DeviceRow { fd, read_only: handle.read_only };
+    let manifest = Manifest {
+        state_lock: estate.state_lock.as_ref().map(|lock| named.add(lock)),
+        control: estate.control.as_ref().map(|(path, it)| (path.clone(), named.add(it))),
+        devices: estate.devices.iter().map(|it| device(it, named.add(&*it.fd))).collect(),
+        listeners: estate
+            .nbd
+            .listeners
+            .iter()
+            .map(|(address, socket)| (address.clone(), named.add(&**socket)))
+            .collect(),
+        connections: estate
+            .nbd
+            .connections
+            .iter()
+            .map(|(parted, socket)| ConnectionRow {
+                fd: named.add(&**socket),
+                bytes: parted.bytes.len(),
+                parted: parted.clone(),
+            })
+            .collect(),
+    };
+    for descriptors in named.0.chunks(DESCRIPTORS_MAX) {
+        channel.send(&Message::Descriptors, descriptors)?;
+    }
+    let failed = |error: std::io::Error| system("handover", "write", error);
+    let memory = memfd_create("cairn-handover", MemfdFlags::CLOEXEC);
+    let mut memory =
+        File::from(memory.map_err(|error| system("handover", "memory", error.into()))?);
+    let mut line = serde_json::to_vec(&manifest).map_err(|error| failed(error.into()))?;
+    line.push(b'\n');
+    memory.write_all(&line).map_err(failed)?;
+    for (parted, _) in &estate.nbd.connections {
+        memory.write_all(&parted.bytes).map_err(failed)?;
+    }
+    channel.send(&Message::Manifest, &[memory.as_fd()])
+}
+
+/// Receives an estate. None if the server has gone, or took its time: it goes on by itself.
+///
+/// # Errors
+/// What it sent makes no sense.
+pub fn inherit(channel: &Channel, patience: Duration) -> Outcome<Option<Estate>> {
+    let mut descriptors = Vec::new();
+    let memory = loop {
+        match channel.receive(patience)? {
+            Ok((Message::Descriptors, more)) => descriptors.extend(more),
+            Ok((Message::Manifest, mut memory)) => break memory.pop(),
+            Ok((other, _)) => return Err(senseless(format!("{other:?}"))),
+            Err(Silence::Closed | Silence::TooLate) => return Ok(None),
+        }
+    };
+    let memory = memory.ok_or_else(|| senseless("no memory".to_owned()))?;
+    let failed = |error: std::io::Error| system("handover", "read", error);
+    let mut file = File::from(memory);
+    file.seek(SeekFrom::Start(0)).map_err(failed)?;
+    let mut file = BufReader::new(file);
+    let mut line = String::new();
+    file.read_line(&mut line).map_err(failed)?;
+    let manifest = serde_json::from_str(&line).map_err(|error| senseless(error.to_string()))?;
+    let mut descriptors: Vec<_> = descriptors.into_iter().map(Some).collect();
+    estate_of(manifest, &mut descriptors, &mut file).map(Some)
+}
+
+fn estate_of(
+    manifest: Manifest,
+    descriptors: &mut [Option<OwnedFd>],
+    bytes: &mut impl Read,
+) -> Outcome<Estate> {
+    let mut take = |at: usize| {
+        let fd = descriptors.get_mut(at).and_then(Option::take);
+        fd.ok_or_else(|| senseless(format!("descriptor {at} twice or not at all")))
+    };
+    let mut estate = Estate {
+        state_lock: manifest.state_lock.map(&mut take).transpose()?.map(File::from),
+        ..Estate::default()
+    };
+    if let Some((path, fd)) = manifest.control {
+        estate.control = Some((path, take(fd)?.into()));
+    }
+    for DeviceRow { fd, read_only } in manifest.devices {
+        estate.devices.push(Handle { fd: Arc::new(take(fd)?), read_only });
+    }
+    for (address, fd) in manifest.listeners {
+        estate.nbd.listeners.push((address, Arc::new(take(fd)?)));
+    }
+    for ConnectionRow { fd, bytes: count, mut parted } in manifest.connections {
+        parted.bytes = vec![0; count];
+        bytes.read_exact(&mut parted.bytes).map_err(|error| system("handover", "read", error))?;
+        estate.nbd.connections.push((parted, Arc::new(take(fd)?)));
+    }
+    Ok(estate)
+}
+
+fn senseless(found: String) -> ConfigError {
+    let expected = "what a server of this version hands over";
+    refused(ConfigKind::Unsupported, "handover", "estate", found, expected)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use cairn_backends::Handle;
+    use cairn_exports::nbd::{ListenAddress, Parted};
+
+    use super::channel::{Channel, Message};
+    use super::{Estate, inherit, leave};
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    fn file() -> OwnedFd {
+        tempfile::tempfile().unwrap().into()
+    }
+
+    #[test]
+    fn estate_arrives_as_it_was_left_with_more_descriptors_than_one_message_takes() {
+        let (server, successor) = Channel::pair().unwrap();
+        let mut estate =
+            Estate { state_lock: Some(tempfile::tempfile().unwrap()), ..Estate::default() };
+        for at in 0..100 {
+            estate.devices.push(Handle { fd: Arc::new(file()), read_only: at % 3 == 0 });
+        }
+        for at in 0..70_u8 {
+            let bytes = vec![at; usize::from(at) * 100];
+            let parted = Parted { export: format!("vm{at}"), bytes, ..Parted::default() };
+            estate.nbd.connections.push((parted, Arc::new(file())));
+        }
+        let address = ListenAddress::Unix("/run/s".into());
+        estate.nbd.listeners.push((address, Arc::new(file())));
+        leave(&server, &estate).unwrap();
+        server.send(&Message::Go, &[]).unwrap();
+        let got = inherit(&successor, PATIENCE).unwrap().unwrap();
+        assert!(got.state_lock.is_some() && got.control.is_none());
+        let flags = |estate: &Estate| -> Vec<bool> {
+            estate.devices.iter().map(|device| device.read_only).collect()
+        };
+        assert_eq!(flags(&got), flags(&estate));
+        let parted = |estate: &Estate| -> Vec<Parted> {
+            estate.nbd.connections.iter().map(|(parted, _)| parted.clone()).collect()
+        };
+        assert_eq!(parted(&got), parted(&estate));
+        assert_eq!(got.nbd.listeners[0].0, estate.nbd.listeners[0].0);
+        assert_eq!(successor.receive(PATIENCE).unwrap().unwrap().0, Message::Go);
+    }
+
+    #[test]
+    fn estate_without_a_server_is_none_and_one_that_lacks_a_descriptor_is_refused() {
+        let (server, successor) = Channel::pair().unwrap();
+        drop(server);
+        assert!(inherit(&successor, PATIENCE).unwrap().is_none());
+        let (server, successor) = Channel::pair().unwrap();
+        server.send(&Message::Manifest, &[]).unwrap();
+        assert!(inherit(&successor, PATIENCE).is_err());
+    }
+}

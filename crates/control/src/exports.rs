@@ -567,6 +567,11 @@ impl Exports {
         })
     }
 
+    /// Accepts no connection before [`Exports::resume`].
+    pub fn begin_paused(&self) {
+        self.server.begin_paused();
+    }
+
     /// Has the connections go on.
     pub fn resume(&self) {
         self.server.resume();
@@ -575,7 +580,8 @@ impl Exports {
     /// Has the connections, which wait, leave for another process, with what listens.
     pub fn part(&self, world: &World) -> Estate {
         let server = self.server.clone();
-        world.reactors().block_on(ReactorId(0), move |_| async move { server.part().await })
+        let part = move |env| async move { server.part(&env, DRAIN).await };
+        world.reactors().block_on(ReactorId(0), part)
     }
 
     /// Goes on with a connection of an earlier process.

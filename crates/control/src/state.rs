@@ -47,6 +47,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -361,6 +362,12 @@ impl StateFile {
     pub fn open_locked(path: &Path, lock: File) -> Outcome<StateFile> {
         let path = &*itself(path);
         let shown = path.display().to_string();
+        let place = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+        let own = lock.metadata().map(place).ok();
+        if own.is_none() || own != fs::metadata(beside(path, ".lock")).map(place).ok() {
+            let found = "the lock of another state file";
+            return Err(refused(ConfigKind::Busy, shown, "lock", found, "that of this one"));
+        }
         probe_folder(path).map_err(|error| unwritable(&shown, error))?;
         let state = StateFile::open(path)?;
         state.inner.lock().lock = Some(lock);
@@ -374,6 +381,11 @@ impl StateFile {
     pub fn lock(&self) -> Outcome<Option<File>> {
         let lock = self.inner.lock().lock.as_ref().map(File::try_clone).transpose();
         lock.map_err(|error| system(self.path.display().to_string(), "lock", error))
+    }
+
+    /// From now on another process writes the file.
+    pub fn leave(&self) {
+        self.inner.lock().read_only = true;
     }
 
     /// True if a server holds the file now.

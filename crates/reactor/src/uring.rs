@@ -9,6 +9,7 @@
 //! holds an operation that names it.
 
 use std::collections::VecDeque;
+use std::ffi::CStr;
 use std::io;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -66,6 +67,8 @@ pub struct UringRing {
     wake_count: Box<[u8; 8]>,
     /// The kernel sends commands to drivers (since 5.19).
     sends_commands: bool,
+    /// A receive of everything that is cancelled tells what it received (since 6.1).
+    tells_what_was_received: bool,
     /// The kernel takes submissions only from the thread that opened the ring.
     one_thread: PhantomData<*const ()>,
 }
@@ -93,6 +96,7 @@ impl UringRing {
             wake_armed: false,
             wake_count: Box::new([0; 8]),
             sends_commands,
+            tells_what_was_received: is_kernel_since(rustix::system::uname().release(), (6, 1)),
             one_thread: PhantomData,
         })
     }
@@ -181,6 +185,12 @@ impl Ring for UringRing {
             Io::Blocking(_) => self.pool.submit(io, token),
             Io::UringCmd { .. } if !self.sends_commands => self.pool.submit(io, token),
             io => {
+                let io = match io {
+                    Io::Recv { fd, iov, .. } if !self.tells_what_was_received => {
+                        Io::Recv { fd, iov, all: false }
+                    }
+                    io => io,
+                };
                 let entry = self.slots.start(io, token);
                 self.push(entry);
             }
@@ -407,6 +417,13 @@ impl Slot {
             }
         }
     }
+}
+
+/// True for the release of a kernel of at least this version.
+fn is_kernel_since(release: &CStr, version: (u32, u32)) -> bool {
+    let text = release.to_string_lossy();
+    let mut numbers = text.split(['.', '-']).map(|part| part.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= version
 }
 
 /// The flag that makes the kernel continue after a short transfer; older kernels ignore it.

@@ -21,6 +21,7 @@ mod upgrade;
 
 use std::collections::BTreeSet;
 use std::io::Write;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -60,12 +61,13 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
     if !args.take_over {
         return serve(args, None);
     }
+    let signals = signals::watch()?;
     let heir = Heir::new()?;
     let inherited = prepare(&args, |path, _| StateFile::open_to_read(path))
         .and_then(|prepared| prepared.plan.check_words())
         .and_then(|()| heir.inherit());
     let served = match inherited {
-        Ok(Some(estate)) => serve(args, Some((&heir, estate))),
+        Ok(Some(estate)) => serve(args, Some((&heir, estate, signals))),
         Ok(None) => {
             let detail = "upgrade: the server before this one goes on by itself";
             Err(ConfigError::new(ConfigKind::Busy, "", detail))
@@ -74,6 +76,9 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
     };
     served.inspect_err(|error| heir.refuse(error))
 }
+
+/// The sender and the receiver of what ends a wait.
+type Signals = (Sender<Event>, Receiver<Event>);
 
 /// What is known before any device is touched.
 struct Prepared {
@@ -115,8 +120,10 @@ fn prepare(
 }
 
 /// Serves, perhaps what an earlier process left.
-fn serve(args: ServeArgs, inherited: Option<(&Heir, Estate)>) -> Outcome<u8> {
-    let (heir, mut estate) = inherited.unzip();
+fn serve(args: ServeArgs, inherited: Option<(&Heir, Estate, Signals)>) -> Outcome<u8> {
+    let inherited = inherited.map(|(heir, estate, signals)| ((heir, signals), estate));
+    let (before, mut estate) = inherited.unzip();
+    let (heir, signals) = before.unzip();
     let lock = estate.as_mut().and_then(|estate| estate.state_lock.take());
     let prepared = prepare(&args, |path, read_only| match (lock, read_only) {
         (Some(lock), _) => StateFile::open_locked(path, lock),
@@ -133,7 +140,7 @@ fn serve(args: ServeArgs, inherited: Option<(&Heir, Estate)>) -> Outcome<u8> {
     if !read_only {
         image::make_images(&config, &mut plan, state.as_ref())?;
     }
-    let (events, happened) = signals::watch()?;
+    let (events, happened) = signals.map_or_else(signals::watch, Ok)?;
     let handles = Arc::<Handles>::default();
     if let Some(estate) = &mut estate {
         handles.inherit(std::mem::take(&mut estate.devices));
@@ -143,41 +150,33 @@ fn serve(args: ServeArgs, inherited: Option<(&Heir, Estate)>) -> Outcome<u8> {
     if let Some(state) = state.as_ref().filter(|_| !read_only) {
         world.registry().set_zone_maps(ZoneFiles::open(state)?);
     }
-    let log_bytes = args.crash_log.or(config.crash_log_bytes).unwrap_or(limits::CRASH_LOG_BYTES);
-    world.begin_start(log_bytes, args.discard_crash_log && heir.is_none());
+    world.begin_start(
+        args.crash_log.or(config.crash_log_bytes).unwrap_or(limits::CRASH_LOG_BYTES),
+        args.discard_crash_log && heir.is_none(),
+    );
     let nbd = limits::nbd_options(&args, &config);
-    let spin = args.spin_us.or(config.spin_us).unwrap_or(0);
-    world.reactors().set_spin(Duration::from_micros(spin.into()));
+    let spin_us = args.spin_us.or(config.spin_us).unwrap_or(0).into();
+    world.reactors().set_spin(Duration::from_micros(spin_us));
+    let wanted = Wanted {
+        asked_by: if args.export.is_some() { "--export" } else { "default_export" },
+        default: args.export.clone().or(config.default_export),
+        strict: args.strict || args.run.is_some(),
+    };
+    let args = Arc::new(args);
     let mut server = Server {
+        args: args.clone(),
         exports: Arc::new(Exports::new(&world, config.exports, changes, nbd)),
         world,
         handles,
         verbs: None,
         control: None,
     };
-    let wanted = Wanted {
-        asked_by: if args.export.is_some() { "--export" } else { "default_export" },
-        default: args.export.or(config.default_export),
-        strict: args.strict || args.run.is_some(),
-    };
     let waits = (&events, &happened);
     let started = server.start(plan, &wanted, &sockets, state, estate.as_mut(), waits);
     if let (Some(heir), Some(estate)) = (heir, estate) {
-        return server.go_on(started, heir, estate, (events, &happened));
+        return server.go_on(started, heir, estate, &sockets, (events, &happened));
     }
-    let served = started.and_then(|()| {
-        let command = args
-            .run
-            .as_deref()
-            .map(|cmd| Running::start(cmd, &server.exports, server.control_path(), events.clone()));
-        let command = command.transpose()?;
-        if command.is_none() {
-            server.announce()?;
-            server.ask_for_upgrades(events);
-        }
-        Ok(command)
-    });
-    match served {
+    match started.and_then(|()| server.run(&sockets, events)) {
         Ok(command) => server.stay(&happened, command.as_ref()),
         // After a failed start only the line with the reason is printed.
         Err(error) => server.shut_down(false).and(Err(error)),
@@ -312,6 +311,8 @@ struct Wanted {
 
 /// What runs.
 struct Server {
+    /// How it was started.
+    args: Arc<ServeArgs>,
     world: Arc<World>,
     handles: Arc<Handles>,
     exports: Arc<Exports>,
@@ -326,11 +327,13 @@ impl Server {
         wanted: &Wanted,
         sockets: &Sockets,
         state: Option<StateFile>,
-        mut estate: Option<&mut Estate>,
+        estate: Option<&mut Estate>,
         waits: (&Sender<Event>, &Receiver<Event>),
     ) -> Outcome<()> {
         // Before any table starts, so that the tables above do not count it as a new failure.
-        for name in state.iter().flat_map(|state| state.untold()) {
+        let left = estate.iter().flat_map(|estate| estate.untold.clone());
+        let untold: BTreeSet<_> = state.iter().flat_map(StateFile::untold).chain(left).collect();
+        for name in untold {
             tracing::warn!("{name}: acknowledged writes may be lost; its clients are told");
             self.world.tell_of_loss(&name);
         }
@@ -361,17 +364,26 @@ impl Server {
             }
         }
         self.exports.fix_default();
-        self.listen(sockets, estate.as_deref_mut())?;
+        self.listen(sockets, estate)?;
         let reasons = failed.iter().map(|one| (one.name.clone(), one.why().to_owned()));
         self.world.note_not_served(reasons);
         let records = plan.records().to_vec();
         let verbs = Verbs::new(self.world.clone(), self.exports.clone(), state, records);
-        let verbs = Arc::new(verbs);
+        self.verbs = Some(Arc::new(verbs));
+        Ok(())
+    }
+
+    /// Takes verbs, perhaps at the control socket of an earlier process, and begins what is done
+    /// without being asked for.
+    fn take_verbs(
+        &mut self,
+        inherited: Option<(PathBuf, UnixListener)>,
+        sockets: &Sockets,
+    ) -> Outcome<()> {
+        let Some(verbs) = self.verbs.clone() else { return Ok(()) };
         if !self.world.read_only() {
             verbs.watch_over()?;
         }
-        self.verbs = Some(verbs.clone());
-        let inherited = estate.and_then(|estate| estate.control.take());
         let (path, control) = match inherited {
             Some((path, listener)) => {
                 let control = ControlServer::start_on(listener, &path, verbs);
@@ -390,7 +402,10 @@ impl Server {
 
     /// Listens where an earlier process did, and at the other addresses.
     fn listen(&self, sockets: &Sockets, estate: Option<&mut Estate>) -> Outcome<()> {
-        let inherited = estate.map(|estate| std::mem::take(&mut estate.nbd.listeners));
+        let inherited = estate.map(|estate| {
+            self.exports.begin_paused();
+            std::mem::take(&mut estate.nbd.listeners)
+        });
         let inherited = inherited.unwrap_or_default();
         let is_chosen_by_system =
             |address: &ListenAddress| matches!(address, ListenAddress::Tcp(tcp) if tcp.port() == 0);
@@ -462,6 +477,17 @@ impl Server {
         let mut stdout = std::io::stdout().lock();
         let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
         written.map_err(|error| system("stdout", "write", error))
+    }
+
+    /// Takes verbs, and starts the command of `--run` or says where the volumes are.
+    fn run(&mut self, sockets: &Sockets, events: Sender<Event>) -> Outcome<Option<Running>> {
+        self.take_verbs(None, sockets)?;
+        if let Some(command) = &self.args.run {
+            return Running::start(command, &self.exports, self.control_path(), events).map(Some);
+        }
+        self.announce()?;
+        self.ask_for_upgrades(events);
+        Ok(None)
     }
 
     /// From now on clients may ask for an upgrade.

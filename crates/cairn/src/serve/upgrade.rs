@@ -17,12 +17,13 @@ use std::time::Duration;
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_control::handover::channel::{Channel, Message, PROTOCOL, Silence};
 use cairn_control::handover::{Estate, inherit, leave};
+use cairn_control::state::StateFile;
 use cairn_outcome::exit;
 use cairn_outcome::failure::{Outcome, one_line, refused, system};
 use cairn_outcome::signals::Event;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{Server, settle};
+use super::{ServeArgs, Server, Sockets, prepare, settle};
 
 /// How long the new program may take for each of its steps.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -126,7 +127,7 @@ impl Candidate {
 }
 
 impl Drop for Candidate {
-    /// On return it writes to no device any more.
+    /// On return it submits nothing to a device any more.
     fn drop(&mut self) {
         let Some(child) = &mut self.child else { return };
         let ended = child.kill().and_then(|()| child.wait());
@@ -198,24 +199,30 @@ impl Server {
         };
         let estate = self.give_away();
         let gone = candidate.leave(&estate).and_then(|()| candidate.go());
-        let ended = match gone {
+        let pid = gone.as_ref().ok().copied();
+        match gone {
             Ok(pid) => {
                 tracing::info!("process {pid} goes on");
-                pass_on_stops(happened, pid);
                 tell(Ok(pid));
-                None
             }
             Err(error) => {
                 tracing::error!("upgrade: {error}; this program starts again");
                 let detail = format!("{}; the program of before starts again", error.detail);
                 tell(Err(ConfigError { detail, ..error }));
-                Some(())
             }
-        };
+        }
         if let Some((_, control)) = &self.control {
             control.wait_for_answers(ANSWER_PATIENCE);
         }
-        Some(ended.map_or(Ok(exit::OK), |()| Err(start_again(&estate))))
+        // A signal that came meanwhile is for the process that goes on.
+        let is_stopped = happened.try_iter().any(|event| matches!(event, Event::Stop));
+        Some(match (pid, is_stopped) {
+            (Some(pid), true) => pass_on_stop(pid),
+            (Some(_), false) => Ok(exit::OK),
+            // Everything is committed.
+            (None, true) => Ok(exit::OK),
+            (None, false) => Err(start_again(&estate)),
+        })
     }
 
     /// Starts another program, and has the clients wait for it.
@@ -227,8 +234,13 @@ impl Server {
             let expected = "devices that outlive the process: its content would be lost";
             return Err(refused(ConfigKind::Argument, name, "upgrade", "memory", expected));
         }
+        if std::process::id() == 1 {
+            let (found, expected) = ("process 1", "another: with process 1 its container ends");
+            return Err(refused(ConfigKind::Argument, "", "upgrade", found, expected));
+        }
+        let verbs = self.verbs.as_ref().expect("a verb asks for it");
+        check_restart(&self.args, verbs.state_path())?;
         let candidate = Candidate::start(program)?;
-        let Some(verbs) = &self.verbs else { return Ok(candidate) };
         verbs.close_if_idle()?;
         let paused = self.exports.pause(&self.world, PATIENCE);
         paused.inspect_err(|_| verbs.open())?;
@@ -248,6 +260,10 @@ impl Server {
         if let Err(error) = self.world.let_crash_logs_go() {
             log(error);
         }
+        let untold = self.world.untold_losses();
+        if let Some(verbs) = &self.verbs {
+            verbs.leave_state();
+        }
         let lock = self.verbs.as_ref().map_or(Ok(None), |verbs| verbs.state_lock());
         Estate {
             state_lock: lock.unwrap_or_else(|error| {
@@ -255,6 +271,7 @@ impl Server {
                 None
             }),
             control,
+            untold,
             devices: self.handles.all(),
             nbd: self.exports.part(&self.world),
         }
@@ -263,14 +280,16 @@ impl Server {
     /// Goes on where an earlier process was, once that has given its word; or ends without a trace
     /// in what it has, if the start failed.
     pub(super) fn go_on(
-        self,
+        mut self,
         started: Outcome<()>,
         heir: &Heir,
         estate: Estate,
+        sockets: &Sockets,
         (events, happened): (Sender<Event>, &Receiver<Event>),
     ) -> Outcome<u8> {
         if let Err(error) = started.and_then(|()| heir.wait_for_word()) {
-            self.world.suspend_all();
+            let (_, lost) = settle(self.world.suspend_each(), self.verbs.as_deref());
+            lost.iter().for_each(|error| tracing::error!("upgrade: {error}"));
             // The other process has the sockets and the devices.
             std::mem::forget(self);
             return Err(error);
@@ -280,21 +299,37 @@ impl Server {
             let socket = Arc::try_unwrap(socket).expect("it was just received");
             self.exports.take_over(parted, socket);
         }
+        self.exports.resume();
+        if let Err(error) = self.take_verbs(estate.control, sockets) {
+            tracing::error!("serving without verbs: {error}");
+        }
         tracing::info!("took over from an earlier process, with {count} connections");
         self.ask_for_upgrades(events);
         self.stay(happened, None)
     }
 }
 
-/// A signal to stop that came meanwhile is for the process that goes on.
-fn pass_on_stops(happened: &Receiver<Event>, pid: u32) {
-    let stops = happened.try_iter().any(|event| matches!(event, Event::Stop));
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    if let Some(pid) = pid.filter(|_| stops)
+/// Refuses a configuration with which the program of this process would not start again.
+fn check_restart(args: &ServeArgs, state: Option<&Path>) -> Outcome<()> {
+    let prepared = prepare(args, |path, _| StateFile::open_to_read(path))?;
+    prepared.plan.check_words()?;
+    let now = prepared.state.as_ref().map(StateFile::path);
+    if now != state {
+        let shown =
+            |path: Option<&Path>| path.map_or("none".to_owned(), |it| it.display().to_string());
+        return Err(refused(ConfigKind::Argument, "", "state file", shown(now), shown(state)));
+    }
+    Ok(())
+}
+
+/// Stops the process that goes on.
+fn pass_on_stop(pid: u32) -> Outcome<u8> {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw)
         && let Err(error) = kill_process(pid, Signal::TERM)
     {
         tracing::warn!("process {}: cannot stop it: {error}", pid.as_raw_pid());
     }
+    Ok(exit::OK)
 }
 
 /// The server before this one, as this one sees it.

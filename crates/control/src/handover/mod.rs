@@ -8,8 +8,9 @@
 //! | 4 | waits | starts over the devices that it was given, and says that it is ready |
 //! | 5 | says go, and ends | serves |
 //!
-//! U1. At any moment at most one of the two serves. The successor takes nothing from a client and
-//!     answers none before the word to go; the server does neither from step 3 on.
+//! U1. At any moment at most one of the two serves. The successor takes nothing from a client,
+//!     accepts none and carries out no verb before the word to go; the server does nothing of that
+//!     from step 3 on.
 //! U2. A server that has not said go can go on: up to step 3 it ends the pause, and from then on it
 //!     kills the successor, waits for its end, and starts itself again with the same estate. A
 //!     server that has said go never does.
@@ -24,6 +25,7 @@
 
 pub mod channel;
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -50,18 +52,21 @@ pub struct Estate {
     pub control: Option<(PathBuf, UnixListener)>,
     /// The devices, with their locks.
     pub devices: Vec<Handle>,
+    /// Volumes that lost writes of which no client was told.
+    pub untold: Vec<String>,
     /// What listens, and the connections.
     pub nbd: cairn_exports::nbd::Estate,
 }
 
 /// An estate without its descriptors: each number counts them.
 #[derive(Serialize, Deserialize)]
-struct Manifest {
+struct Manifest<'a> {
+    untold: Vec<String>,
     state_lock: Option<usize>,
     control: Option<(PathBuf, usize)>,
     devices: Vec<DeviceRow>,
     listeners: Vec<(ListenAddress, usize)>,
-    connections: Vec<ConnectionRow>,
+    connections: Vec<ConnectionRow<'a>>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -71,11 +76,11 @@ struct DeviceRow {
 }
 
 #[derive(Serialize, Deserialize)]
-struct ConnectionRow {
+struct ConnectionRow<'a> {
     fd: usize,
     /// How many bytes behind the manifest are its own.
     bytes: usize,
-    parted: Parted,
+    parted: Cow<'a, Parted>,
 }
 
 /// Counts descriptors as they are named.
@@ -97,6 +102,7 @@ pub fn leave(channel: &Channel, estate: &Estate) -> Outcome<()> {
     let mut named = Named::default();
     let device = |handle: &'_ Handle, fd| DeviceRow { fd, read_only: handle.read_only };
     let manifest = Manifest {
+        untold: estate.untold.clone(),
         state_lock: estate.state_lock.as_ref().map(|lock| named.add(lock)),
         control: estate.control.as_ref().map(|(path, it)| (path.clone(), named.add(it))),
         devices: estate.devices.iter().map(|it| device(it, named.add(&*it.fd))).collect(),
@@ -113,7 +119,7 @@ pub fn leave(channel: &Channel, estate: &Estate) -> Outcome<()> {
             .map(|(parted, socket)| ConnectionRow {
                 fd: named.add(&**socket),
                 bytes: parted.bytes.len(),
-                parted: parted.clone(),
+                parted: Cow::Borrowed(parted),
             })
             .collect(),
     };
@@ -160,7 +166,7 @@ pub fn inherit(channel: &Channel, patience: Duration) -> Outcome<Option<Estate>>
 }
 
 fn estate_of(
-    manifest: Manifest,
+    manifest: Manifest<'_>,
     descriptors: &mut [Option<OwnedFd>],
     bytes: &mut impl Read,
 ) -> Outcome<Estate> {
@@ -169,6 +175,7 @@ fn estate_of(
         fd.ok_or_else(|| senseless(format!("descriptor {at} twice or not at all")))
     };
     let mut estate = Estate {
+        untold: manifest.untold,
         state_lock: manifest.state_lock.map(&mut take).transpose()?.map(File::from),
         ..Estate::default()
     };
@@ -181,7 +188,8 @@ fn estate_of(
     for (address, fd) in manifest.listeners {
         estate.nbd.listeners.push((address, Arc::new(take(fd)?)));
     }
-    for ConnectionRow { fd, bytes: count, mut parted } in manifest.connections {
+    for ConnectionRow { fd, bytes: count, parted } in manifest.connections {
+        let mut parted = parted.into_owned();
         parted.bytes = vec![0; count];
         bytes.read_exact(&mut parted.bytes).map_err(|error| system("handover", "read", error))?;
         estate.nbd.connections.push((parted, Arc::new(take(fd)?)));
@@ -217,6 +225,7 @@ mod tests {
         let (server, successor) = Channel::pair().unwrap();
         let mut estate =
             Estate { state_lock: Some(tempfile::tempfile().unwrap()), ..Estate::default() };
+        estate.untold.push("vm".to_owned());
         for at in 0..100 {
             estate.devices.push(Handle { fd: Arc::new(file()), read_only: at % 3 == 0 });
         }
@@ -231,6 +240,7 @@ mod tests {
         server.send(&Message::Go, &[]).unwrap();
         let got = inherit(&successor, PATIENCE).unwrap().unwrap();
         assert!(got.state_lock.is_some() && got.control.is_none());
+        assert_eq!(got.untold, ["vm"]);
         let flags = |estate: &Estate| -> Vec<bool> {
             estate.devices.iter().map(|device| device.read_only).collect()
         };

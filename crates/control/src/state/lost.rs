@@ -50,7 +50,7 @@ impl StateFile {
     ///
     /// # Errors
     /// The system refused to write: it stays owed.
-    fn pay(&self) -> Outcome<()> {
+    pub fn pay(&self) -> Outcome<()> {
         let mut inner = self.inner.lock();
         let next = inner.latest();
         self.put(&mut inner, next)

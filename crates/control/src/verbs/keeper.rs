@@ -331,6 +331,10 @@ fn keep(verbs: &Weak<Verbs>, receive: &Receiver<()>) {
         // Several calls need one pass.
         while receive.try_recv().is_ok() {}
         let Some(verbs) = verbs.upgrade() else { return };
+        if verbs.is_paused() {
+            sleep = Some(LOOK);
+            continue;
+        }
         let Some(watched) = verbs.watched() else { return };
         announced.retain(|name| watched.iter().any(|watched| watched.name == *name));
         for name in verbs.stuck() {

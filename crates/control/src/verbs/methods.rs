@@ -15,7 +15,7 @@ use super::state::{StateForget, StateShow};
 use super::thin::{
     ThinCreate, ThinDiff, ThinList, ThinRemove, ThinRename, ThinRollback, ThinSnapshot,
 };
-use super::verb::Entry;
+use super::verb::{Entry, Verb};
 use super::volume::{
     VolumeClear, VolumeCreate, VolumeInfo, VolumeList, VolumeLoad, VolumeMessage, VolumeRemove,
     VolumeReplace, VolumeResize, VolumeResume, VolumeStatus, VolumeSuspend, VolumeTable,
@@ -87,7 +87,10 @@ pub fn method(name: &str) -> Result<&'static Entry, RpcError> {
 
 impl Answer for Verbs {
     fn answer(&self, name: &str, params: Value, caller: &dyn Caller) -> Result<Value, RpcError> {
-        (method(name)?.run)(self, params, caller)
+        let entry = method(name)?;
+        let is_counted = !entry.waits && name != ServerUpgrade::METHOD;
+        let _call = is_counted.then(|| self.calls.begin()).transpose()?;
+        (entry.run)(self, params, caller)
     }
 
     fn waits(&self, name: &str) -> bool {

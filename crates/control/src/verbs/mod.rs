@@ -28,6 +28,7 @@
 //! verbs under way.
 
 pub mod cache;
+mod calls;
 mod changes;
 pub mod export;
 mod keeper;
@@ -46,6 +47,7 @@ pub mod volume;
 
 use std::fs::File;
 use std::ops::Deref;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
@@ -55,6 +57,7 @@ use cairn_outcome::failure::{Outcome, refused, wrong};
 use cairn_outcome::signals::Event;
 use parking_lot::Mutex;
 
+use self::calls::Calls;
 pub(crate) use self::changes::Changes;
 use self::changes::Records;
 #[cfg(test)]
@@ -81,6 +84,8 @@ pub struct Verbs {
     state: Option<StateFile>,
     changes: Changes,
     turns: Turns,
+    /// The calls under way.
+    calls: Calls,
     /// Where an upgrade is asked for; none if the server cannot be upgraded.
     events: Mutex<Option<Sender<Event>>>,
     /// Sees each step of a verb on snapshots.
@@ -104,6 +109,7 @@ impl Verbs {
             state,
             changes,
             turns: Turns::default(),
+            calls: Calls::default(),
             events: Mutex::default(),
             #[cfg(test)]
             at_step: Mutex::new(Box::new(|_| ())),
@@ -118,6 +124,11 @@ impl Verbs {
     /// From now on the server can be upgraded: what is asked for comes as an event.
     pub fn ask_for_upgrades(&self, events: Sender<Event>) {
         *self.events.lock() = Some(events);
+    }
+
+    /// Where the state file is.
+    pub fn state_path(&self) -> Option<&Path> {
+        self.state.as_ref().map(StateFile::path)
     }
 
     /// The lock of the state file, for the server after this one.
@@ -173,29 +184,54 @@ impl Verbs {
         state.owed().into_iter().map(untrusted).chain([error]).collect()
     }
 
-    /// Refuses further changes until [`Verbs::open`], unless the verbs under way take their time.
+    /// Refuses further calls until [`Verbs::open`]: on return nothing in this process changes a
+    /// volume or the state file for a verb, and the file has all that is to be kept.
     ///
     /// # Errors
-    /// They do. Nothing has changed.
+    /// The verbs under way take their time, or the file cannot be written. Calls are taken again.
     pub fn close_if_idle(&self) -> Outcome<()> {
         const STEP: Duration = Duration::from_millis(1);
         const STEPS: u32 = 2000;
+        self.calls.close();
         self.turns.close();
-        for _ in 0..STEPS {
-            if self.turns.is_idle() && self.world.under_way().is_empty() {
-                log_undo_failure("state", self.changes.record_owed());
-                return Ok(());
-            }
+        let is_idle =
+            || self.turns.is_idle() && self.calls.are_none() && self.world.under_way().is_empty();
+        let mut steps = 0;
+        while !is_idle() && steps < STEPS {
             std::thread::sleep(STEP);
+            steps += 1;
         }
-        self.turns.open();
-        let found = "verbs under way that do not end";
-        Err(refused(ConfigKind::Busy, "", "server", found, "none"))
+        let closed = match is_idle() {
+            true => self.changes.record_owed().and_then(|()| self.pay_owed()),
+            false => {
+                let found = "verbs under way that do not end";
+                Err(refused(ConfigKind::Busy, "", "server", found, "none"))
+            }
+        };
+        closed.inspect_err(|_| self.open())
     }
 
-    /// Takes verbs again.
+    /// Writes what the state file lacks of the ends of snapshots.
+    fn pay_owed(&self) -> Outcome<()> {
+        let owing = self.state.as_ref().filter(|state| !state.owed().is_empty());
+        owing.map_or(Ok(()), StateFile::pay)
+    }
+
+    /// Takes calls again.
     pub fn open(&self) {
         self.turns.open();
+        self.calls.open();
+        self.keeper.poke();
+    }
+
+    /// True between [`Verbs::close_if_idle`] and [`Verbs::open`].
+    pub(crate) fn is_paused(&self) -> bool {
+        self.calls.is_closed()
+    }
+
+    /// Another process goes on: from now on this one writes no state.
+    pub fn leave_state(&self) {
+        self.state.iter().for_each(StateFile::leave);
     }
 
     /// Refuses all further changes, and waits for the verbs under way: what these wait for is given

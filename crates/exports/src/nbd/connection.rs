@@ -163,6 +163,8 @@ impl Connection {
         terms: Terms,
     ) -> Rc<Connection> {
         let (shared, intake) = (export.shared.clone(), channel.intake.clone());
+        // Before the first request.
+        intake.set_phase(pause.phase());
         let label = format!("export '{}'", export.name);
         Rc::new(Connection {
             queue: Rc::new(Queue::new(env, shared, intake, label)),
@@ -320,7 +322,7 @@ impl Connection {
     /// Passes the levels of the export's shutdown, and the phases of the server's pause, on to the
     /// channel, until the connection ends.
     pub(super) async fn watch(&self) {
-        let (mut seen, mut phase) = (Level::Serving, Phase::Going);
+        let (mut seen, mut phase) = (Level::Serving, self.intake_phase());
         while seen < Level::Cut {
             let ended = self.watcher.until(|| self.ended.get().then_some(()));
             let now = phase;
@@ -341,6 +343,10 @@ impl Connection {
             }
         }
         self.watcher.clear();
+    }
+
+    fn intake_phase(&self) -> Phase {
+        self.channel.intake.phase().unwrap_or(Phase::Going)
     }
 
     /// The receiver was halted. If that is for a pause, waits for its end. (P1)

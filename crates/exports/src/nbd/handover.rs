@@ -16,9 +16,10 @@ use cairn_block::{ConfigError, Env, Mail};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use crate::front::{Level, Membership, Phase};
+use crate::front::{Level, Membership, Phase, first};
 
 use super::connection::{Channel, Connection};
+use super::export::Export;
 use super::handshake::{MetaContext, Negotiated};
 use super::listener::{ListenAddress, Listener};
 use super::receiver::{Receiver, Rest};
@@ -98,14 +99,20 @@ impl NbdServer {
         self.0.pause.set(Phase::Going);
     }
 
-    /// Ends the pause: all connections leave, and the server with them.
-    pub async fn part(&self) -> Estate {
+    /// A server that has no connection yet begins with a pause: it accepts none before its end.
+    pub fn begin_paused(&self) {
+        self.0.pause.set(Phase::Pausing);
+    }
+
+    /// Ends the pause: all connections leave, and the server with them. One that does not within
+    /// `patience` is closed.
+    pub async fn part(&self, env: &Env, patience: Duration) -> Estate {
         let shared = &self.0;
         shared.accepting.raise(Level::Cut);
         shared.accepting.empty().await;
         shared.shutdown.raise(Level::Draining);
         shared.pause.set(Phase::Leaving);
-        shared.shutdown.empty().await;
+        first(shared.shutdown.empty(), env.sleep(patience)).await;
         let listeners = std::mem::take(&mut *shared.listeners.lock());
         let socket = |listener: Arc<Listener>| (listener.address.clone(), listener.socket.clone());
         Estate {
@@ -135,17 +142,27 @@ impl NbdServer {
 
 async fn go_on(env: Env, shared: Arc<Shared>, parted: Parted, socket: OwnedFd, member: Membership) {
     let export = shared.export(&parted.export);
-    let Some(export) = export else {
-        let name = parted.export;
+    let flags = TransmissionFlags::from_bits_truncate(parted.flags);
+    let may_only_read = |export: &Export| {
+        let now = export.facts().flags;
+        now.contains(TransmissionFlags::READ_ONLY) && !flags.contains(TransmissionFlags::READ_ONLY)
+    };
+    let reason = match &export {
+        None => Some("it is not served"),
+        Some(export) if may_only_read(export) => Some("it may only be read now"),
+        Some(_) => None,
+    };
+    let (Some(export), None) = (export, reason) else {
         env.warn("nbd: connection of an earlier process closed", || {
-            format!("export '{name}': connection of an earlier process closed: it is not served")
+            let (name, reason) = (&parted.export, reason.unwrap_or_default());
+            format!("export '{name}': connection of an earlier process closed: {reason}")
         });
         return;
     };
     let context = |(id, name)| MetaContext { id, name };
     let negotiated = Negotiated {
         export: 0,
-        flags: TransmissionFlags::from_bits_truncate(parted.flags),
+        flags,
         structured_replies: parted.structured_replies,
         contexts: parted.contexts.into_iter().map(context).collect(),
         client_knows_block_size: parted.client_knows_block_size,

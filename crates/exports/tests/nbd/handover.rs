@@ -25,7 +25,9 @@ fn pause(world: &World, patience: Duration) -> Result<(), usize> {
 
 fn part(world: &World) -> Estate {
     let server = world.server.clone();
-    world.reactors.block_on(ReactorId(1), move |_| async move { server.part().await })
+    world
+        .reactors
+        .block_on(ReactorId(1), move |env| async move { server.part(&env, PATIENCE).await })
 }
 
 fn socket(it: Arc<OwnedFd>) -> OwnedFd {
@@ -211,6 +213,7 @@ fn new_client_waits_for_the_end_of_a_pause() {
             Client::open(&path, "volume", Wishes::default()).write(0, 0, &[1; 512])
         });
         std::thread::sleep(Duration::from_millis(10));
+        assert_eq!(world.server.connections(), 0, "it is not accepted");
         let estate = part(&world);
         let server = heir(&world, &disk);
         take_over(&server, estate);

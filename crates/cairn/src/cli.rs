@@ -84,6 +84,10 @@ pub enum Command {
     },
     /// List the exports and where they are served
     Exports(Listing<ExportList>),
+    /// Make an export a block device of this machine's kernel, /dev/nbdN (needs root)
+    Attach(AttachArgs),
+    /// End the block device of an export
+    Detach(DetachArgs),
     /// Exports of a running server: add, remove
     #[command(subcommand)]
     Export(ExportCommand),
@@ -163,6 +167,34 @@ pub enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<OsString>,
     },
+}
+
+/// `attach`
+#[derive(Args)]
+pub struct AttachArgs {
+    /// The export
+    pub name: String,
+    /// Which device (default: one that is free)
+    #[arg(long, value_name = "/dev/nbdN")]
+    pub device: Option<PathBuf>,
+    /// How many connections: requests of several processors go side by side
+    #[arg(long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub connections: u16,
+    /// How long requests wait for a server that is gone, before they fail
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub dead_timeout: u64,
+    /// Stay, connect again whenever a connection is lost, and detach at the end
+    #[arg(long)]
+    pub stay: bool,
+}
+
+/// `detach`
+#[derive(Args)]
+pub struct DetachArgs {
+    /// The export, or its device
+    #[arg(value_name = "NAME|/dev/nbdN")]
+    pub name: String,
 }
 
 /// `export`

@@ -1,5 +1,6 @@
 //! The verbs of a running server, as a client sends them and prints the answers.
 
+mod attach;
 mod cache;
 mod columns;
 mod differences;
@@ -101,6 +102,8 @@ fn ask(verb: Command, server: &Client) -> Outcome<u8> {
         Command::Clear(verb) => tell(server, &verb),
         Command::Remove(verb) => tell(server, &verb),
         Command::Wait(verb) => server.ask(&verb).map(|_| exit::OK),
+        Command::Attach(args) => attach::attach(server, &args),
+        Command::Detach(args) => attach::detach(server, &args),
         Command::Upgrade(mut verb) => {
             // The server may be in another folder.
             let absolute = verb.program.take().map(std::path::absolute).transpose();

@@ -145,7 +145,6 @@ pub(super) struct Connection {
     pub(super) contexts: Vec<MetaContext>,
     terms: Cell<Terms>,
     block_bytes: Cell<u32>,
-    negotiated_size_bytes: u64,
     batch: RefCell<Batch>,
     receiving: Cell<bool>,
     ended: Cell<bool>,
@@ -173,7 +172,6 @@ impl Connection {
             contexts: negotiated.contexts.clone(),
             pause,
             client_knows_block_size: negotiated.client_knows_block_size,
-            negotiated_size_bytes: terms.size_bytes,
             terms: Cell::new(terms),
             block_bytes: Cell::new(export.block_bytes()),
             export,
@@ -187,13 +185,13 @@ impl Connection {
 
     // Terms.
 
-    /// Reads the disk's limits again: it may have shrunk or changed its block size since the
-    /// negotiation.
+    /// Reads the disk's limits again: it may have grown, shrunk or changed its block size since the
+    /// negotiation. A client learns of it elsewhere, as a kernel's device that is given its size
+    /// again.
     pub(super) fn refresh(&self) {
         let block_bytes = self.export.block_bytes();
         self.block_bytes.set(block_bytes);
-        let now = self.export.size_bytes(block_bytes);
-        let size_bytes = self.negotiated_size_bytes.min(now);
+        let size_bytes = self.export.size_bytes(block_bytes);
         self.terms.set(Terms { size_bytes, ..self.terms.get() });
     }
 
@@ -369,7 +367,6 @@ impl Connection {
         let parted = Parted {
             export: self.export.name.clone(),
             flags: flags.bits(),
-            size_bytes: self.negotiated_size_bytes,
             structured_replies: self.structured,
             contexts: self.contexts.iter().map(|it| (it.id, it.name.clone())).collect(),
             client_knows_block_size: self.client_knows_block_size,

@@ -39,8 +39,6 @@ pub struct Parted {
     pub export: String,
     /// The transmission flags that the client was told.
     pub flags: u16,
-    /// The size that it was told, in bytes.
-    pub size_bytes: u64,
     /// It takes structured replies.
     pub structured_replies: bool,
     /// The metadata contexts that it selected: their numbers and names.
@@ -167,12 +165,10 @@ async fn go_on(env: Env, shared: Arc<Shared>, parted: Parted, socket: OwnedFd, m
         contexts: parted.contexts.into_iter().map(context).collect(),
         client_knows_block_size: parted.client_knows_block_size,
     };
-    let mut terms = negotiated.terms(&export.facts());
-    terms.size_bytes = parted.size_bytes;
+    let terms = negotiated.terms(&export.facts());
     let channel = Channel::new(&env, socket);
     let on = (export, shared.pause.clone());
     let conn = Connection::new(&env, channel, on, &negotiated, terms);
-    conn.refresh();
     if parted.owes {
         conn.queue.owe();
     }

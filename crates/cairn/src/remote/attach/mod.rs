@@ -1,0 +1,245 @@
+//! `attach` and `detach`: exports as block devices of the kernel, `/dev/nbdN`.
+//!
+//! This process connects to the server as any client does, and gives the kernel the connections.
+//! Without a connection the kernel has requests wait for a while: until `attach` is called again
+//! for the same export, or by an `attach --stay`, which does so whenever one is lost. The kernel
+//! sends the requests again that were not answered.
+//!
+//! The kernel keeps of each device whose it is: the export and the place of its server. By that a
+//! second `attach`, and `detach`, find it.
+
+mod negotiate;
+mod netlink;
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use cairn_block::{ConfigError, ConfigKind};
+use cairn_control::client::Client;
+use cairn_control::verbs::export::ExportList;
+use cairn_outcome::exit;
+use cairn_outcome::failure::{Outcome, refused, system};
+use cairn_outcome::signals::{self, Event};
+use cairn_outcome::stdout::print;
+
+use self::negotiate::{Agreed, Place};
+use self::netlink::{Deaths, KernelNbd, Wanted};
+use crate::cli::{AttachArgs, DetachArgs};
+
+/// Where the kernel shows its block devices.
+const SYS_BLOCK: &str = "/sys/block";
+
+/// The pause between two attempts to reach a server that is gone.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// The smallest and the largest block size that the kernel takes, in bytes.
+const BLOCK_BYTES: (u32, u32) = (512, 4096);
+
+/// An export, as the kernel's device names it.
+struct Wish<'a> {
+    export: &'a str,
+    place: Place,
+    backend: String,
+    connections: u16,
+    dead_seconds: u64,
+}
+
+/// `attach`
+///
+/// # Errors
+/// There is no such export, or the kernel refuses.
+pub fn attach(server: &Client, args: &AttachArgs) -> Outcome<u8> {
+    let place = place_of(server, &args.name)?;
+    let backend = backend_of(&args.name, &place);
+    let (connections, dead_seconds) = (args.connections, args.dead_timeout);
+    let wish = Wish { export: &args.name, place, backend, connections, dead_seconds };
+    let (kernel, deaths) = KernelNbd::open()?;
+    let wanted = args.device.as_deref().map(index_of).transpose()?;
+    let (agreed, sockets) = wish.agree()?;
+    let index = match attached_as(&wish.backend) {
+        Some(index) => {
+            if let Some(other) = wanted.filter(|wanted| *wanted != index) {
+                let (found, expected) = (format!("/dev/nbd{index}"), format!("/dev/nbd{other}"));
+                return Err(refused(ConfigKind::Busy, &args.name, "device", found, expected));
+            }
+            kernel.reconnect(index, &wish.wanted(Some(index), &agreed), &sockets)?;
+            index
+        }
+        None => kernel.connect(&wish.wanted(wanted, &agreed), &sockets)?,
+    };
+    drop(sockets);
+    let done = print(&format!("/dev/nbd{index}\n"))?;
+    match args.stay {
+        true => stay(&wish, index, &kernel, deaths),
+        false => Ok(done),
+    }
+}
+
+/// `detach`
+///
+/// # Errors
+/// It is not attached, or the kernel refuses.
+pub fn detach(server: &Client, args: &DetachArgs) -> Outcome<u8> {
+    let (kernel, _) = KernelNbd::open()?;
+    let index = match args.name.starts_with("/dev/") {
+        true => index_of(Path::new(&args.name))?,
+        false => {
+            let backend = backend_of(&args.name, &place_of(server, &args.name)?);
+            let index = attached_as(&backend);
+            index.ok_or_else(|| {
+                let expected = "an export that `cairn attach` attached";
+                refused(ConfigKind::Argument, &args.name, "device", "none", expected)
+            })?
+        }
+    };
+    kernel.disconnect(index)?;
+    Ok(exit::OK)
+}
+
+impl Wish<'_> {
+    /// Connects as often as wished.
+    fn agree(&self) -> Outcome<(Agreed, Vec<OwnedFd>)> {
+        let first = self.place.agree(self.export)?;
+        let mut sockets = vec![
+            first
+                .socket
+                .try_clone()
+                .map_err(|error| system(self.place.to_string(), "copy", error))?,
+        ];
+        for _ in 1..self.connections {
+            sockets.push(self.place.agree(self.export)?.socket);
+        }
+        Ok((first, sockets))
+    }
+
+    fn wanted(&self, index: Option<u32>, agreed: &Agreed) -> Wanted<'_> {
+        let (least, most) = BLOCK_BYTES;
+        Wanted {
+            index,
+            size_bytes: agreed.size_bytes,
+            block_bytes: agreed.block_bytes.clamp(least, most).into(),
+            flags: agreed.flags,
+            dead_seconds: self.dead_seconds,
+            backend: &self.backend,
+        }
+    }
+}
+
+/// What ends a wait.
+enum Happened {
+    Stopped,
+    Died(u32),
+}
+
+/// Connects again whenever a connection is lost, until a signal: then detaches.
+fn stay(wish: &Wish<'_>, index: u32, kernel: &KernelNbd, deaths: Deaths) -> Outcome<u8> {
+    let (_events, stops) = signals::watch()?;
+    let (send, happened) = channel();
+    tell_deaths(deaths, send.clone())?;
+    tell_stops(stops, send)?;
+    let is_stopped = |event: &Happened| matches!(event, Happened::Stopped);
+    loop {
+        match happened.recv() {
+            Ok(Happened::Died(died)) if died == index => {
+                tracing::warn!("/dev/nbd{index}: a connection was lost");
+                while let Err(error) = again(wish, index, kernel) {
+                    tracing::debug!("/dev/nbd{index}: {error}");
+                    if !is_attached(index) {
+                        let detail = "it was detached";
+                        let device = format!("/dev/nbd{index}");
+                        return Err(ConfigError::new(ConfigKind::Lost, device, detail));
+                    }
+                    if happened.recv_timeout(RETRY).is_ok_and(|event| is_stopped(&event)) {
+                        kernel.disconnect(index)?;
+                        return Ok(exit::OK);
+                    }
+                }
+                tracing::warn!("/dev/nbd{index}: connected again");
+            }
+            Ok(Happened::Died(_)) => {}
+            Ok(Happened::Stopped) | Err(_) => break,
+        }
+    }
+    kernel.disconnect(index)?;
+    Ok(exit::OK)
+}
+
+fn again(wish: &Wish<'_>, index: u32, kernel: &KernelNbd) -> Outcome<()> {
+    let (agreed, sockets) = wish.agree()?;
+    kernel.reconnect(index, &wish.wanted(Some(index), &agreed), &sockets)
+}
+
+fn tell_deaths(mut deaths: Deaths, send: Sender<Happened>) -> Outcome<()> {
+    let tell = move || {
+        while let Some(index) = deaths.next() {
+            // The receiver is gone only when the process is ending.
+            drop(send.send(Happened::Died(index)));
+        }
+    };
+    let thread = std::thread::Builder::new().name("deaths".to_owned()).spawn(tell);
+    thread.map(drop).map_err(|error| system("attach", "thread", error))
+}
+
+fn tell_stops(stops: Receiver<Event>, send: Sender<Happened>) -> Outcome<()> {
+    let tell = move || {
+        while let Ok(event) = stops.recv() {
+            if matches!(event, Event::Stop) {
+                drop(send.send(Happened::Stopped));
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("stops".to_owned()).spawn(tell);
+    thread.map(drop).map_err(|error| system("attach", "thread", error))
+}
+
+/// Where the server has the export.
+fn place_of(server: &Client, name: &str) -> Outcome<Place> {
+    let exports = server.ask(&ExportList {})?;
+    let Some(export) = exports.iter().find(|export| export.name == name) else {
+        let known: Vec<_> = exports.iter().map(|export| export.name.as_str()).collect();
+        let expected = format!("one of {}", known.join(", "));
+        return Err(refused(ConfigKind::Argument, name, "export", "none of this name", expected));
+    };
+    let uri = export.uri.as_deref().unwrap_or_default();
+    Place::of_uri(uri).ok_or_else(|| {
+        let expected = "nbd+unix:///NAME?socket=PATH or nbd://HOST:PORT/NAME";
+        refused(ConfigKind::Unsupported, name, "URI", format!("'{uri}'"), expected)
+    })
+}
+
+fn backend_of(export: &str, place: &Place) -> String {
+    format!("cairn {export} {place}")
+}
+
+/// The device that the kernel has for an export.
+fn attached_as(backend: &str) -> Option<u32> {
+    let devices = fs::read_dir(SYS_BLOCK).ok()?.flatten();
+    let mut numbers =
+        devices.filter_map(|device| device.file_name().to_str()?.strip_prefix("nbd")?.parse().ok());
+    numbers.find(|index| {
+        let path = PathBuf::from(SYS_BLOCK).join(format!("nbd{index}/backend"));
+        is_attached(*index) && fs::read_to_string(path).is_ok_and(|text| text.trim() == backend)
+    })
+}
+
+/// True if the kernel serves a device of this number.
+fn is_attached(index: u32) -> bool {
+    PathBuf::from(SYS_BLOCK).join(format!("nbd{index}/pid")).exists()
+}
+
+/// The number of `/dev/nbdN`.
+fn index_of(device: &Path) -> Outcome<u32> {
+    let number = device.to_str().and_then(|text| text.strip_prefix("/dev/nbd")?.parse().ok());
+    number.ok_or_else(|| {
+        refused(
+            ConfigKind::Argument,
+            device.display().to_string(),
+            "device",
+            "another",
+            "/dev/nbdN",
+        )
+    })
+}

@@ -457,13 +457,18 @@ mod tests {
         log
     }
 
+    /// The log `one` with a record.
+    fn with_a_record(files: &CrashFiles) -> CrashLog {
+        let mut log = begun(files, "one");
+        assert!(log.reserve());
+        log.append([7; 3]);
+        log
+    }
+
     #[test]
     fn records_stay_for_who_maps_the_same_name_later() {
         let folder = tempfile::tempdir().unwrap();
-        let mut log = begun(&files_in(folder.path()), "one");
-        assert!(log.reserve());
-        log.append([7; 3]);
-        drop(log);
+        drop(with_a_record(&files_in(folder.path())));
         let files = files_in(folder.path());
         assert_eq!(files.names(), ["one"]);
         let found = files.find("one", Content::Records).unwrap();
@@ -477,10 +482,7 @@ mod tests {
     #[test]
     fn log_is_given_up_if_asked_for() {
         let folder = tempfile::tempdir().unwrap();
-        let mut log = begun(&files_in(folder.path()), "one");
-        assert!(log.reserve());
-        log.append([7; 3]);
-        drop(log);
+        drop(with_a_record(&files_in(folder.path())));
         let files = files_in(folder.path());
         files.discard(true);
         let mut log = begun(&files, "one");
@@ -493,10 +495,7 @@ mod tests {
     #[test]
     fn reader_that_gives_a_log_up_leaves_it_in_the_file() {
         let folder = tempfile::tempdir().unwrap();
-        let mut log = begun(&files_in(folder.path()), "one");
-        assert!(log.reserve());
-        log.append([7; 3]);
-        drop(log);
+        drop(with_a_record(&files_in(folder.path())));
         let files = files_in(folder.path());
         files.discard(true);
         let seen = files.find("one", Content::Records).unwrap();
@@ -532,9 +531,7 @@ mod tests {
     fn log_that_was_let_go_is_opened_with_its_records() {
         let folder = tempfile::tempdir().unwrap();
         let files = [files_in(folder.path()), files_in(folder.path())];
-        let mut log = begun(&files[0], "one");
-        assert!(log.reserve());
-        log.append([7; 3]);
+        let _log = with_a_record(&files[0]);
         let _empty = begun(&files[0], "two");
         files[0].let_go().unwrap();
         assert_eq!(files[1].names(), ["one"]);

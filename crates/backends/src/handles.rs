@@ -81,7 +81,7 @@ impl Handles {
     }
 }
 
-/// True for two descriptions of one file, or of one block device, whatever its nodes.
+/// True for two descriptions of one file, or of one block device, which may have several nodes.
 fn is_same(one: &Stat, other: &Stat) -> bool {
     let is_block = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
     match (is_block(one), is_block(other)) {
@@ -105,20 +105,29 @@ mod tests {
         (DeviceOpener::with_handles(handles.clone()), handles)
     }
 
+    fn file() -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(4096).unwrap();
+        file
+    }
+
+    /// What is open, as another process gets it.
+    fn copies(handles: &Handles) -> Vec<Handle> {
+        let copy =
+            |handle: Handle| Handle { fd: Arc::new(handle.fd.try_clone().unwrap()), ..handle };
+        handles.all().into_iter().map(copy).collect()
+    }
+
     #[test]
     fn lock_of_a_disk_goes_to_the_next_process_with_its_handle() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("disk");
-        std::fs::write(&path, [0; 4096]).unwrap();
-        let path = path.to_str().unwrap();
+        let file = file();
+        let path = file.path().to_str().unwrap();
         let (first, left) = opener();
         let disk = first.open(path, false, Arc::default()).unwrap();
         let (second, inherited) = opener();
         let refused = second.open(path, false, Arc::default()).err().unwrap();
         assert_eq!(refused.kind, ConfigKind::Busy);
-        let copy =
-            |handle: Handle| Handle { fd: Arc::new(handle.fd.try_clone().unwrap()), ..handle };
-        inherited.inherit(left.all().into_iter().map(copy));
+        inherited.inherit(copies(&left));
         for read_only in [true, false] {
             second.open(path, read_only, Arc::default()).unwrap();
         }
@@ -134,15 +143,11 @@ mod tests {
 
     #[test]
     fn handle_that_no_disk_opens_is_closed_with_its_lock() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("disk");
-        std::fs::write(&path, [0; 4096]).unwrap();
-        let path = path.to_str().unwrap();
+        let file = file();
+        let path = file.path().to_str().unwrap();
         let ((first, left), (second, inherited)) = (opener(), opener());
         let disk = first.open(path, false, Arc::default()).unwrap();
-        let copy =
-            |handle: Handle| Handle { fd: Arc::new(handle.fd.try_clone().unwrap()), ..handle };
-        inherited.inherit(left.all().into_iter().map(copy));
+        inherited.inherit(copies(&left));
         drop(disk);
         assert!(first.open(path, false, Arc::default()).is_err());
         inherited.close_inherited();

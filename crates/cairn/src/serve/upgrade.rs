@@ -214,7 +214,7 @@ impl Server {
         if let Some((_, control)) = &self.control {
             control.wait_for_answers(ANSWER_PATIENCE);
         }
-        // A signal that came meanwhile is for the process that goes on.
+        // A signal to this process during the upgrade is for the one that goes on.
         let is_stopped = happened.try_iter().any(|event| matches!(event, Event::Stop));
         Some(match (pid, is_stopped) {
             (Some(pid), true) => pass_on_stop(pid),

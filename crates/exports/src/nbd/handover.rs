@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{ConfigError, Env, Mail};
-use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use crate::front::{Level, Membership, Phase, first};
@@ -63,23 +62,18 @@ pub struct Estate {
     pub connections: Vec<(Parted, Arc<OwnedFd>)>,
 }
 
-fn now() -> Duration {
-    let now = clock_gettime(ClockId::Monotonic);
-    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
-}
-
 impl NbdServer {
     /// Pauses: on return no connection has a request that is not answered, and none is taken.
     ///
     /// # Errors
     /// So many connections have requests that did not end within `patience`. All go on.
     pub async fn pause(&self, env: &Env, patience: Duration) -> Result<(), usize> {
-        let (shared, began) = (&self.0, now());
+        let (shared, began) = (&self.0, env.now());
         shared.pause.set(Phase::Pausing);
         loop {
             let waiting = shared.pause.waiting();
             let (all, negotiating) = (shared.shutdown.users(), shared.negotiating.users());
-            let taken = now() - began;
+            let taken = env.now().since(began);
             let excused = if taken < NEGOTIATION_GRACE { 0 } else { negotiating };
             if waiting + excused >= all {
                 return Ok(());

@@ -8,4 +8,5 @@ need mkfs.ext4 e2fsck ip
 truncate -s 64M slow
 truncate -s 8M fast
 truncate -s 32M plain
+pattern wr 64M >content
 "$tests/kernel/uml" -t 300 "$tests/kernel/guest/attach.sh" "$work" "${CAIRN_KILLS:-5}"

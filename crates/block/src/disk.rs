@@ -98,6 +98,9 @@ pub struct Limits {
     pub fast_zero: bool,
     /// Writes are refused.
     pub read_only: bool,
+    /// The data of a write must not change before the write has ended: it is sent to more than one
+    /// place, or a decision about it and its use must see the same bytes.
+    pub stable_data: bool,
 }
 
 impl Default for Limits {
@@ -110,6 +113,7 @@ impl Default for Limits {
             discard: true,
             fast_zero: true,
             read_only: false,
+            stable_data: false,
         }
     }
 }
@@ -126,6 +130,7 @@ impl Limits {
             discard: self.discard || other.discard,
             fast_zero: self.fast_zero && other.fast_zero,
             read_only: self.read_only || other.read_only,
+            stable_data: self.stable_data || other.stable_data,
         }
     }
 

@@ -24,7 +24,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{Claimed, ConfigKind, Disk, MappedDevice, ReactorId};
+use cairn_exports::front::Front;
 use cairn_exports::nbd::{Estate, ListenAddress, NbdExport, NbdOptions, NbdServer, Parted};
+use cairn_exports::vhost_user::{VhostExport, VhostUserServer};
 use cairn_outcome::failure::{Outcome, refused, wrong};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -51,6 +53,17 @@ pub struct ExportInfo {
     pub read_only: bool,
     /// Where.
     pub uri: Option<String>,
+}
+
+/// A socket for virtual machines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VhostSocket {
+    /// The export that is served there while it is served elsewhere, too.
+    pub export: String,
+    /// The path.
+    pub path: PathBuf,
+    /// How many queues a driver may use.
+    pub queues: u16,
 }
 
 /// How a volume may be served.
@@ -117,6 +130,8 @@ struct Arranged {
 /// The exports of one server.
 pub struct Exports {
     server: Arc<NbdServer>,
+    vhost: VhostUserServer,
+    sockets: Vec<VhostSocket>,
     /// The exports that the configuration names; none means every volume.
     configured: Vec<Export>,
     /// The changes that verbs made.
@@ -135,13 +150,27 @@ impl Exports {
     pub fn new(
         world: &World,
         configured: Vec<Export>,
+        sockets: Vec<VhostSocket>,
         changes: ExportChanges,
         options: NbdOptions,
     ) -> Exports {
-        let server = Arc::new(NbdServer::new(world.reactors().post(), options));
+        let post = world.reactors().post();
+        let front = Front::new(&*post, options.memory_bytes, options.connections_max);
+        let vhost = VhostUserServer::new(front.clone(), post.clone());
+        let server = Arc::new(NbdServer::with_front(front, post, options));
         let (served, arranged, addresses) = Default::default();
         let (changes, empty_name) = (Mutex::new(changes), Mutex::default());
-        Exports { server, configured, changes, served, arranged, empty_name, addresses }
+        Exports {
+            server,
+            vhost,
+            sockets,
+            configured,
+            changes,
+            served,
+            arranged,
+            empty_name,
+            addresses,
+        }
     }
 
     /// Serves a volume under each of its names. Its present exports stay.
@@ -182,10 +211,30 @@ impl Exports {
             };
             let contexts = Arc::new(SnapContexts::new(world.names(), volume));
             self.server.add_export_with(served, contexts)?;
+            self.add_socket(&export, &disk)?;
             self.served.lock().push(export);
         }
         self.settle_default();
         Ok(())
+    }
+
+    /// Serves an export at its socket for virtual machines, if it has one.
+    fn add_socket(&self, export: &Export, disk: &Arc<dyn Disk>) -> Outcome<()> {
+        let Some(socket) = self.sockets.iter().find(|socket| socket.export == export.name) else {
+            return Ok(());
+        };
+        self.vhost.add_export(VhostExport {
+            name: export.name.clone(),
+            disk: disk.clone(),
+            read_only: export.read_only,
+            socket: socket.path.clone(),
+            queues: socket.queues,
+        })
+    }
+
+    /// The socket for virtual machines of an export.
+    pub fn socket_of(&self, export: &str) -> Option<&VhostSocket> {
+        self.sockets.iter().find(|socket| socket.export == export)
     }
 
     fn names_of(&self, volume: &str, pool: bool) -> Vec<Export> {
@@ -314,9 +363,11 @@ impl Exports {
     fn end(&self, world: &World, gone: &[Export]) {
         self.settle_default();
         for export in gone {
-            let (server, name) = (self.server.clone(), export.name.clone());
+            let (server, vhost) = (self.server.clone(), self.vhost.clone());
+            let name = export.name.clone();
             let left = world.on_home(&export.volume, move |env| async move {
-                server.remove_export(&env, &name, DRAIN).await
+                let drivers = vhost.remove_export(&env, &name, DRAIN).await;
+                drivers + server.remove_export(&env, &name, DRAIN).await
             });
             if left > 0 {
                 tracing::warn!("export '{}': {left} connections wait for requests", export.name);
@@ -374,6 +425,7 @@ impl Exports {
     /// Called when the volume `user` has made its claims, or will not make them. Serves again the
     /// volumes without claims, and for reading those whose claims allow it.
     pub fn settle(&self, world: &World, user: &str) {
+        self.vhost.look_at_sizes();
         let mut arranged = self.arranged.lock();
         arranged.awaited.remove(user);
         let held_back: Vec<String> = arranged.held_back.keys().cloned().collect();
@@ -535,7 +587,7 @@ impl Exports {
     fn are_used(&self, is_it: impl Fn(&Export) -> bool) -> bool {
         let served = self.served.lock();
         let mut exports = served.iter().filter(|export| is_it(export));
-        exports.any(|export| self.server.users(&export.name) > 0)
+        exports.any(|export| self.server.users(&export.name) + self.vhost.users(&export.name) > 0)
     }
 
     /// Every export with its size.
@@ -559,6 +611,10 @@ impl Exports {
     /// # Errors
     /// Requests do not end within `patience`: all connections go on.
     pub fn pause(&self, world: &World, patience: Duration) -> Outcome<()> {
+        if self.vhost.is_used() {
+            let expected = "none: their sessions cannot be handed over yet";
+            return Err(refused(ConfigKind::Busy, "", "exports", "vhost-user sockets", expected));
+        }
         let server = self.server.clone();
         let pause = move |env| async move { server.pause(&env, patience).await };
         world.reactors().block_on(ReactorId(0), pause).map_err(|left| {
@@ -591,8 +647,10 @@ impl Exports {
 
     /// Accepts no more connections and lets the present ones finish their requests.
     pub fn stop(&self, world: &World) {
-        let server = self.server.clone();
-        let stopped = move |env| async move { server.stop(&env, DRAIN).await };
+        let (server, vhost) = (self.server.clone(), self.vhost.clone());
+        let stopped = move |env| async move {
+            vhost.stop(&env, DRAIN).await + server.stop(&env, DRAIN).await
+        };
         let left = world.reactors().block_on(ReactorId(0), stopped);
         if left > 0 {
             tracing::warn!("{left} connections were cut while their requests wait");

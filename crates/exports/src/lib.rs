@@ -2,5 +2,7 @@
 //! What is the same for every protocol is in [`front`].
 
 pub mod front;
+mod listener;
 pub mod nbd;
 pub mod occupied;
+pub mod vhost_user;

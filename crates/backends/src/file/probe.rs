@@ -141,6 +141,7 @@ fn file_limits(stat: &Stat, logical_block: u32) -> Limits {
         discard: true,
         fast_zero: true,
         read_only: false,
+        stable_data: false,
     }
 }
 
@@ -158,6 +159,7 @@ fn block_limits(path: &str, fd: &OwnedFd, stat: &Stat, needed: u32) -> Result<Li
         discard: queue.number("discard_max_bytes").is_none_or(|bytes| bytes > 0),
         fast_zero: queue.number("write_zeroes_max_bytes").is_some_and(|bytes| bytes > 0),
         read_only: false,
+        stable_data: false,
     })
 }
 

@@ -11,6 +11,7 @@ use cairn_reactor::RingKind;
 
 use super::config::KEYS;
 use super::limits::{CONNECTIONS, parse_crash_log, parse_memory};
+use super::vhost;
 
 /// The longest time that an idle reactor may poll before it sleeps, in microseconds.
 pub const SPIN_US_MAX: i64 = 10_000;
@@ -50,9 +51,10 @@ pub struct ServeArgs {
     /// The state file, for tables changed at run time (default: beside FILE.toml)
     #[arg(long, value_name = "FILE")]
     pub state: Option<PathBuf>,
-    /// The volume for clients that name no export (default: the only one)
+    /// The volume for clients that name no export (default: the only one). Or a socket for virtual
+    /// machines, which may be repeated: vhost-user-blk:PATH[,num-queues=N][,name=EXPORT]
     #[arg(long, value_name = "NAME")]
-    pub export: Option<String>,
+    export: Vec<String>,
     /// Where clients connect: unix:PATH or tcp:HOST:PORT (tcp:PORT is loopback); may be repeated
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<String>,
@@ -145,6 +147,30 @@ pub enum Step {
 }
 
 impl ServeArgs {
+    /// The export of clients that name none, and the sockets for virtual machines.
+    ///
+    /// # Errors
+    /// A socket makes no sense, or two exports are named.
+    pub fn exports(&self) -> Outcome<(Option<String>, Vec<vhost::Wanted>)> {
+        let (mut default, mut sockets) = (None, Vec::new());
+        for text in &self.export {
+            match vhost::Wanted::parse(text) {
+                Some(socket) => sockets.push(socket?),
+                None if default.is_some() => {
+                    let found = format!("'{text}' too");
+                    return Err(wrong(
+                        "",
+                        "--export",
+                        found,
+                        "one export of clients that name none",
+                    ));
+                }
+                None => default = Some(text.clone()),
+            }
+        }
+        Ok((default, sockets))
+    }
+
     /// Restores the order across `--table` and `--message`, which the parsed lists have lost.
     pub fn remember_order(&mut self, matches: &ArgMatches) {
         let mut steps: Vec<(usize, Step)> = Vec::new();

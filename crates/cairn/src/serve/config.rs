@@ -14,6 +14,8 @@ use serde::Deserialize;
 
 use super::args::{RingChoice, SPIN_US_MAX, parse_message};
 use super::limits::{CRASH_LOG_BYTES_MIN, CRASH_LOG_EXPECTED, MEMORY_BYTES_MIN, MEMORY_EXPECTED};
+use super::vhost;
+use cairn_control::exports::VhostSocket;
 use cairn_control::state::Export;
 use cairn_control::verbs::volume::VolumeMessage;
 
@@ -53,6 +55,8 @@ pub struct Config {
     pub volumes: Vec<Volume>,
     /// Exports; none means every volume by its name.
     pub exports: Vec<Export>,
+    /// Sockets for virtual machines.
+    pub vhost: Vec<VhostSocket>,
 }
 
 /// A sparse image to make if it is missing.
@@ -150,6 +154,8 @@ struct RawExport {
     description: String,
     #[serde(default)]
     read_only: bool,
+    listen: Option<String>,
+    num_queues: Option<u16>,
 }
 
 /// A size: bytes as a number, or text with a suffix.
@@ -209,6 +215,7 @@ impl Config {
             default_export: raw.default_export,
             images: collect(&shown, raw.image, |image, shown| image.judge(shown, &base))?,
             volumes: collect(&shown, raw.volume, RawVolume::judge)?,
+            vhost: vhost_sockets(&shown, &raw.export, &base)?,
             exports: raw.export.into_iter().map(RawExport::judge).collect(),
             base,
         };
@@ -348,6 +355,23 @@ fn structured(shown: &str, field: &str, lines: &[RawLine]) -> Outcome<String> {
         start = start.saturating_add(sectors);
     }
     Ok(text)
+}
+
+/// The sockets of the exports that have one.
+fn vhost_sockets(shown: &str, exports: &[RawExport], base: &Path) -> Outcome<Vec<VhostSocket>> {
+    let mut sockets = Vec::new();
+    for export in exports {
+        match (&export.listen, export.num_queues) {
+            (Some(listen), count) => {
+                sockets.push(vhost::of_file(&export.name, listen, count, base)?)
+            }
+            (None, Some(count)) => {
+                return Err(wrong(shown, "num_queues", count, "a listen = 'vhost-user:PATH', too"));
+            }
+            (None, None) => {}
+        }
+    }
+    Ok(sockets)
 }
 
 impl RawExport {

@@ -18,6 +18,7 @@ pub mod limits;
 mod listen;
 mod patience;
 mod upgrade;
+mod vhost;
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -30,6 +31,7 @@ use std::time::Duration;
 use cairn_backends::Handles;
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_exports::nbd::ListenAddress;
+use cairn_exports::vhost_user::qemu_arguments;
 use cairn_outcome::exit;
 use cairn_outcome::failure::{Outcome, system, wrong};
 use cairn_outcome::signals::{self, Event};
@@ -40,7 +42,7 @@ use args::{Step, parse_message, split_table};
 
 use cairn_control::control::server::ControlServer;
 use cairn_control::devices::with_absolute_paths;
-use cairn_control::exports::Exports;
+use cairn_control::exports::{Exports, VhostSocket};
 use cairn_control::handover::Estate;
 use cairn_control::names::is_hidden;
 use cairn_control::plan::{self, BroughtUp, Failure, Plan};
@@ -137,6 +139,8 @@ fn serve(args: ServeArgs, inherited: Option<(&Heir, Estate, Signals)>) -> Outcom
         state.record_exported(exported)?;
     }
     let sockets = Sockets::choose(&args, &config)?;
+    let (default, vhost) = args.exports()?;
+    let vhost = vhost_sockets(vhost, default.as_deref(), &config, &plan)?;
     if !read_only {
         image::make_images(&config, &mut plan, state.as_ref())?;
     }
@@ -158,14 +162,14 @@ fn serve(args: ServeArgs, inherited: Option<(&Heir, Estate, Signals)>) -> Outcom
     let spin_us = args.spin_us.or(config.spin_us).unwrap_or(0).into();
     world.reactors().set_spin(Duration::from_micros(spin_us));
     let wanted = Wanted {
-        asked_by: if args.export.is_some() { "--export" } else { "default_export" },
-        default: args.export.clone().or(config.default_export),
+        asked_by: if default.is_some() { "--export" } else { "default_export" },
+        default: default.or(config.default_export),
         strict: args.strict || args.run.is_some(),
     };
     let args = Arc::new(args);
     let mut server = Server {
         args: args.clone(),
-        exports: Arc::new(Exports::new(&world, config.exports, changes, nbd)),
+        exports: Arc::new(Exports::new(&world, config.exports, vhost, changes, nbd)),
         world,
         handles,
         verbs: None,
@@ -193,6 +197,23 @@ fn world_of(args: &ServeArgs, config: &Config, handles: Arc<Handles>) -> WorldOp
         read_only: args.read_only || config.read_only,
         guest_sets: args.guest_sets,
     }
+}
+
+/// The sockets for virtual machines: those of the command line and of the TOML file.
+fn vhost_sockets(
+    asked: Vec<vhost::Wanted>,
+    default: Option<&str>,
+    config: &Config,
+    plan: &Plan,
+) -> Outcome<Vec<VhostSocket>> {
+    let mut names = plan.names();
+    let only = names.next().filter(|_| names.next().is_none());
+    let default = default.or(config.default_export.as_deref()).or(only);
+    let mut sockets = config.vhost.clone();
+    for wanted in asked {
+        sockets.push(wanted.judge(default)?);
+    }
+    Ok(sockets)
 }
 
 /// A table of the command line: its paths are relative to the caller's folder, not to that of a
@@ -468,6 +489,9 @@ impl Server {
                 // At the next start it may not be the only export.
                 let by_name = self.exports.uri(&export.name).unwrap_or_default();
                 lines.push(format!("by name: {by_name}"));
+            }
+            if let Some(socket) = self.exports.socket_of(&export.name) {
+                lines.push(qemu_arguments(&socket.path, socket.queues));
             }
             text.push_str(&format!("{uri}\n  {}\n", lines.join("\n  ")));
         }

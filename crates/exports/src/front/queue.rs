@@ -213,6 +213,23 @@ impl<T: 'static> Queue<T> {
         held
     }
 
+    /// Takes memory for an admitted request that turns out to need some, if there is room at once.
+    /// It belongs to what the request holds.
+    pub(crate) fn try_more(&self, bytes: usize) -> bool {
+        let taken = self.portion.try_take(bytes);
+        if taken {
+            self.held.set(self.held.get() + bytes);
+        }
+        taken
+    }
+
+    /// The same, as soon as there is room. An admitted request runs to its end: a stop does not
+    /// keep it from memory. The caller holds no other memory for it (the budget's B1).
+    pub(crate) async fn more(&self, bytes: usize) {
+        self.portion.take(&self.env, bytes).await;
+        self.held.set(self.held.get() + bytes);
+    }
+
     /// The replies of so many requests, which hold `held` together, were sent or dropped.
     pub(crate) fn release(&self, requests: usize, held: usize) {
         self.requests.set(self.requests.get() - requests);

@@ -20,10 +20,10 @@ use crate::front::{Level, Membership, Phase, first};
 use super::connection::{Channel, Connection};
 use super::export::Export;
 use super::handshake::{MetaContext, Negotiated};
-use super::listener::{ListenAddress, Listener};
 use super::receiver::{Receiver, Rest};
 use super::server::{NbdServer, Shared, serve};
 use super::wire::TransmissionFlags;
+use crate::listener::{ListenAddress, Listener};
 
 /// How long negotiations may take before they do not count any more.
 const NEGOTIATION_GRACE: Duration = Duration::from_millis(500);

@@ -27,7 +27,6 @@ mod export;
 pub mod facts;
 mod handover;
 pub mod handshake;
-mod listener;
 mod negotiate;
 mod options;
 mod payload;
@@ -39,8 +38,8 @@ mod server;
 mod status;
 pub mod wire;
 
+pub use crate::listener::ListenAddress;
 pub use contexts::{ContextRun, Contexts};
 pub use export::NbdExport;
 pub use handover::{Estate, Parted};
-pub use listener::ListenAddress;
 pub use server::{NbdOptions, NbdServer};

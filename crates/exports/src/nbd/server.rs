@@ -26,10 +26,10 @@ use super::contexts::{Contexts, NoContexts};
 use super::export::{Export, NbdExport};
 use super::facts::Exports;
 use super::handover::Parted;
-use super::listener::{ListenAddress, Listener};
 use super::negotiate::{negotiate, refuse};
 use super::receiver::Receiver;
 use super::serve::receive;
+use crate::listener::{ListenAddress, Listener};
 
 /// How long cut connections may take to end.
 const CUT_GRACE: Duration = Duration::from_secs(1);

@@ -364,6 +364,8 @@ impl Target for Bcache {
             discard,
             fast_zero,
             read_only: stacked.read_only || self.read_only || is_read,
+            // In the mode `writethrough` a write goes to both devices.
+            stable_data: !self.passes,
             ..stacked
         }
     }

@@ -85,7 +85,7 @@ impl TestServer {
             return Err(failure.error());
         }
         let (changes, options) = (ExportChanges::default(), NbdOptions::default());
-        let exports = Arc::new(Exports::new(&world, Vec::new(), changes, options));
+        let exports = Arc::new(Exports::new(&world, Vec::new(), Vec::new(), changes, options));
         for name in plan.names() {
             exports.add_volume(&world, name)?;
         }

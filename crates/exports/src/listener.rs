@@ -38,17 +38,17 @@ impl fmt::Display for ListenAddress {
 }
 
 /// A bound, non-blocking socket.
-pub(super) struct Listener {
-    pub(super) socket: Arc<OwnedFd>,
+pub(crate) struct Listener {
+    pub(crate) socket: Arc<OwnedFd>,
     /// With the port that the system chose.
-    pub(super) address: ListenAddress,
+    pub(crate) address: ListenAddress,
     /// Device and inode of the socket's file.
     file: Option<(u64, u64)>,
 }
 
 impl Listener {
     /// Listens at `address`; waits for a short time if it is in use.
-    pub(super) fn bind(address: &ListenAddress) -> Result<Listener, ConfigError> {
+    pub(crate) fn bind(address: &ListenAddress) -> Result<Listener, ConfigError> {
         match address {
             ListenAddress::Unix(path) => {
                 once_free(|| is_path_held(path), || Listener::bind_unix(path))
@@ -96,7 +96,7 @@ impl Listener {
     }
 
     /// A socket on which another process listened at this address.
-    pub(super) fn inherited(
+    pub(crate) fn inherited(
         address: ListenAddress,
         socket: OwnedFd,
     ) -> Result<Listener, ConfigError> {
@@ -118,7 +118,7 @@ impl Listener {
     }
 
     /// Removes the socket's file, if it is still this socket's.
-    pub(super) fn unlink(&self) {
+    pub(crate) fn unlink(&self) {
         let (ListenAddress::Unix(path), Some(file)) = (&self.address, self.file) else { return };
         let found = std::fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()));
         if found.is_ok_and(|found| found == file)
@@ -129,7 +129,7 @@ impl Listener {
     }
 
     /// The URI of an export, as NBD clients take it.
-    pub(super) fn uri(&self, export: &str) -> String {
+    pub(crate) fn uri(&self, export: &str) -> String {
         let export = percent_encoded(export.as_bytes());
         match &self.address {
             ListenAddress::Unix(path) => {

@@ -1,0 +1,133 @@
+//! Sockets of vhost-user-blk: where the options and the TOML file put them.
+
+use std::path::{Path, PathBuf};
+
+use cairn_control::exports::VhostSocket;
+use cairn_exports::vhost_user::QUEUES_MAX;
+use cairn_outcome::failure::{Outcome, wrong};
+
+/// What an export by this protocol begins with: in `--export`, and in the TOML file.
+const OPTION: &str = "vhost-user-blk:";
+const KEY: &str = "vhost-user:";
+
+/// The queues of an export that says nothing: enough for large guests; one that has fewer
+/// processors uses fewer.
+const QUEUES: u16 = 16;
+
+/// A socket whose export may not be named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    path: PathBuf,
+    queues: u16,
+    export: Option<String>,
+}
+
+impl Wanted {
+    /// Parses `vhost-user-blk:PATH[,num-queues=N][,name=EXPORT]`; none if it is no such export.
+    ///
+    /// # Errors
+    /// The path is missing, or an option is unknown or has a value that makes no sense.
+    pub fn parse(text: &str) -> Option<Outcome<Wanted>> {
+        text.strip_prefix(OPTION).map(Wanted::parse_rest)
+    }
+
+    fn parse_rest(text: &str) -> Outcome<Wanted> {
+        let expected = "vhost-user-blk:PATH[,num-queues=N][,name=EXPORT]";
+        let mut parts = text.split(',');
+        let path = parts.next().filter(|path| !path.is_empty());
+        let Some(path) = path else { return Err(wrong("", "--export", "no path", expected)) };
+        let mut wanted = Wanted { path: path.into(), queues: QUEUES, export: None };
+        for part in parts {
+            match part.split_once('=') {
+                Some(("num-queues", count)) => wanted.queues = queues(path, count)?,
+                Some(("name", name)) => wanted.export = Some(name.to_owned()),
+                _ => return Err(wrong(path, "--export", format!("'{part}'"), expected)),
+            }
+        }
+        Ok(wanted)
+    }
+
+    /// The socket, of `default` if it names no export.
+    ///
+    /// # Errors
+    /// It has no export.
+    pub fn judge(self, default: Option<&str>) -> Outcome<VhostSocket> {
+        let Wanted { path, queues, export } = self;
+        match export.or_else(|| default.map(str::to_owned)) {
+            Some(export) => Ok(VhostSocket { export, path, queues }),
+            None => {
+                let shown = path.display().to_string();
+                let expected = "name=EXPORT: there is not exactly one volume";
+                Err(wrong(shown, "--export", "no export", expected))
+            }
+        }
+    }
+}
+
+/// The socket of a TOML file's export: `vhost-user:PATH`, relative to `base`.
+///
+/// # Errors
+/// It is none.
+pub fn of_file(
+    export: &str,
+    listen: &str,
+    count: Option<u16>,
+    base: &Path,
+) -> Outcome<VhostSocket> {
+    let path = listen.strip_prefix(KEY).filter(|path| !path.is_empty());
+    let Some(path) = path else {
+        let device = format!("export '{export}'");
+        return Err(wrong(device, "listen", format!("'{listen}'"), "vhost-user:PATH"));
+    };
+    let queues = count.map_or(Ok(QUEUES), |count| queues(path, &count.to_string()))?;
+    Ok(VhostSocket { export: export.to_owned(), path: base.join(path), queues })
+}
+
+fn queues(path: &str, count: &str) -> Outcome<u16> {
+    let queues = count.parse().ok().filter(|queues| (1..=QUEUES_MAX).contains(queues));
+    queues.ok_or_else(|| wrong(path, "num-queues", format!("'{count}'"), "1 to 64"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use cairn_control::exports::VhostSocket;
+
+    use super::{Wanted, of_file};
+
+    #[test]
+    fn an_export_of_the_command_line_has_a_path_and_options() {
+        let parse = |text| Wanted::parse(text).unwrap();
+        let socket = |export: &str, queues| VhostSocket {
+            export: export.to_owned(),
+            path: "/run/a.sock".into(),
+            queues,
+        };
+        let plain = parse("vhost-user-blk:/run/a.sock").unwrap();
+        assert_eq!(plain.clone().judge(Some("vm")).unwrap(), socket("vm", 16));
+        assert!(plain.judge(None).unwrap_err().to_string().contains("name=EXPORT"));
+        let named = parse("vhost-user-blk:/run/a.sock,num-queues=4,name=b").unwrap();
+        assert_eq!(named.judge(Some("vm")).unwrap(), socket("b", 4));
+        assert!(Wanted::parse("vm").is_none());
+    }
+
+    #[test]
+    fn an_export_that_makes_no_sense_is_refused() {
+        for text in ["", ",num-queues=1", "s,x=1", "s,num-queues=0", "s,num-queues=65", "s,name"] {
+            let refused = Wanted::parse(&format!("vhost-user-blk:{text}")).unwrap();
+            assert!(refused.unwrap_err().to_string().contains("expected"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_socket_of_the_file_is_relative_to_it() {
+        let socket = of_file("vm", "vhost-user:a.sock", Some(2), Path::new("/srv")).unwrap();
+        let path = "/srv/a.sock".into();
+        assert_eq!(socket, VhostSocket { export: "vm".to_owned(), path, queues: 2 });
+        for (listen, queues) in [("unix:a", None), ("vhost-user:", None), ("vhost-user:a", Some(0))]
+        {
+            assert!(of_file("vm", listen, queues, Path::new("/")).is_err(), "{listen}");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! [`Export`]: one disk behind one socket, as its session uses it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cairn_block::sync::atomic::{AtomicU64, Ordering};
+use cairn_block::{Disk, SECTOR_BYTES};
+use event_listener::Event;
+
+use crate::front::{SharedDisk, Shutdown};
+
+use super::blk::{Config, SERIAL_BYTES};
+
+/// What to serve at a socket.
+pub struct VhostExport {
+    /// Its name in messages, and its serial number.
+    pub name: String,
+    /// The disk.
+    pub disk: Arc<dyn Disk>,
+    /// Refuse writes, even if the disk would take them.
+    pub read_only: bool,
+    /// The path of the unix socket.
+    pub socket: PathBuf,
+    /// How many queues a driver may use.
+    pub queues: u16,
+}
+
+/// An export in service.
+pub(super) struct Export {
+    pub(super) name: String,
+    read_only: bool,
+    pub(super) queues: u16,
+    pub(super) shared: Arc<SharedDisk>,
+    /// Counts the sessions and the task that accepts them.
+    pub(super) shutdown: Arc<Shutdown>,
+    /// Counts the session, if there is one.
+    pub(super) sessions: Arc<Shutdown>,
+    /// Counts how often the size of the disk has changed.
+    sizes: AtomicU64,
+    /// The size when it was looked at.
+    seen: AtomicU64,
+    resized: Event,
+}
+
+impl Export {
+    pub(super) fn new(export: VhostExport, shared: Arc<SharedDisk>) -> Export {
+        let VhostExport { name, read_only, queues, .. } = export;
+        let (shutdown, sessions, sizes, resized) = Default::default();
+        let seen = AtomicU64::default();
+        let export =
+            Export { name, read_only, queues, shared, shutdown, sessions, sizes, seen, resized };
+        export.look_at_size();
+        export
+    }
+
+    /// The smallest unit that the disk takes now, in bytes.
+    pub(super) fn block_bytes(&self) -> u64 {
+        u64::from(self.shared.disk.limits().logical_block).max(SECTOR_BYTES)
+    }
+
+    /// The size now in bytes, without a partial last block.
+    pub(super) fn size_bytes(&self) -> u64 {
+        let bytes = self.shared.disk.sectors().to_bytes();
+        bytes - bytes % self.block_bytes()
+    }
+
+    pub(super) fn is_read_only(&self) -> bool {
+        self.read_only || self.shared.disk.limits().read_only
+    }
+
+    /// True if the data of a write must not change until the write has ended.
+    pub(super) fn copies_data(&self) -> bool {
+        self.shared.disk.limits().stable_data
+    }
+
+    /// The configuration space now.
+    pub(super) fn config(&self, writeback: bool) -> Config {
+        Config::new(&self.shared.disk.limits(), self.size_bytes(), self.queues, writeback)
+    }
+
+    /// The serial number: the name, as much of it as there is room for. A longer name ends in a
+    /// digest, so that two of them differ.
+    pub(super) fn serial(&self) -> [u8; SERIAL_BYTES] {
+        let mut serial = [0; SERIAL_BYTES];
+        let name = self.name.as_bytes();
+        if name.len() <= SERIAL_BYTES {
+            serial[..name.len()].copy_from_slice(name);
+            return serial;
+        }
+        // FNV-1a.
+        let digest = name.iter().fold(0xcbf2_9ce4_8422_2325_u64, |digest, byte| {
+            (digest ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+        });
+        let digest = format!("-{:08x}", (digest ^ digest >> 32) as u32);
+        let kept = SERIAL_BYTES - digest.len();
+        serial[..kept].copy_from_slice(&name[..kept]);
+        serial[kept..].copy_from_slice(digest.as_bytes());
+        serial
+    }
+
+    /// How often the size has changed.
+    pub(super) fn sizes(&self) -> u64 {
+        self.sizes.load(Ordering::SeqCst)
+    }
+
+    /// Wakes those that wait for a change of the size, if it is another one than before.
+    pub(super) fn look_at_size(&self) {
+        let now = self.size_bytes();
+        if self.seen.swap(now, Ordering::SeqCst) != now {
+            self.sizes.fetch_add(1, Ordering::SeqCst);
+            self.resized.notify(usize::MAX);
+        }
+    }
+
+    /// Waits until the size has changed more often than so.
+    pub(super) async fn resized_since(&self, seen: u64) -> u64 {
+        let changed = || Some(self.sizes()).filter(|now| *now != seen);
+        cairn_block::until_some(&self.resized, changed).await
+    }
+}

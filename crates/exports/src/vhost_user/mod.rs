@@ -1,0 +1,30 @@
+//! vhost-user-blk: virtual machines use a disk through rings in memory that both sides share.
+//!
+//! - [`wire`]: the messages of a session, without a socket: bytes in, messages and bytes out.
+//! - `channel`: messages and descriptors over a socket.
+//! - `session`: what one driver negotiates, and its rings as they start and stop.
+//! - `memory`: the driver's memory, mapped.
+//! - `split`: the split virtqueue.
+//! - `blk`: the block device: features, configuration space, requests.
+//! - `queue`: a ring that runs, on one reactor.
+//! - `export`, `server`: disks behind sockets; which driver is served.
+//!
+//! The peer is not trusted: whatever it sends or writes into its memory ends at most its session, or
+//! stops one of its rings. Data of requests stays in the peer's memory, which the disk reads and
+//! writes directly.
+//!
+//! Deliberately absent: packed rings, requests in flight that outlive this process, the log of
+//! changed pages that a live migration needs, IOMMU.
+
+mod blk;
+mod channel;
+mod export;
+mod memory;
+mod queue;
+mod server;
+mod session;
+mod split;
+pub mod wire;
+
+pub use export::VhostExport;
+pub use server::{QUEUES_MAX, VhostUserServer, qemu_arguments};

@@ -1,0 +1,457 @@
+//! [`VirtQueue`]: one ring of a session, on one reactor.
+//!
+//! Three tasks share it. The taker takes chains and starts their requests; the publisher shows the
+//! driver what was used, once per turn of the loop; the watcher tells the taker that the ring is
+//! stopped. Requests complete here in any order.
+//!
+//! Invariants, beside those of its [queue](crate::front) and of its [ring](super::split):
+//! - Q1. A chain that was taken is used exactly once, unless the driver broke the protocol. Data,
+//!   then the status byte, then the used element, then the index are written.
+//! - Q2. A ring that was stopped has used all that it took. So the index of its next chain says
+//!   which ones are left.
+//! - Q3. A loss counts as reported once the used element of the flush was published.
+//! - Q4. Data that the disk tests, or sends to more than one place, is copied first: the guest may
+//!   change it at any time.
+//!
+//! A driver that breaks the protocol stops its ring alone: no further chain is taken from it until
+//! the ring is started again.
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use cairn_block::sync::Mutex;
+use cairn_block::sync::atomic::{AtomicBool, Ordering};
+use cairn_block::{
+    BufPool, Client, Env, ErrorKind, Flags, Io, IoError, IoResult, Op, SECTOR_BYTES, Segs,
+};
+use cairn_reactor::Driver;
+use smallvec::SmallVec;
+
+use crate::front::widen::{self, ByteRange};
+use crate::front::{First, Intake, Level, Membership, Queue, Room, Shutdown, Signal, first};
+
+use super::blk::{Command, Request, SERIAL_BYTES, Status};
+use super::export::Export;
+use super::memory::Buffers;
+use super::split::{Chain, SplitRing};
+use super::wire::Breach;
+
+/// The most bytes of a request whose data is copied. Drivers send less: so much have all pieces that
+/// the configuration space allows.
+const COPIED_BYTES_MAX: usize = 32 << 20;
+
+/// The end of a descriptor that notifies the driver, which may replace it.
+pub(super) type Call = Arc<Mutex<Option<Arc<OwnedFd>>>>;
+
+/// What a ring is started with.
+pub(super) struct Setup {
+    pub(super) export: Arc<Export>,
+    pub(super) ring: SplitRing,
+    pub(super) kick: Arc<OwnedFd>,
+    pub(super) call: Call,
+    /// Tells the driver that the ring has stopped by itself.
+    pub(super) error: Call,
+    /// Each write is durable when it ends.
+    pub(super) write_through: Arc<AtomicBool>,
+    /// The driver was not told of a loss.
+    pub(super) owes: bool,
+}
+
+/// How a ring ended.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Ended {
+    /// The index of the next chain.
+    pub(super) base: u16,
+    /// The driver was not told of a loss.
+    pub(super) owes: bool,
+}
+
+/// A request that the disk is working on.
+struct Ticket {
+    head: u16,
+    /// How many bytes are written if it succeeds, the status byte included.
+    written: u32,
+    status: Segs,
+    held: usize,
+    /// A read of whole blocks, and the memory that gets the bytes behind the lead.
+    copy: Option<(Segs, usize, Segs)>,
+}
+
+/// Chains that were used and not published.
+#[derive(Default)]
+struct Batch {
+    used: SmallVec<[(u16, u32); 32]>,
+    held: usize,
+    reports_loss: bool,
+}
+
+/// See the module's description.
+pub(super) struct VirtQueue {
+    queue: Rc<Queue<Ticket>>,
+    export: Arc<Export>,
+    memory: Buffers,
+    ring: RefCell<SplitRing>,
+    driver: Rc<Driver>,
+    call: Call,
+    write_through: Arc<AtomicBool>,
+    intake: Rc<Intake>,
+    batch: RefCell<Batch>,
+    taking: Cell<bool>,
+    publisher: Signal,
+    member: RefCell<Option<(Membership, Arc<Mutex<Ended>>)>>,
+}
+
+/// Starts a ring on the reactor of `env`. `stop` ends it; its last user leaves when it has ended, and
+/// `ended` says how.
+pub(super) fn start(
+    env: &Env,
+    setup: Setup,
+    memory: Buffers,
+    (stop, member): (Arc<Shutdown>, Membership),
+    ended: Arc<Mutex<Ended>>,
+) {
+    let Setup { export, ring, kick, call, error, write_through, owes } = setup;
+    let intake = Rc::<Intake>::default();
+    let label = format!("export '{}'", export.name);
+    let queue = Queue::new(env, export.shared.clone(), intake.clone(), label);
+    if owes {
+        queue.owe();
+    }
+    let vq = Rc::new(VirtQueue {
+        queue: Rc::new(queue),
+        memory,
+        export,
+        ring: RefCell::new(ring),
+        driver: Driver::of(env).clone(),
+        call,
+        write_through,
+        intake: intake.clone(),
+        batch: RefCell::default(),
+        taking: Cell::new(true),
+        publisher: Signal::default(),
+        member: RefCell::new(Some((member, ended))),
+    });
+    env.spawn(async move {
+        stop.above(Level::Serving).await;
+        intake.raise(Level::Draining);
+    });
+    let publishing = vq.clone();
+    env.spawn(async move { publishing.publish().await });
+    env.spawn(async move {
+        if let Err(breach) = vq.take_all(&kick).await {
+            let key = format!("export '{}': a ring has stopped", vq.export.name);
+            vq.queue.env.warn(&key, || format!("{key}: {breach}"));
+            notify(&error);
+        }
+        vq.taking.set(false);
+        vq.publisher.wake();
+    });
+}
+
+/// Writes to the descriptor, if there is one.
+fn notify(call: &Call) {
+    let call = call.lock().clone();
+    if let Some(call) = call {
+        // A full counter notifies just as well, and of a peer that has gone its socket tells.
+        let _ = rustix::io::write(&*call, &1_u64.to_ne_bytes());
+    }
+}
+
+impl VirtQueue {
+    /// Takes chains until the ring is stopped.
+    async fn take_all(self: &Rc<Self>, kick: &Arc<OwnedFd>) -> Result<(), Breach> {
+        let mut kicks = true;
+        loop {
+            while self.ring.borrow().has_next() {
+                let Ok(room) = self.queue.room(0).await else { return Ok(()) };
+                self.take(room)?;
+            }
+            if self.intake.is_halted() {
+                return Ok(());
+            }
+            if self.ring.borrow_mut().ask_for_kick() {
+                continue;
+            }
+            let halted = self.intake.until(|| self.intake.is_halted().then_some(()));
+            if !kicks {
+                halted.await;
+                continue;
+            }
+            if let First::Right(events) = first(halted, self.driver.readable(kick)).await {
+                kicks = events > 0 && was_kicked(kick);
+                self.ring.borrow_mut().refuse_kicks();
+            }
+        }
+    }
+
+    /// Takes the next chain and starts its request.
+    fn take(self: &Rc<Self>, room: Room<'_>) -> Result<(), Breach> {
+        let mut chain = Chain::default();
+        if !self.ring.borrow_mut().take(&self.memory, &mut chain)? {
+            return Ok(());
+        }
+        let head = chain.head;
+        let request = Request::decode(&mut chain)?;
+        let held = self.queue.admit(room);
+        let ticket = Ticket { head, written: 1, status: request.status.clone(), held, copy: None };
+        self.serve(request, ticket);
+        Ok(())
+    }
+
+    fn serve(self: &Rc<Self>, request: Request, mut ticket: Ticket) {
+        let export = &self.export;
+        let changes =
+            matches!(request.command, Command::Write | Command::Discard | Command::WriteZeroes);
+        if changes && export.is_read_only() {
+            return self.answer(ticket, Status::Failed);
+        }
+        match request.command {
+            Command::Read => match self.data_range(&request) {
+                Some(range) => {
+                    ticket.written += range.length;
+                    self.read(range, request.data, ticket);
+                }
+                None => self.answer(ticket, status_of_nothing(&request)),
+            },
+            Command::Write => match self.data_range(&request) {
+                Some(range) => self.write(range, request.data, ticket),
+                None => self.answer(ticket, status_of_nothing(&request)),
+            },
+            // A client that may only read wrote nothing.
+            Command::Flush if export.is_read_only() => self.answer(ticket, Status::Done),
+            Command::Flush => self.start(Io::flush(), ticket),
+            Command::Discard | Command::WriteZeroes => self.change_range(&request, ticket),
+            Command::Identify => {
+                let bytes = request.data.bytes().min(SERIAL_BYTES);
+                request.data.copy_in(0, &export.serial()[..bytes]);
+                ticket.written += bytes as u32;
+                self.answer(ticket, Status::Done);
+            }
+            Command::Unknown => self.answer(ticket, Status::Unsupported),
+        }
+    }
+
+    /// The bytes that a request with data names; none if they are not all in the disk, or if they
+    /// are no whole sectors.
+    fn data_range(&self, request: &Request) -> Option<ByteRange> {
+        let length = u32::try_from(request.data.bytes()).ok()?;
+        self.inside(request.offset, length)
+    }
+
+    fn inside(&self, offset: u64, length: u32) -> Option<ByteRange> {
+        let end = offset.checked_add(u64::from(length))?;
+        let whole = length > 0 && u64::from(length).is_multiple_of(SECTOR_BYTES);
+        (whole && end <= self.export.size_bytes()).then_some(ByteRange { offset, length })
+    }
+
+    fn read(self: &Rc<Self>, range: ByteRange, data: Segs, ticket: Ticket) {
+        let whole = widen::outer(range, self.export.block_bytes());
+        if whole.to_bytes() == u64::from(range.length) {
+            return self.start(Io::read(whole, data), ticket);
+        }
+        let lead = (range.offset - whole.start.to_bytes()) as usize;
+        self.with_room(whole.to_bytes() as usize, ticket, move |this, blocks, mut ticket| {
+            ticket.copy = Some((blocks.clone(), lead, data));
+            this.start(Io::read(whole, blocks), ticket);
+        });
+    }
+
+    fn write(self: &Rc<Self>, range: ByteRange, data: Segs, ticket: Ticket) {
+        let block_bytes = self.export.block_bytes();
+        let whole = widen::outer(range, block_bytes);
+        let is_whole = whole.to_bytes() == u64::from(range.length);
+        let flags = self.write_flags();
+        if is_whole && !self.export.copies_data() {
+            let io = Io::write(whole, data).with(flags);
+            return self.queue.start_write(self.clone(), io, ticket);
+        }
+        let lead = (range.offset - whole.start.to_bytes()) as usize;
+        self.with_room(whole.to_bytes() as usize, ticket, move |this, blocks, ticket| {
+            copy(&data, &blocks, lead); // Q4
+            let io = Io::write(whole, blocks).with(flags);
+            if is_whole {
+                return this.queue.start_write(this.clone(), io, ticket);
+            }
+            this.queue.require_cells();
+            let task = this.clone();
+            this.queue.env.spawn(async move {
+                let result = widen::write(&task.queue, range, block_bytes, io).await;
+                task.answer(ticket, status(result));
+            });
+        });
+    }
+
+    /// Runs `go` with memory of `bytes` bytes once the budget has room for it.
+    fn with_room(
+        self: &Rc<Self>,
+        bytes: usize,
+        mut ticket: Ticket,
+        go: impl FnOnce(&Rc<VirtQueue>, Segs, Ticket) + 'static,
+    ) {
+        if bytes > COPIED_BYTES_MAX {
+            return self.answer(ticket, Status::Failed);
+        }
+        let held = BufPool::footprint(bytes);
+        ticket.held += held;
+        let go = move |this: &Rc<VirtQueue>| {
+            let buf = this.queue.env.buf(bytes);
+            go(this, Segs::of(&buf, 0, bytes), ticket);
+        };
+        if self.queue.try_more(held) {
+            return go(self);
+        }
+        let this = self.clone();
+        self.queue.env.spawn(async move {
+            this.queue.more(held).await;
+            go(&this);
+        });
+    }
+
+    /// A discard or write of zeroes.
+    fn change_range(self: &Rc<Self>, request: &Request, ticket: Ticket) {
+        let named = match request.range() {
+            Ok(named) => named,
+            Err(status) => return self.answer(ticket, status),
+        };
+        let Some(range) = self.inside(named.offset, named.bytes) else {
+            return self.answer(ticket, Status::Failed);
+        };
+        let block_bytes = self.export.block_bytes();
+        if request.command == Command::Discard {
+            // It may forget less than it was asked to.
+            return match widen::inner(range, block_bytes) {
+                Some(whole) if self.export.shared.disk.limits().discard => {
+                    self.start(Io::on(Op::Discard, whole), ticket);
+                }
+                _ => self.answer(ticket, Status::Done),
+            };
+        }
+        let mut flags = self.write_flags();
+        flags.set(Flags::NO_UNMAP, !named.may_unmap);
+        let whole = widen::outer(range, block_bytes);
+        if whole.to_bytes() == u64::from(range.length) {
+            let io = Io::on(Op::WriteZeroes, whole).with(flags);
+            return self.queue.start_write(self.clone(), io, ticket);
+        }
+        self.queue.require_cells();
+        let this = self.clone();
+        self.queue.env.spawn(async move {
+            let result = widen::write_zeroes(&this.queue, range, block_bytes, flags).await;
+            this.answer(ticket, status(result));
+        });
+    }
+
+    fn write_flags(&self) -> Flags {
+        let is_durable = self.write_through.load(Ordering::Relaxed);
+        if is_durable { Flags::FUA } else { Flags::empty() }
+    }
+
+    fn start(self: &Rc<Self>, io: Io, ticket: Ticket) {
+        self.queue.start(self.clone(), io, ticket);
+    }
+
+    /// Says how a request ended. (Q1)
+    fn answer(&self, ticket: Ticket, status: Status) {
+        ticket.status.copy_in(0, &[status as u8]);
+        let written = if status == Status::Done { ticket.written } else { 1 };
+        let mut batch = self.batch.borrow_mut();
+        batch.used.push((ticket.head, written));
+        batch.held += ticket.held;
+        self.publisher.wake();
+    }
+
+    /// Publishes what is used until the taker has ended and every request was answered.
+    async fn publish(&self) {
+        let mut batch = Batch::default();
+        while self.publisher.until(|| self.next_batch(&mut batch)).await {
+            let mut ring = self.ring.borrow_mut();
+            batch.used.iter().for_each(|(head, written)| ring.note_used(*head, *written));
+            let is_wanted = ring.publish();
+            drop(ring);
+            if is_wanted {
+                notify(&self.call);
+            }
+            if std::mem::take(&mut batch.reports_loss) {
+                self.queue.losses_were_told(); // Q3
+            }
+            self.queue.release(batch.used.len(), std::mem::take(&mut batch.held));
+            batch.used.clear();
+        }
+        self.end();
+    }
+
+    /// Moves what to publish now into `batch`, which is empty. False when nothing will ever follow.
+    fn next_batch(&self, batch: &mut Batch) -> Option<bool> {
+        let mut gathered = self.batch.borrow_mut();
+        if !gathered.used.is_empty() {
+            std::mem::swap(&mut *gathered, batch);
+            return Some(true);
+        }
+        (!self.taking.get() && self.queue.is_empty()).then_some(false)
+    }
+
+    fn end(&self) {
+        self.queue.close();
+        self.publisher.clear();
+        let ended = Ended { base: self.ring.borrow().base(), owes: self.owes() };
+        if let Some((member, said)) = self.member.borrow_mut().take() {
+            *said.lock() = ended;
+            drop(member);
+        }
+    }
+
+    fn owes(&self) -> bool {
+        !self.export.is_read_only() && self.queue.owes()
+    }
+}
+
+impl Client for VirtQueue {
+    fn complete(
+        &self,
+        _env: &Env,
+        cookie: u64,
+        request: &mut cairn_block::Request,
+        result: IoResult,
+    ) {
+        let (mut ticket, result) = self.queue.end(cookie, request, result);
+        if request.op == Op::Flush {
+            self.batch.borrow_mut().reports_loss |= result.is_err();
+        }
+        if let (Some((blocks, lead, data)), Ok(())) = (ticket.copy.take(), result) {
+            copy(&blocks.slice(lead, data.bytes()), &data, 0);
+        }
+        self.answer(ticket, status(result));
+    }
+}
+
+/// Copies all of `from` to `to`, behind its first `at` bytes.
+fn copy(from: &Segs, to: &Segs, mut at: usize) {
+    from.for_each(0, from.bytes(), |bytes| {
+        to.copy_in(at, bytes);
+        at += bytes.len();
+    });
+}
+
+/// What to answer to a request that names no bytes of the disk.
+fn status_of_nothing(request: &Request) -> Status {
+    if request.data.bytes() == 0 { Status::Done } else { Status::Failed }
+}
+
+fn status(result: IoResult) -> Status {
+    match result {
+        Ok(()) => Status::Done,
+        Err(IoError { kind: ErrorKind::Unsupported, .. }) => Status::Unsupported,
+        Err(_) => Status::Failed,
+    }
+}
+
+/// Takes the notification of a descriptor that is readable. False if none will ever come again.
+fn was_kicked(kick: &OwnedFd) -> bool {
+    let mut count = [0; 8];
+    match rustix::io::read(kick, &mut count) {
+        Ok(bytes) => bytes > 0,
+        Err(error) => matches!(error, rustix::io::Errno::AGAIN | rustix::io::Errno::INTR),
+    }
+}

@@ -1,0 +1,391 @@
+//! [`Session`]: one driver, from its first message until its socket closes.
+//!
+//! The driver's side negotiates features, shares its memory, describes its rings and starts them.
+//! The session answers, and keeps the state; [`super::queue`] does the work of a ring that runs.
+//!
+//! - S1. A ring that runs uses the memory, addresses and features that were in force when it was
+//!   started. A message that changes any of them stops the rings first, and starts them again
+//!   afterwards. So no request that was taken under the old ones is left.
+//! - S2. The session ends only when all of its rings have stopped. So what a driver that has gone
+//!   had submitted is done, and its memory unmapped, before another driver is heard.
+//! - S3. A loss that one ring's driver was not told of is owed to the ring that takes its place.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use cairn_block::sync::Mutex;
+use cairn_block::sync::atomic::{AtomicBool, Ordering};
+use cairn_block::{Env, Mail, ReactorId};
+use rustix::fs::{FileType, OFlags};
+use zerocopy::IntoBytes;
+
+use crate::front::{First, Level, Shutdown, first};
+
+use super::blk::{Features, WRITEBACK_AT};
+use super::channel::{Channel, Descriptors, Ended};
+use super::export::Export;
+use super::memory::{GuestMemory, REGIONS_MAX};
+use super::queue::{self, Call, Setup};
+use super::split::SplitRing;
+use super::wire::{Breach, Header, Message, ProtocolFeatures, RingAddresses, config_changed};
+
+/// What a ring that runs is stopped by.
+struct Running {
+    stop: Arc<Shutdown>,
+    ended: Arc<Mutex<queue::Ended>>,
+}
+
+/// What is known of a ring.
+#[derive(Default)]
+struct Ring {
+    entries: u32,
+    addresses: Option<RingAddresses>,
+    base: u16,
+    kick: Option<Arc<OwnedFd>>,
+    call: Call,
+    error: Call,
+    enabled: bool,
+    owes: bool,
+    running: Option<Running>,
+}
+
+/// See the module's description.
+pub(super) struct Session {
+    env: Env,
+    export: Arc<Export>,
+    channel: Channel,
+    /// To the driver's side, for messages of this side.
+    backend: Option<Channel>,
+    features: Features,
+    protocol: ProtocolFeatures,
+    memory: GuestMemory,
+    rings: Vec<Ring>,
+    write_through: Arc<AtomicBool>,
+    /// The reactor of the first ring; the others follow.
+    reactor: ReactorId,
+}
+
+/// Serves the driver behind `socket` until it leaves, or until the export is stopped.
+pub(super) async fn serve(env: Env, export: Arc<Export>, socket: OwnedFd, reactor: ReactorId) {
+    let rings = (0..export.queues).map(|_| Ring::default()).collect();
+    let mut session = Session {
+        channel: Channel::new(&env, socket),
+        backend: None,
+        features: Features::empty(),
+        protocol: ProtocolFeatures::empty(),
+        memory: GuestMemory::default(),
+        rings,
+        // Until a driver says that it flushes.
+        write_through: Arc::new(AtomicBool::new(true)),
+        reactor,
+        env,
+        export: export.clone(),
+    };
+    let ended = session.hear().await;
+    session.stop_all().await;
+    match ended {
+        Ok(()) | Err(Ended::Closed) => {}
+        Err(Ended::Failed(error)) => {
+            tracing::debug!("export '{}': the driver's socket: {error}", export.name);
+        }
+        Err(Ended::Broken(breach)) => {
+            let key = format!("export '{}': session with a driver ended", export.name);
+            session.env.warn(&key, || format!("{key}: {breach}"));
+        }
+    }
+}
+
+impl Session {
+    /// Handles messages until the socket closes or the export is stopped.
+    async fn hear(&mut self) -> Result<(), Ended> {
+        let export = self.export.clone();
+        let mut sizes = export.sizes();
+        loop {
+            let message = {
+                let mut message = std::pin::pin!(self.channel.message());
+                loop {
+                    let stopped = export.shutdown.above(Level::Serving);
+                    let told = first(stopped, export.resized_since(sizes));
+                    match first(told, message.as_mut()).await {
+                        First::Left(First::Left(_)) => return Ok(()),
+                        First::Left(First::Right(now)) => {
+                            sizes = now;
+                            self.tell_of_config().await?;
+                        }
+                        First::Right(message) => break message?,
+                    }
+                }
+            };
+            let (header, message, descriptors) = message;
+            self.handle(header, message, descriptors).await?;
+        }
+    }
+
+    /// Tells the driver to read the configuration space again.
+    async fn tell_of_config(&self) -> Result<(), Ended> {
+        match &self.backend {
+            Some(backend) if self.protocol.contains(ProtocolFeatures::CONFIG) => {
+                backend.send(&config_changed()).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn handle(
+        &mut self,
+        header: Header,
+        message: Message,
+        mut descriptors: Descriptors,
+    ) -> Result<(), Ended> {
+        let reply = match message {
+            Message::GetFeatures => Some(header.reply_word(self.offered().bits())),
+            Message::GetProtocolFeatures => Some(header.reply_word(ProtocolFeatures::all().bits())),
+            Message::GetQueueNum => Some(header.reply_word(u64::from(self.export.queues))),
+            Message::GetMaxMemSlots => Some(header.reply_word(REGIONS_MAX as u64)),
+            Message::GetConfig { offset, bytes } => {
+                Some(header.reply_config(offset, &self.config(offset, bytes)))
+            }
+            Message::GetVringBase { ring } => {
+                let index = self.index(ring)?;
+                self.stop(index).await;
+                // The next start waits for the next description of the ring.
+                self.rings[index].kick = None;
+                Some(header.reply_base(ring, self.rings[index].base.into()))
+            }
+            message => {
+                self.change(message, &mut descriptors).await?;
+                None
+            }
+        };
+        match reply {
+            Some(reply) => self.channel.send(&reply).await,
+            None if header.needs_reply && self.protocol.contains(ProtocolFeatures::REPLY_ACK) => {
+                self.channel.send(&header.reply_word(0)).await
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Carries out a message that has no answer of its own.
+    async fn change(
+        &mut self,
+        message: Message,
+        descriptors: &mut Descriptors,
+    ) -> Result<(), Breach> {
+        match message {
+            Message::SetFeatures(bits) => self.set_features(bits).await?,
+            Message::SetProtocolFeatures(bits) => {
+                self.protocol = ProtocolFeatures::from_bits_truncate(bits);
+            }
+            Message::ResetOwner => self.stop_all().await,
+            Message::SetMemTable(regions) => {
+                let mut memory = GuestMemory::default();
+                for (facts, file) in regions.into_iter().zip(descriptors.iter()) {
+                    memory.add(facts, file)?;
+                }
+                self.set_memory(memory).await?;
+            }
+            Message::AddMemReg(facts) => {
+                let mut memory = self.memory.clone();
+                memory.add(facts, &descriptors[0])?;
+                self.set_memory(memory).await?;
+            }
+            Message::RemMemReg(facts) => {
+                let mut memory = self.memory.clone();
+                memory.remove(facts)?;
+                self.set_memory(memory).await?;
+            }
+            Message::SetBackendReqFd => {
+                let socket = descriptors.remove(0);
+                self.backend = Some(Channel::new(&self.env, socket));
+            }
+            Message::SetConfig { offset, data } => self.set_config(offset, &data)?,
+            message => self.change_ring(message, descriptors).await?,
+        }
+        Ok(())
+    }
+
+    /// Carries out a message about one ring.
+    async fn change_ring(
+        &mut self,
+        message: Message,
+        descriptors: &mut Descriptors,
+    ) -> Result<(), Breach> {
+        let passed = descriptors.pop().map(pollable).transpose()?;
+        match message {
+            Message::SetVringNum { ring, entries } => {
+                let index = self.index(ring)?;
+                self.stop(index).await;
+                self.rings[index].entries = entries;
+            }
+            Message::SetVringBase { ring, base } => {
+                let index = self.index(ring)?;
+                let wrong = |_| Breach::field("base of a ring", base, "a number of 16 bits");
+                self.stop(index).await;
+                self.rings[index].base = u16::try_from(base).map_err(wrong)?;
+            }
+            Message::SetVringAddr { ring, addresses } => {
+                let index = self.index(ring)?;
+                self.stop(index).await;
+                self.rings[index].addresses = Some(addresses);
+                self.start(index)?;
+            }
+            Message::SetVringKick { ring } => {
+                let index = self.index(ring)?;
+                let kick = passed.ok_or_else(|| {
+                    Breach::field("kick of a ring", "none", "a descriptor: polling is not offered")
+                })?;
+                self.stop(index).await;
+                self.rings[index].kick = Some(kick);
+                self.start(index)?;
+            }
+            Message::SetVringCall { ring } => {
+                let index = self.index(ring)?;
+                *self.rings[index].call.lock() = passed;
+            }
+            Message::SetVringErr { ring } => {
+                let index = self.index(ring)?;
+                *self.rings[index].error.lock() = passed;
+            }
+            Message::SetVringEnable { ring, enabled } => {
+                let index = self.index(ring)?;
+                self.rings[index].enabled = enabled;
+                match enabled {
+                    true => self.start(index)?,
+                    false => self.stop(index).await,
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn index(&self, ring: u32) -> Result<usize, Breach> {
+        let index = ring as usize;
+        let known = (index < self.rings.len()).then_some(index);
+        known.ok_or_else(|| Breach::field("ring", ring, "one that was offered"))
+    }
+
+    // Features and configuration.
+
+    fn offered(&self) -> Features {
+        Features::offered(self.export.is_read_only())
+    }
+
+    async fn set_features(&mut self, bits: u64) -> Result<(), Breach> {
+        let unknown = bits & !self.offered().bits();
+        if unknown != 0 {
+            let found = format!("{unknown:#x}");
+            return Err(Breach::field("features", found, "some of those that were offered"));
+        }
+        self.stop_all().await;
+        self.features = Features::from_bits_truncate(bits);
+        let flushes = self.features.contains(Features::FLUSH);
+        self.write_through.store(!flushes, Ordering::SeqCst);
+        self.start_all()
+    }
+
+    fn is_writeback(&self) -> bool {
+        !self.write_through.load(Ordering::SeqCst)
+    }
+
+    fn config(&self, offset: u32, bytes: u32) -> Vec<u8> {
+        let config = self.export.config(self.is_writeback());
+        let rest = config.as_bytes().get(offset as usize..).unwrap_or_default();
+        let zeros = std::iter::repeat(&0);
+        rest.iter().chain(zeros).take(bytes as usize).copied().collect()
+    }
+
+    /// The driver may set one field: whether there is a volatile cache.
+    fn set_config(&mut self, offset: u32, data: &[u8]) -> Result<(), Breach> {
+        let writeback = WRITEBACK_AT
+            .checked_sub(offset)
+            .and_then(|at| data.get(at as usize))
+            .filter(|_| self.features.contains(Features::CONFIG_WCE));
+        let Some(writeback) = writeback else {
+            let found = format!("{} bytes at {offset}", data.len());
+            return Err(Breach::field("configuration space", found, "the negotiated write cache"));
+        };
+        self.write_through.store(*writeback == 0, Ordering::SeqCst);
+        Ok(())
+    }
+
+    // Rings.
+
+    async fn set_memory(&mut self, memory: GuestMemory) -> Result<(), Breach> {
+        self.stop_all().await; // S1
+        self.memory = memory;
+        self.start_all()
+    }
+
+    async fn stop_all(&mut self) {
+        for ring in self.rings.iter().filter_map(|ring| ring.running.as_ref()) {
+            ring.stop.raise(Level::Draining);
+        }
+        for index in 0..self.rings.len() {
+            self.stop(index).await;
+        }
+    }
+
+    fn start_all(&mut self) -> Result<(), Breach> {
+        (0..self.rings.len()).try_for_each(|index| self.start(index))
+    }
+
+    /// Stops a ring: on return all that it took is done.
+    async fn stop(&mut self, index: usize) {
+        let ring = &mut self.rings[index];
+        let Some(running) = ring.running.take() else { return };
+        running.stop.raise(Level::Draining);
+        running.stop.empty().await;
+        let ended = *running.ended.lock();
+        ring.base = ended.base;
+        ring.owes |= ended.owes; // S3
+    }
+
+    /// Starts a ring that is described, enabled, and does not run.
+    fn start(&mut self, index: usize) -> Result<(), Breach> {
+        let ring = &mut self.rings[index];
+        // Without the feature, rings are enabled from the beginning.
+        let is_enabled = ring.enabled || !self.features.contains(Features::PROTOCOL_FEATURES);
+        let (Some(addresses), Some(kick)) = (ring.addresses, &ring.kick) else { return Ok(()) };
+        if ring.running.is_some() || !is_enabled || ring.entries == 0 {
+            return Ok(());
+        }
+        let event_idx = self.features.contains(Features::EVENT_IDX);
+        let split = SplitRing::new(&self.memory, ring.entries, addresses, ring.base, event_idx)?;
+        let setup = Setup {
+            export: self.export.clone(),
+            ring: split,
+            kick: kick.clone(),
+            call: ring.call.clone(),
+            error: ring.error.clone(),
+            write_through: self.write_through.clone(),
+            owes: std::mem::take(&mut ring.owes),
+        };
+        let (stop, ended) = (Arc::<Shutdown>::default(), Arc::default());
+        ring.running = Some(Running { stop: stop.clone(), ended: Arc::clone(&ended) });
+        let (member, memory) = (stop.join(), self.memory.clone());
+        let post = self.env.post();
+        let turn = self.reactor.0.wrapping_add(index as u16);
+        let job =
+            move |env: &Env| queue::start(env, setup, memory.buffers(), (stop, member), ended);
+        post.post(ReactorId(turn % post.reactors()), Mail::Call(Box::new(job)));
+        Ok(())
+    }
+}
+
+/// A descriptor of a ring, as one that never blocks. Files are always readable: one of them would
+/// keep a reactor busy.
+fn pollable(passed: OwnedFd) -> Result<Arc<OwnedFd>, Breach> {
+    let refused =
+        |found: String| Breach::field("descriptor of a ring", found, "an eventfd or a pipe");
+    let stat = rustix::fs::fstat(&passed).map_err(|error| refused(error.to_string()))?;
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    if kind.is_file() || kind.is_dir() || kind.is_block_device() || kind.is_char_device() {
+        return Err(refused(format!("{kind:?}")));
+    }
+    let flags = rustix::fs::fcntl_getfl(&passed).map_err(|error| refused(error.to_string()))?;
+    rustix::fs::fcntl_setfl(&passed, flags | OFlags::NONBLOCK)
+        .map_err(|error| refused(error.to_string()))?;
+    Ok(Arc::new(passed))
+}

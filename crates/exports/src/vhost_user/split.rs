@@ -1,0 +1,263 @@
+//! [`SplitRing`]: the split virtqueue, from the device's side.
+//!
+//! The driver writes descriptors and the heads of chains that are available; the device writes the
+//! heads that it has used. Each side has an index that only grows, modulo 2^16, and may ask the
+//! other not to notify it, or (with `EVENT_IDX`) to notify it only at an index.
+//!
+//! Source: the virtio specification 1.2, section 2.7.
+//!
+//! - R1. Every field that the driver wrote is read once, so that what was judged is what is used.
+//! - R2. A chain has at most as many descriptors as the ring has entries, and a table of indirect
+//!   ones at most [`TABLE_ENTRIES_MAX`]. So loops end.
+//! - R3. A used element is complete before the index that publishes it is visible.
+//! - R4. Before this side sleeps it asks to be notified, and looks again. Before it omits a
+//!   notification it has published, and then reads whether the driver wants one. Between both steps
+//!   is a full fence, on both sides: one of the two sees the other.
+
+use std::sync::atomic::{Ordering, fence};
+
+use cairn_block::Segs;
+
+use super::memory::{Buffers, GuestMemory, Window};
+use super::wire::{Breach, RingAddresses};
+
+/// The most entries of a ring.
+pub(super) const ENTRIES_MAX: u32 = 1 << 15;
+
+/// The most descriptors of a table of indirect ones.
+const TABLE_ENTRIES_MAX: usize = 1024;
+
+/// Bytes of a descriptor, and of a used element.
+const DESCRIPTOR_BYTES: usize = 16;
+const USED_BYTES: usize = 8;
+
+/// Flags of a descriptor.
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
+
+/// In the flags of either side: it wants no notification.
+const NO_NOTIFICATION: u16 = 1;
+
+/// Where the index is, in what is available and in what is used; then come the elements.
+const INDEX_AT: usize = 2;
+const ELEMENTS_AT: usize = 4;
+
+/// One request of the driver.
+#[derive(Default)]
+pub(super) struct Chain {
+    /// Names it when it has been used.
+    pub(super) head: u16,
+    /// What the device reads.
+    pub(super) readable: Segs,
+    /// What the device writes.
+    pub(super) writable: Segs,
+}
+
+struct Descriptor {
+    guest: u64,
+    bytes: u32,
+    flags: u16,
+    next: u16,
+}
+
+impl Descriptor {
+    fn decode(bytes: [u8; DESCRIPTOR_BYTES]) -> Descriptor {
+        let [guest, rest] = zerocopy::transmute!(bytes);
+        let (guest, rest) = (u64::from_le(guest), u64::from_le(rest));
+        Descriptor {
+            guest,
+            bytes: rest as u32,
+            flags: (rest >> 32) as u16,
+            next: (rest >> 48) as u16,
+        }
+    }
+}
+
+/// See the module's description.
+pub(super) struct SplitRing {
+    entries: u16,
+    descriptors: Window,
+    available: Window,
+    used: Window,
+    /// The sides name the index at which they want to be notified.
+    event_idx: bool,
+    next_available: u16,
+    next_used: u16,
+    /// `next_used` when the driver was last considered for a notification.
+    considered: u16,
+    /// A table of indirect descriptors.
+    table: Vec<u8>,
+}
+
+impl SplitRing {
+    /// The ring of so many entries at these addresses, whose next chain is the one at `base`.
+    pub(super) fn new(
+        memory: &GuestMemory,
+        entries: u32,
+        addresses: RingAddresses,
+        base: u16,
+        event_idx: bool,
+    ) -> Result<SplitRing, Breach> {
+        if entries > ENTRIES_MAX || !entries.is_power_of_two() {
+            return Err(Breach::field("entries of a ring", entries, "a power of two up to 32768"));
+        }
+        let (entries, count) = (entries as u16, entries as usize);
+        let window = |user, bytes, align| {
+            let outside = || Breach::field("address of a ring", user, "an aligned one in memory");
+            memory.window(user, bytes, align).ok_or_else(outside)
+        };
+        // The last two bytes of what is available and used name the index of a notification.
+        let used = window(addresses.used, ELEMENTS_AT + count * USED_BYTES + 2, 4)?;
+        let next_used = used.load_u16(INDEX_AT);
+        Ok(SplitRing {
+            entries,
+            descriptors: window(addresses.descriptors, count * DESCRIPTOR_BYTES, 16)?,
+            available: window(addresses.available, ELEMENTS_AT + count * 2 + 2, 2)?,
+            used,
+            event_idx,
+            next_available: base,
+            next_used,
+            considered: next_used,
+            table: Vec::new(),
+        })
+    }
+
+    /// The index of the next chain.
+    pub(super) fn base(&self) -> u16 {
+        self.next_available
+    }
+
+    /// True if a chain is available.
+    pub(super) fn has_next(&self) -> bool {
+        self.available.load_u16(INDEX_AT) != self.next_available
+    }
+
+    /// Takes the next chain into `chain`, which is empty. False if none is available.
+    pub(super) fn take(&mut self, memory: &Buffers, chain: &mut Chain) -> Result<bool, Breach> {
+        let index = self.available.load_u16(INDEX_AT);
+        match index.wrapping_sub(self.next_available) {
+            0 => return Ok(false),
+            waiting if waiting > self.entries => {
+                return Err(Breach::field("available index", index, "at most a ring ahead"));
+            }
+            _ => {}
+        }
+        let slot = usize::from(self.next_available % self.entries);
+        self.next_available = self.next_available.wrapping_add(1);
+        chain.head = u16::from_le_bytes(self.available.load(ELEMENTS_AT + 2 * slot));
+        let descriptors = &self.descriptors;
+        let direct = |index| descriptors.load(usize::from(index) * DESCRIPTOR_BYTES);
+        let last = walk(direct, usize::from(self.entries), chain.head, memory, chain)?;
+        let Some(table) = last else { return Ok(true) };
+        self.read_table(&table, memory)?;
+        let entry = |index| {
+            let at = usize::from(index) * DESCRIPTOR_BYTES;
+            std::array::from_fn(|byte| self.table[at + byte])
+        };
+        let count = self.table.len() / DESCRIPTOR_BYTES;
+        match walk(entry, count, 0, memory, chain)? {
+            None => Ok(true),
+            Some(_) => Err(Breach::field("descriptor", "indirect in a table", "a direct one")),
+        }
+    }
+
+    /// Copies a table of indirect descriptors.
+    fn read_table(&mut self, table: &Descriptor, memory: &Buffers) -> Result<(), Breach> {
+        let bytes = table.bytes as usize;
+        let most = TABLE_ENTRIES_MAX * DESCRIPTOR_BYTES;
+        if bytes == 0 || bytes > most || !bytes.is_multiple_of(DESCRIPTOR_BYTES) {
+            return Err(Breach::field("indirect descriptors", bytes, "1 to 1024 of 16 bytes"));
+        }
+        let mut segs = Segs::default();
+        if !memory.push(&mut segs, table.guest, table.bytes) {
+            return Err(outside(table));
+        }
+        self.table.resize(bytes, 0);
+        segs.copy_out(0, &mut self.table);
+        Ok(())
+    }
+
+    /// Notes that a chain was used, and how many bytes were written to it.
+    pub(super) fn note_used(&mut self, head: u16, written: u32) {
+        let slot = usize::from(self.next_used % self.entries);
+        let element = u64::from(head) | u64::from(written) << 32;
+        self.used.store(ELEMENTS_AT + USED_BYTES * slot, &element.to_le_bytes());
+        self.next_used = self.next_used.wrapping_add(1);
+    }
+
+    /// Shows the driver what was used (R3). True if it wants to be notified (R4).
+    pub(super) fn publish(&mut self) -> bool {
+        self.used.store_u16(INDEX_AT, self.next_used);
+        fence(Ordering::SeqCst);
+        let before = std::mem::replace(&mut self.considered, self.next_used);
+        if !self.event_idx {
+            return self.available.load_u16(0) & NO_NOTIFICATION == 0;
+        }
+        let wanted = self.available.load_u16(ELEMENTS_AT + 2 * usize::from(self.entries));
+        let passed = self.next_used.wrapping_sub(wanted).wrapping_sub(1);
+        passed < self.next_used.wrapping_sub(before)
+    }
+
+    /// Asks to be notified of the next chain. True if one is available already (R4).
+    pub(super) fn ask_for_kick(&mut self) -> bool {
+        if self.event_idx {
+            let at = ELEMENTS_AT + USED_BYTES * usize::from(self.entries);
+            self.used.store_u16(at, self.next_available);
+        } else {
+            self.used.store_u16(0, 0);
+        }
+        fence(Ordering::SeqCst);
+        self.has_next()
+    }
+
+    /// Asks not to be notified. With `EVENT_IDX` the driver has passed the index already.
+    pub(super) fn refuse_kicks(&mut self) {
+        if !self.event_idx {
+            self.used.store_u16(0, NO_NOTIFICATION);
+        }
+    }
+}
+
+/// Appends the memory of the descriptors from `index`, of which there are `count`, to `chain` (R2).
+/// The last one is returned if it names a table of indirect descriptors.
+fn walk(
+    read: impl Fn(u16) -> [u8; DESCRIPTOR_BYTES],
+    count: usize,
+    mut index: u16,
+    memory: &Buffers,
+    chain: &mut Chain,
+) -> Result<Option<Descriptor>, Breach> {
+    for _ in 0..count {
+        if usize::from(index) >= count {
+            return Err(Breach::field("index of a descriptor", index, "one in the table"));
+        }
+        let descriptor = Descriptor::decode(read(index)); // R1
+        let has_next = descriptor.flags & NEXT != 0;
+        if descriptor.flags & INDIRECT != 0 {
+            return match has_next {
+                true => Err(Breach::field("descriptor", "indirect with a next", "one of both")),
+                false => Ok(Some(descriptor)),
+            };
+        }
+        let is_writable = descriptor.flags & WRITE != 0;
+        if !is_writable && chain.writable.bytes() > 0 {
+            let found = "readable behind writable";
+            return Err(Breach::field("descriptor", found, "all readable ones first"));
+        }
+        let segs = if is_writable { &mut chain.writable } else { &mut chain.readable };
+        if !memory.push(segs, descriptor.guest, descriptor.bytes) {
+            return Err(outside(&descriptor));
+        }
+        if !has_next {
+            return Ok(None);
+        }
+        index = descriptor.next;
+    }
+    Err(Breach::field("chain of descriptors", "a loop", "an end"))
+}
+
+fn outside(descriptor: &Descriptor) -> Breach {
+    let found = format!("{} bytes at {:#x}", descriptor.bytes, descriptor.guest);
+    Breach::field("descriptor", found, "bytes in shared memory")
+}

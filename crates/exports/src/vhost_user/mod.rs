@@ -4,6 +4,7 @@
 //! - `channel`: messages and descriptors over a socket.
 //! - `session`: what one driver negotiates, and its rings as they start and stop.
 //! - `memory`: the driver's memory, mapped.
+//! - `notifier`: how the two sides of a ring notify each other.
 //! - `split`: the split virtqueue.
 //! - `blk`: the block device: features, configuration space, requests.
 //! - `queue`: a ring that runs, on one reactor.
@@ -20,6 +21,7 @@ mod blk;
 mod channel;
 mod export;
 mod memory;
+mod notifier;
 mod queue;
 mod server;
 mod session;

@@ -17,7 +17,6 @@
 //! the ring is started again.
 
 use std::cell::{Cell, RefCell};
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -35,6 +34,7 @@ use crate::front::{First, Intake, Level, Membership, Queue, Room, Shutdown, Sign
 use super::blk::{Command, Request, SERIAL_BYTES, Status};
 use super::export::Export;
 use super::memory::Buffers;
+use super::notifier::Notifier;
 use super::split::{Chain, SplitRing};
 use super::wire::Breach;
 
@@ -42,14 +42,14 @@ use super::wire::Breach;
 /// the configuration space allows.
 const COPIED_BYTES_MAX: usize = 32 << 20;
 
-/// The end of a descriptor that notifies the driver, which may replace it.
-pub(super) type Call = Arc<Mutex<Option<Arc<OwnedFd>>>>;
+/// What notifies the driver, which may replace it.
+pub(super) type Call = Arc<Mutex<Option<Notifier>>>;
 
 /// What a ring is started with.
 pub(super) struct Setup {
     pub(super) export: Arc<Export>,
     pub(super) ring: SplitRing,
-    pub(super) kick: Arc<OwnedFd>,
+    pub(super) kick: Notifier,
     pub(super) call: Call,
     /// Tells the driver that the ring has stopped by itself.
     pub(super) error: Call,
@@ -150,18 +150,17 @@ pub(super) fn start(
     });
 }
 
-/// Writes to the descriptor, if there is one.
+/// Notifies the driver, if it wants to be.
 fn notify(call: &Call) {
     let call = call.lock().clone();
     if let Some(call) = call {
-        // A full counter notifies just as well, and of a peer that has gone its socket tells.
-        let _ = rustix::io::write(&*call, &1_u64.to_ne_bytes());
+        call.notify();
     }
 }
 
 impl VirtQueue {
     /// Takes chains until the ring is stopped.
-    async fn take_all(self: &Rc<Self>, kick: &Arc<OwnedFd>) -> Result<(), Breach> {
+    async fn take_all(self: &Rc<Self>, kick: &Notifier) -> Result<(), Breach> {
         let mut kicks = true;
         loop {
             while self.ring.borrow().has_next() {
@@ -179,8 +178,8 @@ impl VirtQueue {
                 halted.await;
                 continue;
             }
-            if let First::Right(events) = first(halted, self.driver.readable(kick)).await {
-                kicks = events > 0 && was_kicked(kick);
+            if let First::Right(events) = first(halted, self.driver.readable(&kick.end)).await {
+                kicks = events > 0 && kick.take();
                 self.ring.borrow_mut().refuse_kicks();
             }
         }
@@ -444,14 +443,5 @@ fn status(result: IoResult) -> Status {
         Ok(()) => Status::Done,
         Err(IoError { kind: ErrorKind::Unsupported, .. }) => Status::Unsupported,
         Err(_) => Status::Failed,
-    }
-}
-
-/// Takes the notification of a descriptor that is readable. False if none will ever come again.
-fn was_kicked(kick: &OwnedFd) -> bool {
-    let mut count = [0; 8];
-    match rustix::io::read(kick, &mut count) {
-        Ok(bytes) => bytes > 0,
-        Err(error) => matches!(error, rustix::io::Errno::AGAIN | rustix::io::Errno::INTR),
     }
 }

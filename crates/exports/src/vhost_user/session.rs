@@ -16,7 +16,6 @@ use std::sync::Arc;
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{Env, Mail, ReactorId};
-use rustix::fs::{FileType, OFlags};
 use zerocopy::IntoBytes;
 
 use crate::front::{First, Level, Shutdown, first};
@@ -25,6 +24,7 @@ use super::blk::{Features, WRITEBACK_AT};
 use super::channel::{Channel, Descriptors, Ended};
 use super::export::Export;
 use super::memory::{GuestMemory, REGIONS_MAX};
+use super::notifier::Notifier;
 use super::queue::{self, Call, Setup};
 use super::split::SplitRing;
 use super::wire::{Breach, Header, Message, ProtocolFeatures, RingAddresses, config_changed};
@@ -41,7 +41,7 @@ struct Ring {
     entries: u32,
     addresses: Option<RingAddresses>,
     base: u16,
-    kick: Option<Arc<OwnedFd>>,
+    kick: Option<Notifier>,
     call: Call,
     error: Call,
     enabled: bool,
@@ -211,7 +211,7 @@ impl Session {
         message: Message,
         descriptors: &mut Descriptors,
     ) -> Result<(), Breach> {
-        let passed = descriptors.pop().map(pollable).transpose()?;
+        let passed = descriptors.pop().map(Notifier::new).transpose()?;
         match message {
             Message::SetVringNum { ring, entries } => {
                 let index = self.index(ring)?;
@@ -372,20 +372,4 @@ impl Session {
         post.post(ReactorId(turn % post.reactors()), Mail::Call(Box::new(job)));
         Ok(())
     }
-}
-
-/// A descriptor of a ring, as one that never blocks. Files are always readable: one of them would
-/// keep a reactor busy.
-fn pollable(passed: OwnedFd) -> Result<Arc<OwnedFd>, Breach> {
-    let refused =
-        |found: String| Breach::field("descriptor of a ring", found, "an eventfd or a pipe");
-    let stat = rustix::fs::fstat(&passed).map_err(|error| refused(error.to_string()))?;
-    let kind = FileType::from_raw_mode(stat.st_mode);
-    if kind.is_file() || kind.is_dir() || kind.is_block_device() || kind.is_char_device() {
-        return Err(refused(format!("{kind:?}")));
-    }
-    let flags = rustix::fs::fcntl_getfl(&passed).map_err(|error| refused(error.to_string()))?;
-    rustix::fs::fcntl_setfl(&passed, flags | OFlags::NONBLOCK)
-        .map_err(|error| refused(error.to_string()))?;
-    Ok(Arc::new(passed))
 }

@@ -1,0 +1,220 @@
+//! Sessions: rings that stop and start, memory that changes, losses, and the end of an export.
+
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use cairn_block::SectorCount;
+
+use crate::disk::TestDisk;
+use crate::driver::{DATA, Driver, FLUSH, GUEST, MEMORY_BYTES, OUT, Piece, SYNC, message, trickle};
+use crate::world::{QUEUES, World, eventually, on_both_rings};
+
+const DONE: u8 = 0;
+const FAILED: u8 = 1;
+
+#[test]
+fn a_ring_that_stops_has_used_all_it_took_and_goes_on_where_it_was() {
+    on_both_rings(|ring| {
+        let world = World::new(ring);
+        let disk = TestDisk::new(1 << 20);
+        let mut driver = Driver::start(&world.export("vm", &disk), FLUSH, 1);
+        for slot in 0..4 {
+            driver.submit(0, slot, OUT, u64::from(slot) * 8, &[Piece(DATA, 512, false)]);
+        }
+        let base = driver.stop_ring(0);
+        assert_eq!(u32::from(driver.used(0)), base);
+        assert_eq!(disk.in_flight(), 0);
+        // What the driver offers to a ring that is stopped waits.
+        driver.submit(0, 0, OUT, 80, &[Piece(DATA, 512, false)]);
+        driver.start_ring(0, base);
+        driver.await_used(0, 5);
+        assert_eq!(driver.status(0, 0), DONE);
+        assert_eq!(driver.stop_ring(0), 5);
+    });
+}
+
+#[test]
+fn a_ring_waits_for_its_requests_before_it_stops() {
+    let world = World::new(cairn_reactor::RingKind::Auto);
+    let disk = TestDisk::new(1 << 20);
+    let mut driver = Driver::start(&world.export("vm", &disk), FLUSH, 1);
+    disk.hold(0);
+    driver.submit(0, 0, OUT, 0, &[Piece(DATA, 512, false)]);
+    eventually("the write is under way", || disk.in_flight() == 1);
+    driver.pair(message::GET_VRING_BASE, 0, 0);
+    let mut byte = [0];
+    driver.socket.set_nonblocking(true).unwrap();
+    assert!(driver.socket.read(&mut byte).is_err(), "no answer yet");
+    driver.socket.set_nonblocking(false).unwrap();
+    assert_eq!(driver.used(0), 0);
+    disk.release(0);
+    assert_eq!(driver.reply(message::GET_VRING_BASE)[4..], 1_u32.to_le_bytes());
+    assert_eq!(driver.used(0), 1);
+}
+
+#[test]
+fn a_ring_that_is_not_enabled_does_nothing() {
+    let world = World::new(cairn_reactor::RingKind::Auto);
+    let disk = TestDisk::new(1 << 20);
+    let mut driver = Driver::start(&world.export("vm", &disk), FLUSH, 2);
+    driver.pair(message::SET_VRING_ENABLE, 0, 0);
+    // Its answer says that the message before it was handled.
+    driver.ask(message::GET_QUEUE_NUM);
+    driver.submit(0, 0, OUT, 0, &[Piece(DATA, 512, false)]);
+    assert_eq!(driver.write(1, 4096, &[1; 512]), DONE);
+    assert_eq!((driver.used(0), disk.log().len()), (0, 1));
+    driver.pair(message::SET_VRING_ENABLE, 0, 1);
+    driver.await_used(0, 1);
+}
+
+#[test]
+fn memory_changes_between_requests() {
+    on_both_rings(|ring| {
+        let world = World::new(ring);
+        let disk = TestDisk::new(1 << 20);
+        let mut driver = Driver::start(&world.export("vm", &disk), FLUSH, 2);
+        assert_eq!(driver.write(0, 0, &[1; 512]), DONE);
+        // In two regions, which a request may cross; what was in the middle moves for the guest.
+        let (user, half) = (0x7000_0000_0000, MEMORY_BYTES / 2);
+        driver.share(&[(GUEST, user, half, 0), (GUEST + half, user + half, half, half)]);
+        driver.put(half - 512, &[2; 1024]);
+        let across = [Piece(half - 512, 1024, false)];
+        assert_eq!(driver.run(0, OUT, 8, &across), DONE);
+        assert_eq!(disk.bytes(4096, 1024), [2; 1024]);
+        assert_eq!(driver.write(1, 0, &[3; 512]), DONE, "the other rings go on, too");
+        driver.share(&[(GUEST, user, half, 0)]);
+        assert_eq!(driver.ask(message::GET_QUEUE_NUM), u64::from(QUEUES));
+        assert_eq!(driver.write(0, 0, &[4; 512]), DONE);
+        driver.run_outside(half);
+    });
+}
+
+impl Driver {
+    /// Offers a request whose data is where no memory is shared: its ring stops.
+    fn run_outside(&mut self, at: u64) {
+        self.submit(0, 1, OUT, 0, &[Piece(at, 512, false)]);
+        eventually("the ring stops", || crate::driver::was_notified(&self.errors[0]));
+        assert_eq!(self.status(0, 1), 0xff);
+        assert_eq!(self.write(1, 0, &[5; 512]), DONE);
+    }
+}
+
+#[test]
+fn a_loss_is_told_once_and_is_owed_to_the_ring_that_follows() {
+    let world = World::new(cairn_reactor::RingKind::Auto);
+    let disk = TestDisk::new(1 << 20);
+    let path = world.export("vm", &disk);
+    let mut driver = Driver::start(&path, FLUSH, 1);
+    assert_eq!(driver.write(0, 0, &[1; 512]), DONE);
+    disk.shared.failures.raise();
+    assert_eq!(driver.run(0, SYNC, 0, &[]), FAILED);
+    assert_eq!(driver.run(0, SYNC, 0, &[]), DONE);
+    disk.shared.failures.raise();
+    // Another client is told.
+    disk.shared.failures.acknowledge(2);
+    let base = driver.stop_ring(0);
+    driver.start_ring(0, base);
+    assert_eq!(driver.run(0, SYNC, 0, &[]), FAILED);
+    assert_eq!(driver.run(0, SYNC, 0, &[]), DONE);
+    // A driver that connects again is told what the one before it was not.
+    disk.shared.failures.raise();
+    drop(driver);
+    let mut driver = Driver::start(&path, FLUSH, 1);
+    assert_eq!(driver.run(0, SYNC, 0, &[]), FAILED);
+    assert_eq!(driver.run(0, SYNC, 0, &[]), DONE);
+}
+
+#[test]
+fn a_volume_that_grows_is_announced() {
+    let world = World::new(cairn_reactor::RingKind::Auto);
+    let disk = TestDisk::new(1 << 20);
+    let mut driver = Driver::start(&world.export("vm", &disk), FLUSH, 1);
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    driver.say(message::SET_BACKEND_REQ_FD, &[], &[ours.as_fd()]);
+    assert_eq!(driver.config(0, 8), 2048_u64.to_le_bytes());
+    world.server.look_at_sizes();
+    *disk.sectors.lock().unwrap() = SectorCount(4096);
+    world.server.look_at_sizes();
+    let mut told = [0; 12];
+    theirs.read_exact(&mut told).unwrap();
+    assert_eq!(told, *[2_u32, 1, 0].map(u32::to_le_bytes).as_flattened());
+    assert_eq!(driver.config(0, 8), 4096_u64.to_le_bytes());
+    assert_eq!(driver.write(0, 2048 * 512, &[1; 512]), DONE);
+    theirs.set_nonblocking(true).unwrap();
+    assert!(theirs.read(&mut told).is_err(), "it is told once");
+}
+
+#[test]
+fn the_next_driver_is_heard_when_the_one_before_has_left() {
+    let world = World::new(cairn_reactor::RingKind::Auto);
+    let disk = TestDisk::new(1 << 20);
+    let path = world.export("vm", &disk);
+    let mut first = Driver::start(&path, FLUSH, 1);
+    assert_eq!(world.server.users("vm"), 1);
+    disk.hold(0);
+    first.submit(0, 0, OUT, 0, &[Piece(DATA, 512, false)]);
+    eventually("the write is under way", || disk.in_flight() == 1);
+    let mut second = Driver::connect(&path);
+    second.say(message::GET_QUEUE_NUM, &[], &[]);
+    drop(first);
+    second.socket.set_nonblocking(true).unwrap();
+    assert!(second.socket.read(&mut [0]).is_err(), "a request of the first one is under way");
+    second.socket.set_nonblocking(false).unwrap();
+    disk.release(0);
+    assert_eq!(second.reply(message::GET_QUEUE_NUM), u64::from(QUEUES).to_le_bytes());
+    assert_eq!(second.ask(message::GET_QUEUE_NUM), u64::from(QUEUES));
+}
+
+#[test]
+fn an_export_that_is_removed_ends_its_session_between_requests() {
+    on_both_rings(|ring| {
+        let world = World::new(ring);
+        let disk = TestDisk::new(1 << 20);
+        let path = world.export("vm", &disk);
+        let mut driver = Driver::start(&path, FLUSH, 2);
+        disk.hold(0);
+        driver.submit(0, 0, OUT, 0, &[Piece(DATA, 512, false)]);
+        eventually("the write is under way", || disk.in_flight() == 1);
+        assert_eq!(world.remove("vm", Duration::from_millis(10)), 1, "a request is under way");
+        assert_eq!(driver.used(0), 0);
+        disk.release(0);
+        driver.await_used(0, 1);
+        assert!(driver.is_hung_up());
+        assert!(!path.exists());
+        let again = world.export("vm", &disk);
+        assert_eq!(Driver::start(&again, FLUSH, 1).write(0, 0, &[1; 512]), DONE);
+        assert_eq!(world.remove("vm", Duration::from_secs(60)), 0);
+    });
+}
+
+#[test]
+fn a_message_that_comes_byte_by_byte_is_understood() {
+    let world = World::new(cairn_reactor::RingKind::Auto);
+    let disk = TestDisk::new(1 << 20);
+    let mut driver = Driver::connect(&world.export("vm", &disk));
+    let bytes = [17_u32, 1, 0].map(u32::to_le_bytes).concat();
+    trickle(&driver, &bytes);
+    assert_eq!(driver.reply(message::GET_QUEUE_NUM), u64::from(QUEUES).to_le_bytes());
+}
+
+#[test]
+fn names_and_numbers_of_queues_that_make_no_sense_are_refused() {
+    use cairn_exports::vhost_user::VhostExport;
+    let world = World::new(cairn_reactor::RingKind::Auto);
+    let disk = TestDisk::new(1 << 20);
+    let socket = world.export("vm", &disk);
+    let export = |name: &str, queues| VhostExport {
+        name: name.to_owned(),
+        disk: disk.clone(),
+        read_only: false,
+        socket: socket.with_extension("other"),
+        queues,
+    };
+    let refused = |name, queues| world.server.add_export(export(name, queues)).unwrap_err();
+    assert!(refused("vm", 1).to_string().contains("expected a name not in use"));
+    assert!(refused("other", 0).to_string().contains("expected 1 to 64"));
+    assert!(refused("other", 65).to_string().contains("num-queues"));
+}

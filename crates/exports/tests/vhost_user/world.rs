@@ -1,0 +1,86 @@
+//! A test fixture: real reactors with a server on them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cairn_block::{Disk, ReactorId};
+use cairn_exports::front::Front;
+use cairn_exports::vhost_user::{VhostExport, VhostUserServer};
+use cairn_reactor::{Options, Reactors, RingKind};
+
+/// How many queues each export has.
+pub const QUEUES: u16 = 4;
+
+/// Reactors, and a server with sockets in a folder of its own.
+pub struct World {
+    pub server: VhostUserServer,
+    pub front: Arc<Front>,
+    reactors: Reactors,
+    folder: tempfile::TempDir,
+}
+
+impl World {
+    pub fn new(ring: RingKind) -> World {
+        let reactors = Reactors::start(Options { count: 3, ring }).unwrap();
+        let front = Front::new(&*reactors.post(), 64 << 20, 4);
+        let server = VhostUserServer::new(front.clone(), reactors.post());
+        World { server, front, reactors, folder: tempfile::tempdir().unwrap() }
+    }
+
+    /// Serves a disk; answers the path of its socket.
+    pub fn export(&self, name: &str, disk: &Arc<impl Disk + 'static>) -> PathBuf {
+        self.export_for(name, disk, false)
+    }
+
+    pub fn export_for(
+        &self,
+        name: &str,
+        disk: &Arc<impl Disk + 'static>,
+        read_only: bool,
+    ) -> PathBuf {
+        let socket = self.folder.path().join(name);
+        let (disk, name): (Arc<dyn Disk>, _) = (disk.clone(), name.to_owned());
+        let export = VhostExport { name, disk, read_only, socket, queues: QUEUES };
+        let socket = export.socket.clone();
+        self.server.add_export(export).unwrap();
+        socket
+    }
+
+    pub fn remove(&self, name: &'static str, drain: Duration) -> usize {
+        let server = self.server.clone();
+        self.reactors.block_on(ReactorId(2), move |env| async move {
+            server.remove_export(&env, name, drain).await
+        })
+    }
+}
+
+impl Drop for World {
+    /// Whatever drivers did, the server never broke the contract with a disk, and kept no memory.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        for reactor in (0..self.reactors.post().reactors()).map(ReactorId) {
+            let violations =
+                self.reactors.block_on(reactor, |env| async move { env.contract_violations() });
+            assert_eq!(violations, 0);
+        }
+        eventually("the memory of requests is given back", || self.front.memory_held() == 0);
+    }
+}
+
+/// Runs a test over io_uring (or its replacement on this machine) and over helper threads.
+pub fn on_both_rings(test: impl Fn(RingKind)) {
+    test(RingKind::Auto);
+    test(RingKind::Threads);
+}
+
+/// Waits for an event that must come; the limit only ends a test that has failed.
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < Duration::from_secs(60), "never: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

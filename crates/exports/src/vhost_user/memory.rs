@@ -10,7 +10,7 @@
 //!     read and written by atomic operations.
 //! M3. A region stays mapped while a window, a buffer or a request names it.
 //! M4. At the time of the mapping the file had all the bytes. A file that shrinks afterwards is the
-//!     peer's breach: see `truncated` for what becomes of it.
+//!     peer's breach: the bytes that are gone read as zeros, and [`Buffers::is_whole`] says so.
 
 use std::any::Any;
 use std::os::fd::OwnedFd;
@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use cairn_block::{Buf, Segs};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use super::truncated::Guarded;
 use super::wire::{Breach, RegionFacts};
 
 /// The most regions of a driver's memory.
@@ -33,6 +34,8 @@ const PAGE_BYTES: u64 = 4096;
 struct Mapping {
     base: NonNull<u8>,
     bytes: usize,
+    /// None only while it is dropped.
+    guard: Option<Guarded>,
 }
 
 // SAFETY: the memory is shared with another process anyway; M2 covers other threads, too.
@@ -60,13 +63,20 @@ impl Mapping {
         // SAFETY: a fresh mapping at an address of the system's choice.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, protection, flags, file, 0) };
         let base = base.map_err(|error| refused(error.to_string()))?;
-        let base = NonNull::new(base.cast()).ok_or_else(|| refused("address 0".to_owned()))?;
-        Ok(Mapping { base, bytes })
+        let base =
+            NonNull::new(base.cast::<u8>()).ok_or_else(|| refused("address 0".to_owned()))?;
+        let guard = Guarded::new(base.as_ptr().addr(), bytes, page as usize);
+        let mapping = Mapping { base, bytes, guard };
+        match mapping.guard {
+            Some(_) => Ok(mapping),
+            None => Err(refused("too many of them".to_owned())),
+        }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        drop(self.guard.take());
         // SAFETY: mapped in `new`; windows and buffers hold the mapping, so none is left (M3).
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok());
@@ -159,7 +169,8 @@ impl GuestMemory {
         };
         let mut regions: Vec<Buffer> = self.regions.iter().map(buffer).collect();
         regions.sort_unstable_by_key(|region| region.guest);
-        Buffers { regions }
+        let mappings = self.regions.iter().map(|region| region.mapping.clone()).collect();
+        Buffers { regions, mappings }
     }
 }
 
@@ -225,9 +236,17 @@ struct Buffer {
 pub(super) struct Buffers {
     /// By their addresses.
     regions: Vec<Buffer>,
+    mappings: Vec<Arc<Mapping>>,
 }
 
 impl Buffers {
+    /// False once an access has met the end of a file that was shortened. (M4)
+    pub(super) fn is_whole(&self) -> bool {
+        let is_truncated =
+            |mapping: &Arc<Mapping>| mapping.guard.as_ref().is_some_and(Guarded::is_truncated);
+        !self.mappings.iter().any(is_truncated)
+    }
+
     /// Appends `bytes` bytes at an address of the guest, which may lie in adjacent regions. False
     /// if some of them are in no region.
     pub(super) fn push(&self, segs: &mut Segs, mut guest: u64, bytes: u32) -> bool {

@@ -3,7 +3,7 @@
 //! - [`wire`]: the messages of a session, without a socket: bytes in, messages and bytes out.
 //! - `channel`: messages and descriptors over a socket.
 //! - `session`: what one driver negotiates, and its rings as they start and stop.
-//! - `memory`: the driver's memory, mapped.
+//! - `memory`, `truncated`: the driver's memory, mapped; what becomes of a file that shrinks.
 //! - `notifier`: how the two sides of a ring notify each other.
 //! - `split`: the split virtqueue.
 //! - `blk`: the block device: features, configuration space, requests.
@@ -26,6 +26,7 @@ mod queue;
 mod server;
 mod session;
 mod split;
+mod truncated;
 pub mod wire;
 
 pub use export::VhostExport;

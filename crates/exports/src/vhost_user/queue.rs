@@ -14,7 +14,7 @@
 //!   change it at any time.
 //!
 //! A driver that breaks the protocol stops its ring alone: no further chain is taken from it until
-//! the ring is started again.
+//! the ring is started again. One that takes memory away ends its session.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -53,6 +53,8 @@ pub(super) struct Setup {
     pub(super) call: Call,
     /// Tells the driver that the ring has stopped by itself.
     pub(super) error: Call,
+    /// Is raised if the driver has taken memory away: its session ends.
+    pub(super) broken: Arc<Shutdown>,
     /// Each write is durable when it ends.
     pub(super) write_through: Arc<AtomicBool>,
     /// The driver was not told of a loss.
@@ -92,6 +94,7 @@ pub(super) struct VirtQueue {
     queue: Rc<Queue<Ticket>>,
     export: Arc<Export>,
     memory: Buffers,
+    broken: Arc<Shutdown>,
     ring: RefCell<SplitRing>,
     driver: Rc<Driver>,
     call: Call,
@@ -112,7 +115,7 @@ pub(super) fn start(
     (stop, member): (Arc<Shutdown>, Membership),
     ended: Arc<Mutex<Ended>>,
 ) {
-    let Setup { export, ring, kick, call, error, write_through, owes } = setup;
+    let Setup { export, ring, kick, call, error, broken, write_through, owes } = setup;
     let intake = Rc::<Intake>::default();
     let label = format!("export '{}'", export.name);
     let queue = Queue::new(env, export.shared.clone(), intake.clone(), label);
@@ -122,6 +125,7 @@ pub(super) fn start(
     let vq = Rc::new(VirtQueue {
         queue: Rc::new(queue),
         memory,
+        broken,
         export,
         ring: RefCell::new(ring),
         driver: Driver::of(env).clone(),
@@ -144,6 +148,7 @@ pub(super) fn start(
             let key = format!("export '{}': a ring has stopped", vq.export.name);
             vq.queue.env.warn(&key, || format!("{key}: {breach}"));
             notify(&error);
+            vq.look_at_memory();
         }
         vq.taking.set(false);
         vq.publisher.wake();
@@ -170,6 +175,7 @@ impl VirtQueue {
             if self.intake.is_halted() {
                 return Ok(());
             }
+            self.look_at_memory();
             if self.ring.borrow_mut().ask_for_kick() {
                 continue;
             }
@@ -377,8 +383,16 @@ impl VirtQueue {
             }
             self.queue.release(batch.used.len(), std::mem::take(&mut batch.held));
             batch.used.clear();
+            self.look_at_memory();
         }
         self.end();
+    }
+
+    /// Ends the session of a driver that has taken memory away.
+    fn look_at_memory(&self) {
+        if !self.memory.is_whole() {
+            self.broken.raise(Level::Cut);
+        }
     }
 
     /// Moves what to publish now into `batch`, which is empty. False when nothing will ever follow.

@@ -61,6 +61,8 @@ pub(super) struct Session {
     memory: GuestMemory,
     rings: Vec<Ring>,
     write_through: Arc<AtomicBool>,
+    /// Is raised by a ring that found memory missing.
+    broken: Arc<Shutdown>,
     /// The reactor of the first ring; the others follow.
     reactor: ReactorId,
 }
@@ -77,6 +79,7 @@ pub(super) async fn serve(env: Env, export: Arc<Export>, socket: OwnedFd, reacto
         rings,
         // Until a driver says that it flushes.
         write_through: Arc::new(AtomicBool::new(true)),
+        broken: Arc::default(),
         reactor,
         env,
         export: export.clone(),
@@ -98,16 +101,21 @@ pub(super) async fn serve(env: Env, export: Arc<Export>, socket: OwnedFd, reacto
 impl Session {
     /// Handles messages until the socket closes or the export is stopped.
     async fn hear(&mut self) -> Result<(), Ended> {
-        let export = self.export.clone();
+        let (export, broken) = (self.export.clone(), self.broken.clone());
         let mut sizes = export.sizes();
         loop {
             let message = {
                 let mut message = std::pin::pin!(self.channel.message());
                 loop {
                     let stopped = export.shutdown.above(Level::Serving);
-                    let told = first(stopped, export.resized_since(sizes));
+                    let broken = broken.above(Level::Serving);
+                    let told = first(first(stopped, broken), export.resized_since(sizes));
                     match first(told, message.as_mut()).await {
-                        First::Left(First::Left(_)) => return Ok(()),
+                        First::Left(First::Left(First::Left(_))) => return Ok(()),
+                        First::Left(First::Left(First::Right(_))) => {
+                            let expected = "the file as it was mapped";
+                            return Err(Breach::field("memory", "a shorter file", expected).into());
+                        }
                         First::Left(First::Right(now)) => {
                             sizes = now;
                             self.tell_of_config().await?;
@@ -359,6 +367,7 @@ impl Session {
             kick: kick.clone(),
             call: ring.call.clone(),
             error: ring.error.clone(),
+            broken: self.broken.clone(),
             write_through: self.write_through.clone(),
             owes: std::mem::take(&mut ring.owes),
         };

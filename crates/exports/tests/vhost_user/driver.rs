@@ -256,6 +256,12 @@ impl Driver {
 
     /// Makes the chain that begins at a descriptor available, and notifies the device.
     pub fn offer(&mut self, ring: usize, head: u16) {
+        self.offer_unseen(ring, head);
+        self.kick(ring);
+    }
+
+    /// The same without a notification.
+    pub fn offer_unseen(&mut self, ring: usize, head: u16) {
         let at = ring as u64 * RING_BYTES + AVAILABLE;
         let index = &mut self.available[ring];
         self.memory
@@ -263,7 +269,6 @@ impl Driver {
             .unwrap();
         *index = index.wrapping_add(1);
         self.memory.write_all_at(&index.to_le_bytes(), at + 2).unwrap();
-        self.kick(ring);
     }
 
     pub fn kick(&self, ring: usize) {

@@ -270,6 +270,30 @@ fn a_pipe_whose_other_end_is_closed_does_not_keep_a_reactor_busy() {
 }
 
 #[test]
+fn a_driver_that_takes_its_memory_away_ends_its_session_alone() {
+    on_both_rings(|ring| {
+        let world = World::new(ring);
+        let disk = TestDisk::new(1 << 20);
+        let path = world.export("vm", &disk);
+        let mut beside = Driver::start(&world.export("other", &disk), FLUSH, 1);
+        // All of it, rings included; and the data of a request alone.
+        for left in [0, 0x80000] {
+            let mut driver = Driver::start(&path, FLUSH, 2);
+            assert_eq!(driver.write(0, 0, &[1; 512]), 0);
+            driver.chain(0, 0, &[Piece(0x40000, 16, false), Piece(DATA, 1, true)]);
+            if left > 0 {
+                driver.offer_unseen(0, 0);
+            }
+            driver.memory.set_len(left).unwrap();
+            driver.kick(0);
+            assert!(driver.is_hung_up(), "{left}");
+            assert_eq!(beside.write(0, 0, &[2; 512]), 0);
+        }
+        assert_eq!(Driver::start(&path, FLUSH, 1).write(0, 0, &[3; 512]), 0);
+    });
+}
+
+#[test]
 fn half_a_message_holds_up_nothing_but_its_session() {
     let world = World::new(RingKind::Auto);
     let disk = TestDisk::new(1 << 20);

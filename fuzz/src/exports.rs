@@ -10,6 +10,9 @@ use cairn_exports::nbd::facts::{BlockSizes, ExportFacts, Exports};
 use cairn_exports::nbd::handshake::{Handshake, OPTION_BYTES_MAX, Outcome};
 use cairn_exports::nbd::request::{ByteRange, Command, Decoded, REQUEST_BYTES, Terms, decode};
 use cairn_exports::nbd::wire::{BASE_ALLOCATION, TransmissionFlags};
+use cairn_exports::vhost_user::trial;
+use cairn_exports::vhost_user::wire::{DESCRIPTORS_MAX, HEADER_BYTES, Header, Message};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 /// A header, then the connection's terms: transmission flags (16 bits), the two switches (a byte),
 /// the alignment as a power of two (a byte), the size in bytes (64 bits).
@@ -117,4 +120,42 @@ fn exports() -> Arc<Exports> {
     };
     let facts = vec![export("a", 512), export("b", 4096)];
     Arc::new(Exports::new(facts, Some("a")).expect("two proper exports"))
+}
+
+/// How many descriptors came, then the head of a message and its payload.
+pub fn vhost_user_message(bytes: &[u8]) {
+    let Some((&[descriptors], rest)) = bytes.split_first_chunk::<1>() else { return };
+    let Some((head, payload)) = rest.split_first_chunk::<HEADER_BYTES>() else { return };
+    let header = match Header::decode(head) {
+        Ok(header) => header,
+        Err(breach) => return assert!(!breach.to_string().is_empty()),
+    };
+    let Some(payload) = payload.get(..header.payload_bytes) else { return };
+    let descriptors = usize::from(descriptors) % (DESCRIPTORS_MAX + 2);
+    match header.message(payload, descriptors) {
+        Ok(Message::SetMemTable(regions)) => assert_eq!(regions.len(), descriptors),
+        Ok(Message::GetConfig { offset, bytes }) => {
+            assert!(offset.checked_add(bytes).is_some_and(|end| end <= 256));
+            let reply = header.reply_config(offset, &payload[12..]);
+            assert_eq!(reply.len(), HEADER_BYTES + payload.len());
+        }
+        Ok(Message::SetConfig { offset, data }) => assert!(offset as usize + data.len() <= 256),
+        Ok(_) => {}
+        Err(breach) => assert!(!breach.to_string().is_empty()),
+    }
+}
+
+/// The memory of a driver with a ring of 8 entries: descriptors, what is available from byte 128,
+/// what is used from byte 192; the first byte of all says whether indexes are named.
+pub fn vhost_user_ring(bytes: &[u8]) {
+    const MEMORY_BYTES: u64 = 16 << 10;
+    let Some((&[switches], content)) = bytes.split_first_chunk::<1>() else { return };
+    let content = &content[..content.len().min(MEMORY_BYTES as usize)];
+    let memory = memfd_create("memory", MemfdFlags::CLOEXEC).expect("memory");
+    ftruncate(&memory, MEMORY_BYTES).expect("memory");
+    rustix::io::pwrite(&memory, content, 0).expect("memory");
+    match trial::take_all(&memory, MEMORY_BYTES, 8, [0, 192, 128], switches & 1 != 0) {
+        Ok(requests) => assert!(requests <= 1 << 16),
+        Err(breach) => assert!(!breach.to_string().is_empty()),
+    }
 }

@@ -33,6 +33,24 @@ proptest! {
     fn random_words_break_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         exports_bodies::nbd_request(&bytes);
         exports_bodies::nbd_handshake(&bytes);
+        exports_bodies::vhost_user_message(&bytes);
+        exports_bodies::vhost_user_ring(&bytes);
+    }
+
+    #[test]
+    fn mutated_messages_of_drivers_keep_the_promises(
+        seed in proptest::sample::select(seeds("vhost_user_message")),
+        mutations in mutations(),
+    ) {
+        exports_bodies::vhost_user_message(&mutate(&seed, &mutations));
+    }
+
+    #[test]
+    fn mutated_rings_keep_the_promises(
+        seed in proptest::sample::select(seeds("vhost_user_ring")),
+        mutations in mutations(),
+    ) {
+        exports_bodies::vhost_user_ring(&mutate(&seed, &mutations));
     }
 
     #[test]

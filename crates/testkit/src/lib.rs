@@ -1,11 +1,14 @@
 //! Test data and helpers for several crates: the golden images and the fuzzers' seeds, skipping of
-//! tests, files that fail as drives do, and an NBD client. A missing or damaged file fails the test
+//! tests, files that fail as drives do, an NBD client, and a driver of vhost-user. A missing or damaged file fails the test
 //! that asks for it. A program that the machine lacks skips the test, by the rule of
 //! `scripts/test`.
 
 mod failing_files;
 #[cfg(feature = "nbd")]
 pub mod nbd;
+
+#[expect(missing_docs, reason = "most names are the protocol's")]
+pub mod vhost;
 
 pub use failing_files::{FailingFiles, Faults};
 

@@ -31,4 +31,5 @@ mod thin_restore;
 mod thin_tools;
 mod upgrade;
 mod verbs;
+mod vhost;
 mod writecache_tools;

@@ -5,7 +5,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use cairn_reactor::Driver;
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendFlags, recvmsg, sendmsg,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use smallvec::SmallVec;
 
@@ -84,12 +84,25 @@ impl Channel {
     }
 
     /// Sends all of `bytes`.
-    pub(super) async fn send(&self, mut bytes: &[u8]) -> Result<(), Ended> {
+    pub(super) async fn send(&self, bytes: &[u8]) -> Result<(), Ended> {
+        self.send_with(bytes, None).await
+    }
+
+    /// Sends all of `bytes`, with a descriptor.
+    pub(super) async fn send_with(
+        &self,
+        mut bytes: &[u8],
+        mut passed: Option<BorrowedFd<'_>>,
+    ) -> Result<(), Ended> {
         while !bytes.is_empty() {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            let mut control = SendAncillaryBuffer::default();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if let Some(passed) = &passed {
+                control.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(passed)));
+            }
             match sendmsg(&*self.socket, &[IoSlice::new(bytes)], &mut control, flags) {
-                Ok(count) => bytes = &bytes[count..],
+                Ok(count) => (bytes, passed) = (&bytes[count..], None),
                 Err(Errno::AGAIN) => {
                     self.driver.writable(&self.socket).await;
                 }

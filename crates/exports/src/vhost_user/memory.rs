@@ -152,7 +152,7 @@ impl GuestMemory {
             let at = region.find(region.facts.user, user, bytes)?;
             let (base, mapping) = (region.pointer(at), region.mapping.clone());
             let is_aligned = base.as_ptr().addr().is_multiple_of(align);
-            is_aligned.then_some(Window { base, bytes, _mapping: mapping })
+            is_aligned.then_some(Window { base, bytes, mapping })
         };
         self.regions.iter().find_map(here)
     }
@@ -178,13 +178,29 @@ impl GuestMemory {
 pub(super) struct Window {
     base: NonNull<u8>,
     bytes: usize,
-    _mapping: Arc<Mapping>,
+    mapping: Arc<Mapping>,
 }
 
 // SAFETY: as for the mapping, which it holds.
 unsafe impl Send for Window {}
 
 impl Window {
+    /// A window on all of `bytes` bytes from `offset` of a file.
+    pub(super) fn of_file(file: &OwnedFd, offset: u64, bytes: u64) -> Result<Window, Breach> {
+        let facts = RegionFacts { guest: 0, user: 0, bytes, offset };
+        let mapping = Arc::new(Mapping::new(file, &facts)?);
+        let region = Region { facts, mapping };
+        Ok(Window { base: region.pointer(0), bytes: bytes as usize, mapping: region.mapping })
+    }
+
+    /// A window on a part of it; none if it is not inside, or at an odd place.
+    pub(super) fn slice(&self, at: usize, bytes: usize) -> Option<Window> {
+        let fits = at <= self.bytes && bytes <= self.bytes - at;
+        let base = NonNull::new(self.pointer(fits.then_some(at)?, bytes))?;
+        let is_even = base.as_ptr().addr().is_multiple_of(2);
+        is_even.then(|| Window { base, bytes, mapping: self.mapping.clone() })
+    }
+
     fn pointer(&self, at: usize, bytes: usize) -> *mut u8 {
         assert!(at <= self.bytes && bytes <= self.bytes - at, "M1");
         // SAFETY: within the window (asserted).
@@ -201,6 +217,10 @@ impl Window {
 
     /// Writes bytes.
     pub(super) fn store(&self, at: usize, bytes: &[u8]) {
+        #[cfg(test)]
+        if !stores::spend() {
+            return;
+        }
         let to = self.pointer(at, bytes.len());
         // SAFETY: as in `load`.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
@@ -221,6 +241,10 @@ impl Window {
 
     /// Writes the number at an even place. What was written before it is visible with it.
     pub(super) fn store_u16(&self, at: usize, value: u16) {
+        #[cfg(test)]
+        if !stores::spend() {
+            return;
+        }
         self.atomic(at).store(value.to_le(), Ordering::Release);
     }
 }
@@ -263,5 +287,46 @@ impl Buffers {
             (left, guest) = (left - take, guest + take);
         }
         true
+    }
+}
+
+/// The end of a life after so many stores: the later ones do nothing.
+#[cfg(test)]
+pub(super) mod stores {
+    use std::cell::Cell;
+
+    use super::Window;
+
+    thread_local! {
+        static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
+    }
+
+    pub(super) fn spend() -> bool {
+        match LEFT.get() {
+            Some(left) => {
+                LEFT.set(Some(left.saturating_sub(1)));
+                left > 0
+            }
+            None => true,
+        }
+    }
+
+    /// True while the life goes on.
+    pub(crate) fn are_left() -> bool {
+        LEFT.get() != Some(0)
+    }
+
+    /// Runs `live` with so many stores. True if it wanted at least as many.
+    pub(crate) fn with(left: usize, live: impl FnOnce()) -> bool {
+        LEFT.set(Some(left));
+        live();
+        LEFT.take() == Some(0)
+    }
+
+    impl Window {
+        /// The same window for another life.
+        pub(crate) fn part(&self) -> Window {
+            self.slice(0, self.bytes).expect("all of it")
+        }
     }
 }

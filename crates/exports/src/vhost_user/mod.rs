@@ -5,27 +5,30 @@
 //! - `session`: what one driver negotiates, and its rings as they start and stop.
 //! - `memory`, `truncated`: the driver's memory, mapped; what becomes of a file that shrinks.
 //! - `notifier`: how the two sides of a ring notify each other.
+//! - `inflight`: which chains were taken and not used, for the next server.
 //! - `split`: the split virtqueue.
 //! - `blk`: the block device: features, configuration space, requests.
 //! - `queue`: a ring that runs, on one reactor.
+//! - [`trial`]: a ring on memory with any content, for fuzzers.
 //! - `export`, `server`: disks behind sockets; which driver is served.
 //!
 //! The peer is not trusted: whatever it sends or writes into its memory ends at most its session, or
 //! stops one of its rings. Data of requests stays in the peer's memory, which the disk reads and
 //! writes directly.
 //!
-//! Deliberately absent: packed rings, requests in flight that outlive this process, the log of
-//! changed pages that a live migration needs, IOMMU.
+//! Deliberately absent: packed rings, the log of changed pages that a live migration needs, IOMMU.
 
 mod blk;
 mod channel;
 mod export;
+mod inflight;
 mod memory;
 mod notifier;
 mod queue;
 mod server;
 mod session;
 mod split;
+pub mod trial;
 mod truncated;
 pub mod wire;
 

@@ -371,10 +371,7 @@ impl VirtQueue {
     async fn publish(&self) {
         let mut batch = Batch::default();
         while self.publisher.until(|| self.next_batch(&mut batch)).await {
-            let mut ring = self.ring.borrow_mut();
-            batch.used.iter().for_each(|(head, written)| ring.note_used(*head, *written));
-            let is_wanted = ring.publish();
-            drop(ring);
+            let is_wanted = self.ring.borrow_mut().use_all(&batch.used);
             if is_wanted {
                 notify(&self.call);
             }

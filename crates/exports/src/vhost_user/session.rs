@@ -10,12 +10,13 @@
 //!   had submitted is done, and its memory unmapped, before another driver is heard.
 //! - S3. A loss that one ring's driver was not told of is owed to the ring that takes its place.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{Env, Mail, ReactorId};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use zerocopy::IntoBytes;
 
 use crate::front::{First, Level, Shutdown, first};
@@ -23,11 +24,14 @@ use crate::front::{First, Level, Shutdown, first};
 use super::blk::{Features, WRITEBACK_AT};
 use super::channel::{Channel, Descriptors, Ended};
 use super::export::Export;
-use super::memory::{GuestMemory, REGIONS_MAX};
+use super::inflight::Inflight;
+use super::memory::{GuestMemory, REGIONS_MAX, Window};
 use super::notifier::Notifier;
 use super::queue::{self, Call, Setup};
-use super::split::SplitRing;
-use super::wire::{Breach, Header, Message, ProtocolFeatures, RingAddresses, config_changed};
+use super::split::{ENTRIES_MAX, SplitRing};
+use super::wire::{
+    Breach, Header, InflightFacts, Message, ProtocolFeatures, RingAddresses, config_changed,
+};
 
 /// What a ring that runs is stopped by.
 struct Running {
@@ -59,6 +63,8 @@ pub(super) struct Session {
     features: Features,
     protocol: ProtocolFeatures,
     memory: GuestMemory,
+    /// Which requests are in flight, for all rings of so many entries.
+    inflight: Option<(Window, u16)>,
     rings: Vec<Ring>,
     write_through: Arc<AtomicBool>,
     /// Is raised by a ring that found memory missing.
@@ -76,6 +82,7 @@ pub(super) async fn serve(env: Env, export: Arc<Export>, socket: OwnedFd, reacto
         features: Features::empty(),
         protocol: ProtocolFeatures::empty(),
         memory: GuestMemory::default(),
+        inflight: None,
         rings,
         // Until a driver says that it flushes.
         write_through: Arc::new(AtomicBool::new(true)),
@@ -160,6 +167,7 @@ impl Session {
                 self.rings[index].kick = None;
                 Some(header.reply_base(ring, self.rings[index].base.into()))
             }
+            Message::GetInflightFd(facts) => return self.give_inflight(header, facts).await,
             message => {
                 self.change(message, &mut descriptors).await?;
                 None
@@ -207,6 +215,7 @@ impl Session {
                 let socket = descriptors.remove(0);
                 self.backend = Some(Channel::new(&self.env, socket));
             }
+            Message::SetInflightFd(facts) => self.set_inflight(facts, &descriptors[0]).await?,
             Message::SetConfig { offset, data } => self.set_config(offset, &data)?,
             message => self.change_ring(message, descriptors).await?,
         }
@@ -326,6 +335,40 @@ impl Session {
         self.start_all()
     }
 
+    /// Makes memory for what is in flight; the driver's side keeps it, and passes it back.
+    async fn give_inflight(&self, header: Header, facts: InflightFacts) -> Result<(), Ended> {
+        let bytes = self.inflight_bytes(facts)?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("cairn-inflight", flags).map_err(Ended::Failed)?;
+        ftruncate(&file, bytes).map_err(Ended::Failed)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW).map_err(Ended::Failed)?;
+        let facts = InflightFacts { bytes, offset: 0, ..facts };
+        self.channel.send_with(&header.reply_inflight(facts), Some(file.as_fd())).await
+    }
+
+    async fn set_inflight(&mut self, facts: InflightFacts, file: &OwnedFd) -> Result<(), Breach> {
+        let bytes = self.inflight_bytes(facts)?;
+        if facts.bytes < bytes {
+            return Err(Breach::field("inflight: memory", facts.bytes, "room for all rings"));
+        }
+        let window = Window::of_file(file, facts.offset, facts.bytes)?;
+        self.stop_all().await;
+        self.inflight = Some((window, facts.entries));
+        self.start_all()
+    }
+
+    /// The memory that rings of these facts need.
+    fn inflight_bytes(&self, facts: InflightFacts) -> Result<u64, Breach> {
+        let InflightFacts { queues, entries, .. } = facts;
+        if queues == 0 || queues > self.export.queues {
+            return Err(Breach::field("inflight: queues", queues, "at most those offered"));
+        }
+        if u32::from(entries) > ENTRIES_MAX || !entries.is_power_of_two() {
+            return Err(Breach::field("inflight: entries", entries, "a power of two up to 32768"));
+        }
+        Ok(u64::from(queues) * Inflight::region_bytes(entries) as u64)
+    }
+
     async fn stop_all(&mut self) {
         for ring in self.rings.iter().filter_map(|ring| ring.running.as_ref()) {
             ring.stop.raise(Level::Draining);
@@ -360,7 +403,19 @@ impl Session {
             return Ok(());
         }
         let event_idx = self.features.contains(Features::EVENT_IDX);
-        let split = SplitRing::new(&self.memory, ring.entries, addresses, ring.base, event_idx)?;
+        let mut split =
+            SplitRing::new(&self.memory, ring.entries, addresses, ring.base, event_idx)?;
+        if let Some((window, entries)) = &self.inflight {
+            let bytes = Inflight::region_bytes(*entries);
+            let region = window.slice(index * bytes, bytes).ok_or_else(|| {
+                Breach::field("inflight: memory", "no room for a ring", "room for all rings")
+            })?;
+            if u32::from(*entries) != ring.entries {
+                let expected = "as many as its memory for what is in flight";
+                return Err(Breach::field("entries of a ring", ring.entries, expected));
+            }
+            split.track(region)?;
+        }
         let setup = Setup {
             export: self.export.clone(),
             ring: split,

@@ -14,10 +14,12 @@
 //!   notification it has published, and then reads whether the driver wants one. Between both steps
 //!   is a full fence, on both sides: one of the two sees the other.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
 
 use cairn_block::Segs;
 
+use super::inflight::Inflight;
 use super::memory::{Buffers, GuestMemory, Window};
 use super::wire::{Breach, RingAddresses};
 
@@ -88,6 +90,10 @@ pub(super) struct SplitRing {
     considered: u16,
     /// A table of indirect descriptors.
     table: Vec<u8>,
+    /// What the next server must know.
+    inflight: Option<Inflight>,
+    /// Chains that an earlier server took and did not use; they come first.
+    again: VecDeque<u16>,
 }
 
 impl SplitRing {
@@ -120,6 +126,8 @@ impl SplitRing {
             next_used,
             considered: next_used,
             table: Vec::new(),
+            inflight: None,
+            again: VecDeque::new(),
         })
     }
 
@@ -130,11 +138,14 @@ impl SplitRing {
 
     /// True if a chain is available.
     pub(super) fn has_next(&self) -> bool {
-        self.available.load_u16(INDEX_AT) != self.next_available
+        !self.again.is_empty() || self.available.load_u16(INDEX_AT) != self.next_available
     }
 
     /// Takes the next chain into `chain`, which is empty. False if none is available.
     pub(super) fn take(&mut self, memory: &Buffers, chain: &mut Chain) -> Result<bool, Breach> {
+        if let Some(head) = self.again.pop_front() {
+            return self.read_chain(head, memory, chain);
+        }
         let index = self.available.load_u16(INDEX_AT);
         match index.wrapping_sub(self.next_available) {
             0 => return Ok(false),
@@ -145,7 +156,23 @@ impl SplitRing {
         }
         let slot = usize::from(self.next_available % self.entries);
         self.next_available = self.next_available.wrapping_add(1);
-        chain.head = u16::from_le_bytes(self.available.load(ELEMENTS_AT + 2 * slot));
+        let head = u16::from_le_bytes(self.available.load(ELEMENTS_AT + 2 * slot));
+        if head >= self.entries {
+            return Err(Breach::field("head of a chain", head, "a descriptor of the ring"));
+        }
+        if let Some(inflight) = &mut self.inflight {
+            inflight.note_taken(head);
+        }
+        self.read_chain(head, memory, chain)
+    }
+
+    fn read_chain(
+        &mut self,
+        head: u16,
+        memory: &Buffers,
+        chain: &mut Chain,
+    ) -> Result<bool, Breach> {
+        chain.head = head;
         let descriptors = &self.descriptors;
         let direct = |index| descriptors.load(usize::from(index) * DESCRIPTOR_BYTES);
         let last = walk(direct, usize::from(self.entries), chain.head, memory, chain)?;
@@ -178,16 +205,41 @@ impl SplitRing {
         Ok(())
     }
 
-    /// Notes that a chain was used, and how many bytes were written to it.
-    pub(super) fn note_used(&mut self, head: u16, written: u32) {
+    /// Goes on with the chains that an earlier server took and did not use.
+    pub(super) fn track(&mut self, region: Window) -> Result<(), Breach> {
+        let (inflight, again) = Inflight::open(region, self.entries, self.next_used)?;
+        if !again.is_empty() {
+            // The index that the driver's side gives does not count them.
+            self.next_available = self.next_used.wrapping_add(again.len() as u16);
+        }
+        (self.inflight, self.again) = (Some(inflight), again.into());
+        Ok(())
+    }
+
+    /// Uses chains, each with how many bytes were written to it, and shows them to the driver (R3).
+    /// True if it wants to be notified (R4).
+    pub(super) fn use_all(&mut self, chains: &[(u16, u32)]) -> bool {
+        for (head, written) in chains {
+            self.note_used(*head, *written);
+            if let Some(inflight) = &mut self.inflight {
+                inflight.note_used(*head);
+            }
+        }
+        let is_wanted = self.publish();
+        if let Some(inflight) = &mut self.inflight {
+            inflight.note_published(chains.iter().map(|(head, _)| *head), self.next_used);
+        }
+        is_wanted
+    }
+
+    fn note_used(&mut self, head: u16, written: u32) {
         let slot = usize::from(self.next_used % self.entries);
         let element = u64::from(head) | u64::from(written) << 32;
         self.used.store(ELEMENTS_AT + USED_BYTES * slot, &element.to_le_bytes());
         self.next_used = self.next_used.wrapping_add(1);
     }
 
-    /// Shows the driver what was used (R3). True if it wants to be notified (R4).
-    pub(super) fn publish(&mut self) -> bool {
+    fn publish(&mut self) -> bool {
         self.used.store_u16(INDEX_AT, self.next_used);
         fence(Ordering::SeqCst);
         let before = std::mem::replace(&mut self.considered, self.next_used);

@@ -10,7 +10,7 @@
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use zerocopy::little_endian::{U32, U64};
+use zerocopy::little_endian::{U16, U32, U64};
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 12;
@@ -49,6 +49,8 @@ bitflags::bitflags! {
         const BACKEND_REQ = 1 << 5;
         /// The configuration space is read and written by messages.
         const CONFIG = 1 << 9;
+        /// The driver's side keeps which requests are in flight.
+        const INFLIGHT_SHMFD = 1 << 12;
         /// Memory comes and goes region by region.
         const CONFIGURE_MEM_SLOTS = 1 << 15;
     }
@@ -75,6 +77,8 @@ mod number {
     pub const SET_BACKEND_REQ_FD: u32 = 21;
     pub const GET_CONFIG: u32 = 24;
     pub const SET_CONFIG: u32 = 25;
+    pub const GET_INFLIGHT_FD: u32 = 31;
+    pub const SET_INFLIGHT_FD: u32 = 32;
     pub const GET_MAX_MEM_SLOTS: u32 = 36;
     pub const ADD_MEM_REG: u32 = 37;
     pub const REM_MEM_REG: u32 = 38;
@@ -124,6 +128,30 @@ struct RawConfig {
     offset: U32,
     bytes: U32,
     flags: U32,
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct RawInflight {
+    bytes: U64,
+    offset: U64,
+    queues: U16,
+    entries: U16,
+    /// Between the fields and the next multiple of eight bytes.
+    unused: [u8; 4],
+}
+
+/// Memory for requests in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InflightFacts {
+    /// Its length.
+    pub bytes: u64,
+    /// Where it begins in its file, in bytes.
+    pub offset: u64,
+    /// How many queues it is for.
+    pub queues: u16,
+    /// How many entries each of them has.
+    pub entries: u16,
 }
 
 /// The head of a message.
@@ -186,6 +214,8 @@ pub enum Message {
     SetBackendReqFd,
     GetConfig { offset: u32, bytes: u32 },
     SetConfig { offset: u32, data: Vec<u8> },
+    GetInflightFd(InflightFacts),
+    SetInflightFd(InflightFacts),
 }
 
 /// What the peer did that the protocol does not allow.
@@ -280,7 +310,7 @@ impl Header {
         let message = self.decode_payload(payload)?;
         let expected = match &message {
             Message::SetMemTable(regions) => regions.len(),
-            Message::AddMemReg(_) | Message::SetBackendReqFd => 1,
+            Message::AddMemReg(_) | Message::SetBackendReqFd | Message::SetInflightFd(_) => 1,
             // Some drivers pass a descriptor here, which means nothing.
             Message::RemMemReg(_) => descriptors,
             Message::SetVringKick { .. }
@@ -326,6 +356,8 @@ impl Header {
             }
             number::SET_BACKEND_REQ_FD => Message::SetBackendReqFd,
             number::GET_CONFIG | number::SET_CONFIG => self.config(payload)?,
+            number::GET_INFLIGHT_FD => Message::GetInflightFd(self.inflight(payload)?),
+            number::SET_INFLIGHT_FD => Message::SetInflightFd(self.inflight(payload)?),
             number => return Err(Breach::Unknown(number)),
         })
     }
@@ -364,6 +396,16 @@ impl Header {
             offset: region.offset.get(),
         };
         Ok(regions.0.iter().map(facts).collect())
+    }
+
+    fn inflight(self, payload: &[u8]) -> Result<InflightFacts, Breach> {
+        let raw: RawInflight = self.whole(payload)?;
+        Ok(InflightFacts {
+            bytes: raw.bytes.get(),
+            offset: raw.offset.get(),
+            queues: raw.queues.get(),
+            entries: raw.entries.get(),
+        })
     }
 
     fn addresses(self, payload: &[u8]) -> Result<Message, Breach> {
@@ -405,6 +447,14 @@ impl Header {
     /// The answer with the index of a ring and where it stopped.
     pub fn reply_base(self, ring: u32, base: u32) -> Vec<u8> {
         self.reply(RawRing { index: ring.into(), value: base.into() }.as_bytes())
+    }
+
+    /// The answer with memory for requests in flight, whose descriptor goes with it.
+    pub fn reply_inflight(self, facts: InflightFacts) -> Vec<u8> {
+        let InflightFacts { bytes, offset, queues, entries } = facts;
+        let (bytes, offset) = (bytes.into(), offset.into());
+        let (queues, entries) = (queues.into(), entries.into());
+        self.reply(RawInflight { bytes, offset, queues, entries, unused: [0; 4] }.as_bytes())
     }
 
     /// The answer with bytes of the configuration space.

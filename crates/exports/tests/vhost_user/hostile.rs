@@ -5,12 +5,12 @@ use std::fs::File;
 use std::os::fd::AsFd;
 
 use crate::disk::TestDisk;
-use crate::driver::{
+use crate::world::{World, eventually, on_both_rings};
+use cairn_reactor::RingKind;
+use cairn_testkit::vhost::{
     DATA, Driver, FLUSH, GUEST, INDIRECT, MEMORY_BYTES, NEXT, OUT, Piece, TABLE, WRITE, message,
     was_notified,
 };
-use crate::world::{World, eventually, on_both_rings};
-use cairn_reactor::RingKind;
 
 const USER: u64 = 0x7000_0000_0000;
 

@@ -6,8 +6,6 @@
 #[expect(dead_code, reason = "what the other tests of this disk look at")]
 mod disk;
 #[cfg(test)]
-mod driver;
-#[cfg(test)]
 mod foreign;
 #[cfg(test)]
 mod hostile;

@@ -3,11 +3,11 @@
 use cairn_block::{ErrorKind, Flags, IoError, Limits, Op};
 
 use crate::disk::TestDisk;
-use crate::driver::{
+use crate::world::{World, eventually, on_both_rings};
+use cairn_testkit::vhost::{
     CONFIG_WCE, DATA, DISCARD, Driver, EVENT_IDX, FLUSH, GUEST, ID, IN, INDIRECT, NEXT, OUT, Piece,
     SYNC, TABLE, WRITE, ZEROES, was_notified,
 };
-use crate::world::{World, eventually, on_both_rings};
 
 const DONE: u8 = 0;
 const FAILED: u8 = 1;

@@ -2,14 +2,18 @@
 
 use std::io::Read;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use cairn_block::SectorCount;
 
 use crate::disk::TestDisk;
-use crate::driver::{DATA, Driver, FLUSH, GUEST, MEMORY_BYTES, OUT, Piece, SYNC, message, trickle};
-use crate::world::{QUEUES, World, eventually, on_both_rings};
+use crate::world::{World, eventually, on_both_rings};
+use cairn_testkit::vhost::{
+    DATA, Driver, FLUSH, GUEST, MEMORY_BYTES, OUT, Piece, RINGS, SYNC, message, trickle,
+    was_notified,
+};
 
 const DONE: u8 = 0;
 const FAILED: u8 = 1;
@@ -85,20 +89,14 @@ fn memory_changes_between_requests() {
         assert_eq!(disk.bytes(4096, 1024), [2; 1024]);
         assert_eq!(driver.write(1, 0, &[3; 512]), DONE, "the other rings go on, too");
         driver.share(&[(GUEST, user, half, 0)]);
-        assert_eq!(driver.ask(message::GET_QUEUE_NUM), u64::from(QUEUES));
+        assert_eq!(driver.ask(message::GET_QUEUE_NUM), u64::from(RINGS));
         assert_eq!(driver.write(0, 0, &[4; 512]), DONE);
-        driver.run_outside(half);
+        // Data where no memory is shared now: the ring stops.
+        driver.submit(0, 1, OUT, 0, &[Piece(half, 512, false)]);
+        eventually("the ring stops", || was_notified(&driver.errors[0]));
+        assert_eq!(driver.status(0, 1), 0xff);
+        assert_eq!(driver.write(1, 0, &[5; 512]), DONE);
     });
-}
-
-impl Driver {
-    /// Offers a request whose data is where no memory is shared: its ring stops.
-    fn run_outside(&mut self, at: u64) {
-        self.submit(0, 1, OUT, 0, &[Piece(at, 512, false)]);
-        eventually("the ring stops", || crate::driver::was_notified(&self.errors[0]));
-        assert_eq!(self.status(0, 1), 0xff);
-        assert_eq!(self.write(1, 0, &[5; 512]), DONE);
-    }
 }
 
 #[test]
@@ -164,8 +162,8 @@ fn the_next_driver_is_heard_when_the_one_before_has_left() {
     assert!(second.socket.read(&mut [0]).is_err(), "a request of the first one is under way");
     second.socket.set_nonblocking(false).unwrap();
     disk.release(0);
-    assert_eq!(second.reply(message::GET_QUEUE_NUM), u64::from(QUEUES).to_le_bytes());
-    assert_eq!(second.ask(message::GET_QUEUE_NUM), u64::from(QUEUES));
+    assert_eq!(second.reply(message::GET_QUEUE_NUM), u64::from(RINGS).to_le_bytes());
+    assert_eq!(second.ask(message::GET_QUEUE_NUM), u64::from(RINGS));
 }
 
 #[test]
@@ -197,7 +195,7 @@ fn a_message_that_comes_byte_by_byte_is_understood() {
     let mut driver = Driver::connect(&world.export("vm", &disk));
     let bytes = [17_u32, 1, 0].map(u32::to_le_bytes).concat();
     trickle(&driver, &bytes);
-    assert_eq!(driver.reply(message::GET_QUEUE_NUM), u64::from(QUEUES).to_le_bytes());
+    assert_eq!(driver.reply(message::GET_QUEUE_NUM), u64::from(RINGS).to_le_bytes());
 }
 
 #[test]
@@ -217,4 +215,39 @@ fn names_and_numbers_of_queues_that_make_no_sense_are_refused() {
     assert!(refused("vm", 1).to_string().contains("expected a name not in use"));
     assert!(refused("other", 0).to_string().contains("expected 1 to 64"));
     assert!(refused("other", 65).to_string().contains("num-queues"));
+}
+
+#[test]
+fn chains_that_a_dead_server_had_taken_are_run_before_new_ones_in_their_order() {
+    on_both_rings(|ring| {
+        let world = World::new(ring);
+        let disk = TestDisk::new(1 << 20);
+        let path = world.export("vm", &disk);
+        let mut driver = Driver::connect(&path);
+        driver.negotiate(FLUSH);
+        driver.share_all();
+        driver.track();
+        driver.start_ring(0, 0);
+        assert_eq!(driver.write(0, 0, &[1; 512]), DONE);
+        let base = driver.stop_ring(0);
+        assert_eq!(base, 1);
+        // Offered to no server: slots 1, 2 and 3, of which a server took 3, then 1, and died.
+        for slot in 1..4 {
+            driver.submit(0, slot, OUT, 8 * u64::from(slot), &[Piece(DATA, 512, false)]);
+        }
+        let (region, _) = driver.inflight.as_ref().unwrap();
+        for (order, slot) in [(5_u64, 3_u64), (6, 1)] {
+            let entry = 16 + 16 * (4 * slot);
+            region.write_all_at(&order.to_le_bytes(), entry + 8).unwrap();
+            region.write_all_at(&[1], entry).unwrap();
+        }
+        let before = disk.log().len();
+        driver.connect_again(&path, FLUSH, 1);
+        // The index of what is available stands at 4, behind both; the third one was taken, too.
+        driver.await_used(0, 3);
+        let started: Vec<u64> =
+            disk.log()[before..].iter().map(|seen| seen.range.start.0 / 8).collect();
+        assert_eq!(started[..2], [3, 1]);
+        assert_eq!((driver.status(0, 3), driver.status(0, 1)), (DONE, DONE));
+    });
 }

@@ -8,9 +8,7 @@ use cairn_block::{Disk, ReactorId};
 use cairn_exports::front::Front;
 use cairn_exports::vhost_user::{VhostExport, VhostUserServer};
 use cairn_reactor::{Options, Reactors, RingKind};
-
-/// How many queues each export has.
-pub const QUEUES: u16 = 4;
+use cairn_testkit::vhost::RINGS;
 
 /// Reactors, and a server with sockets in a folder of its own.
 pub struct World {
@@ -41,7 +39,7 @@ impl World {
     ) -> PathBuf {
         let socket = self.folder.path().join(name);
         let (disk, name): (Arc<dyn Disk>, _) = (disk.clone(), name.to_owned());
-        let export = VhostExport { name, disk, read_only, socket, queues: QUEUES };
+        let export = VhostExport { name, disk, read_only, socket, queues: RINGS };
         let socket = export.socket.clone();
         self.server.add_export(export).unwrap();
         socket

@@ -3,18 +3,22 @@
 //! Its memory is a file, of which the tests read and write pieces; the server has it mapped.
 
 use std::fs::File;
-use std::io::{IoSlice, Read, Write};
+use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
 
-use crate::world::{QUEUES, eventually};
+/// How many rings a driver has.
+pub const RINGS: u16 = 4;
 
 /// The numbers of messages.
 pub mod message {
@@ -36,6 +40,8 @@ pub mod message {
     pub const SET_BACKEND_REQ_FD: u32 = 21;
     pub const GET_CONFIG: u32 = 24;
     pub const SET_CONFIG: u32 = 25;
+    pub const GET_INFLIGHT_FD: u32 = 31;
+    pub const SET_INFLIGHT_FD: u32 = 32;
 }
 
 pub const FLUSH: u64 = 1 << 9;
@@ -84,6 +90,8 @@ pub struct Driver {
     pub calls: Vec<OwnedFd>,
     pub errors: Vec<OwnedFd>,
     available: Vec<u16>,
+    /// What is in flight: the memory of the server's side, and what describes it.
+    pub inflight: Option<(File, [u8; 24])>,
 }
 
 impl Driver {
@@ -93,21 +101,51 @@ impl Driver {
         socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let memory: File = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap().into();
         memory.set_len(MEMORY_BYTES).unwrap();
-        let fds = || (0..QUEUES).map(|_| event()).collect::<Vec<_>>();
-        let available = vec![0; QUEUES.into()];
-        Driver { socket, memory, kicks: fds(), calls: fds(), errors: fds(), available }
+        let fds = || (0..RINGS).map(|_| event()).collect::<Vec<_>>();
+        let available = vec![0; RINGS.into()];
+        let (kicks, calls, errors) = (fds(), fds(), fds());
+        Driver { socket, memory, kicks, calls, errors, available, inflight: None }
     }
 
     /// One that has started `rings` rings with these features.
     pub fn start(path: &Path, features: u64, rings: usize) -> Driver {
         let mut driver = Driver::connect(path);
         driver.negotiate(features);
-        driver.share(&[(GUEST, USER, MEMORY_BYTES, 0)]);
+        driver.share_all();
         (0..rings).for_each(|ring| driver.start_ring(ring, 0));
         driver
     }
 
+    /// Connects again, to the server after the one that died, as an emulator does: with the memory
+    /// for what is in flight, and rings that begin where they say that they were used.
+    pub fn connect_again(&mut self, path: &Path, features: u64, rings: usize) {
+        self.socket = UnixStream::connect(path).unwrap();
+        self.socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        self.negotiate(features);
+        self.share_all();
+        if let Some((file, facts)) = &self.inflight {
+            self.say(message::SET_INFLIGHT_FD, facts, &[file.as_fd()]);
+        }
+        for ring in 0..rings {
+            self.start_ring(ring, self.used(ring).into());
+            self.kick(ring);
+        }
+    }
+
     // Messages.
+
+    /// Has the server make memory for what is in flight, and use it.
+    pub fn track(&mut self) {
+        let mut facts = [0; 24];
+        facts[16..18].copy_from_slice(&RINGS.to_le_bytes());
+        facts[18..20].copy_from_slice(&ENTRIES.to_le_bytes());
+        self.say(message::GET_INFLIGHT_FD, &facts, &[]);
+        let mut reply = [0; 36];
+        let file = receive_with_file(&self.socket, &mut reply);
+        facts.copy_from_slice(&reply[12..]);
+        self.say(message::SET_INFLIGHT_FD, &facts, &[file.as_fd()]);
+        self.inflight = Some((file, facts));
+    }
 
     pub fn say(&self, number: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
         self.say_with(number, 1, payload, fds);
@@ -185,6 +223,11 @@ impl Driver {
         }
         let files: Vec<_> = regions.iter().map(|_| self.memory.as_fd()).collect();
         self.say(message::SET_MEM_TABLE, &payload, &files);
+    }
+
+    /// Shares all of the memory.
+    pub fn share_all(&self) {
+        self.share(&[(GUEST, USER, MEMORY_BYTES, 0)]);
     }
 
     pub fn pass(&self, number: u32, ring: usize, fd: BorrowedFd<'_>) {
@@ -378,6 +421,21 @@ pub fn event() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
 }
 
+/// Fills `bytes`, with which one descriptor comes.
+fn receive_with_file(socket: &UnixStream, bytes: &mut [u8]) -> File {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let expected = bytes.len();
+    let pieces = &mut [IoSliceMut::new(bytes)];
+    let received = recvmsg(socket, pieces, &mut control, RecvFlags::WAITALL).unwrap();
+    assert_eq!(received.bytes, expected);
+    let passed = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut passed) => passed.next(),
+        _ => None,
+    });
+    passed.expect("a descriptor").into()
+}
+
 /// True if the descriptor was notified since the last look.
 pub fn was_notified(fd: &OwnedFd) -> bool {
     rustix::io::read(fd, &mut [0; 8]).is_ok()
@@ -387,5 +445,14 @@ pub fn was_notified(fd: &OwnedFd) -> bool {
 pub fn trickle(driver: &Driver, bytes: &[u8]) {
     for byte in bytes {
         (&driver.socket).write_all(&[*byte]).unwrap();
+    }
+}
+
+/// Waits for an event that must come; the limit only ends a test that has failed.
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < Duration::from_secs(60), "never: {what}");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }

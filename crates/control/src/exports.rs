@@ -210,8 +210,9 @@ impl Exports {
                 read_only: export.read_only,
             };
             let contexts = Arc::new(SnapContexts::new(world.names(), volume));
-            self.server.add_export_with(served, contexts)?;
             self.add_socket(&export, &disk)?;
+            let added = self.server.add_export_with(served, contexts);
+            added.inspect_err(|_| self.vhost.withdraw(&export.name))?;
             self.served.lock().push(export);
         }
         self.settle_default();

@@ -12,7 +12,7 @@ use super::split::Chain;
 use super::wire::Breach;
 use super::wire::PROTOCOL_FEATURES;
 
-/// The most bytes of one discard or write of zeroes: their lengths have 32 bits.
+/// The most sectors of one discard or write of zeroes: lengths in bytes have 32 bits here.
 const RANGE_SECTORS_MAX: u32 = 1 << 22;
 
 /// The most pieces of data of a request; with head and status, it fills a ring of 128.

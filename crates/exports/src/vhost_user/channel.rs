@@ -18,6 +18,8 @@ use rustix::net::{
 };
 use smallvec::SmallVec;
 
+use crate::front::{First, Level, Shutdown, first};
+
 use super::wire::{Breach, DESCRIPTORS_MAX, HEADER_BYTES, Header, Message, PAYLOAD_BYTES_MAX};
 
 /// The descriptors of a message.
@@ -44,12 +46,14 @@ impl From<Breach> for Ended {
 pub(super) struct Channel {
     driver: Rc<Driver>,
     socket: Arc<OwnedFd>,
+    /// A peer that does not read is not waited for once this was raised.
+    closing: Arc<Shutdown>,
 }
 
 impl Channel {
     /// A channel over a socket that does not block.
-    pub(super) fn new(env: &Env, socket: OwnedFd) -> Channel {
-        Channel { driver: Driver::of(env).clone(), socket: Arc::new(socket) }
+    pub(super) fn new(env: &Env, socket: OwnedFd, closing: Arc<Shutdown>) -> Channel {
+        Channel { driver: Driver::of(env).clone(), socket: Arc::new(socket), closing }
     }
 
     /// The next message, with its head and descriptors. Dropping the future loses what was received
@@ -104,7 +108,11 @@ impl Channel {
             match sendmsg(&*self.socket, &[IoSlice::new(bytes)], &mut control, flags) {
                 Ok(count) => (bytes, passed) = (&bytes[count..], None),
                 Err(Errno::AGAIN) => {
-                    self.driver.writable(&self.socket).await;
+                    let closing = self.closing.above(Level::Serving);
+                    if let First::Left(_) = first(closing, self.driver.writable(&self.socket)).await
+                    {
+                        return Err(Ended::Closed);
+                    }
                 }
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(Ended::Failed(error)),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cairn_block::sync::atomic::{AtomicU64, Ordering};
+use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_block::{Disk, SECTOR_BYTES};
 use event_listener::Event;
 
@@ -31,10 +31,15 @@ pub(super) struct Export {
     read_only: bool,
     pub(super) queues: u16,
     pub(super) shared: Arc<SharedDisk>,
-    /// Counts the sessions and the task that accepts them.
+    /// Counts the task that accepts sessions, and serves one at a time.
     pub(super) shutdown: Arc<Shutdown>,
     /// Counts the session, if there is one.
     pub(super) sessions: Arc<Shutdown>,
+    /// What a driver chose last: writes are volatile until a flush. It outlives sessions: a driver
+    /// that connects again does not repeat it.
+    pub(super) writeback: AtomicBool,
+    /// A driver that has left was not told of a loss.
+    pub(super) owes: AtomicBool,
     /// Counts how often the size of the disk has changed.
     sizes: AtomicU64,
     /// The size when it was looked at.
@@ -46,9 +51,19 @@ impl Export {
     pub(super) fn new(export: VhostExport, shared: Arc<SharedDisk>) -> Export {
         let VhostExport { name, read_only, queues, .. } = export;
         let (shutdown, sessions, sizes, resized) = Default::default();
-        let seen = AtomicU64::default();
-        let export =
-            Export { name, read_only, queues, shared, shutdown, sessions, sizes, seen, resized };
+        let export = Export {
+            name,
+            read_only,
+            queues,
+            shared,
+            shutdown,
+            sessions,
+            writeback: AtomicBool::new(true),
+            owes: AtomicBool::new(false),
+            sizes,
+            seen: AtomicU64::new(0),
+            resized,
+        };
         export.look_at_size();
         export
     }
@@ -74,7 +89,8 @@ impl Export {
     }
 
     /// The configuration space now.
-    pub(super) fn config(&self, writeback: bool) -> Config {
+    pub(super) fn config(&self) -> Config {
+        let writeback = self.writeback.load(Ordering::SeqCst);
         Config::new(&self.shared.disk.limits(), self.size_bytes(), self.queues, writeback)
     }
 

@@ -43,6 +43,23 @@ const USED_AT: usize = 14;
 const NEXT_AT: usize = 6;
 const ORDER_AT: usize = 8;
 
+/// In the features of the first region: a flag of ours, and that it means something. The protocol
+/// gives these bytes no meaning yet.
+const WRITE_THROUGH: u64 = 1 << 62;
+const IS_SET: u64 = 1 << 63;
+
+/// Whether the driver chose that writes are volatile until a flush; none if it is not known.
+pub(super) fn kept_writeback(window: &Window) -> Option<bool> {
+    let flags = u64::from_le_bytes(window.load(0));
+    (flags & IS_SET != 0).then_some(flags & WRITE_THROUGH == 0)
+}
+
+/// Keeps it for the next server: the driver does not repeat what it chose.
+pub(super) fn keep_writeback(window: &Window, writeback: bool) {
+    let flags = if writeback { IS_SET } else { IS_SET | WRITE_THROUGH };
+    window.store(0, &flags.to_le_bytes());
+}
+
 /// See the module's description.
 pub(super) struct Inflight {
     region: Window,

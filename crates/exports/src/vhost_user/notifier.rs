@@ -2,16 +2,17 @@
 //! eventfd or a pipe.
 //!
 //! The driver has the other end, or the same one, and may rely on its blocking. So its flags stay
-//! as they are, and this side never waits in the system for it: neither for a notification that the
-//! driver took away again, nor for room in a counter that the driver filled.
+//! as they are, and this side does not wait in the system for it: neither for a notification that
+//! the driver took away again, nor for room in a counter that the driver filled. One gap is left: a
+//! driver that fills an eventfd between the look at it and the write holds up a reactor.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FileType, OFlags};
-use rustix::io::{Errno, ReadWriteFlags, preadv2, pwritev2, read, write};
+use rustix::fs::FileType;
+use rustix::io::{Errno, ReadWriteFlags, preadv2, pwritev2, write};
 
 use super::wire::Breach;
 
@@ -22,8 +23,8 @@ const NOWHERE: u64 = u64::MAX;
 #[derive(Clone)]
 pub(super) struct Notifier {
     pub(super) end: Arc<OwnedFd>,
-    /// Reads and writes of it may block.
-    blocks: bool,
+    /// It is no eventfd.
+    is_pipe: bool,
 }
 
 impl Notifier {
@@ -37,40 +38,30 @@ impl Notifier {
         if kind.is_file() || kind.is_dir() || kind.is_block_device() || kind.is_char_device() {
             return Err(refused(format!("{kind:?}")));
         }
-        let flags = rustix::fs::fcntl_getfl(&end).map_err(failed)?;
-        Ok(Notifier { end: Arc::new(end), blocks: !flags.contains(OFlags::NONBLOCK) })
+        let is_pipe = kind == FileType::Fifo || kind == FileType::Socket;
+        Ok(Notifier { end: Arc::new(end), is_pipe })
     }
 
     /// Notifies the other side. If there is no room, it has been notified often enough; whether it
     /// has gone, its socket tells.
     pub(super) fn notify(&self) {
         let one = 1_u64.to_ne_bytes();
-        if self.blocks {
+        if self.is_pipe {
             let flags = ReadWriteFlags::NOWAIT;
-            match pwritev2(&*self.end, &[IoSlice::new(&one)], NOWHERE, flags) {
-                Err(Errno::OPNOTSUPP) if self.is_ready(PollFlags::OUT) => {}
-                _ => return,
-            }
+            let _ = pwritev2(&*self.end, &[IoSlice::new(&one)], NOWHERE, flags);
+        } else if self.is_ready(PollFlags::OUT) {
+            // The system has no write to an eventfd that never waits: see the module's description.
+            let _ = write(&*self.end, &one);
         }
-        let _ = write(&*self.end, &one);
     }
 
     /// Takes a notification, if there is one. False if none will ever come again.
     pub(super) fn take(&self) -> bool {
         let mut count = [0; 8];
-        let mut taken = match self.blocks {
-            true => {
-                let count = &mut [IoSliceMut::new(&mut count)];
-                preadv2(&*self.end, count, NOWHERE, ReadWriteFlags::NOWAIT)
-            }
-            false => read(&*self.end, &mut count),
-        };
-        if taken == Err(Errno::OPNOTSUPP) && self.is_ready(PollFlags::IN) {
-            taken = read(&*self.end, &mut count);
-        }
-        match taken {
+        let count = &mut [IoSliceMut::new(&mut count)];
+        match preadv2(&*self.end, count, NOWHERE, ReadWriteFlags::NOWAIT) {
             Ok(bytes) => bytes > 0,
-            Err(error) => matches!(error, Errno::AGAIN | Errno::INTR | Errno::OPNOTSUPP),
+            Err(error) => matches!(error, Errno::AGAIN | Errno::INTR),
         }
     }
 

@@ -38,9 +38,9 @@ use super::notifier::Notifier;
 use super::split::{Chain, SplitRing};
 use super::wire::Breach;
 
-/// The most bytes of a request whose data is copied. Drivers send less: so much have all pieces that
-/// the configuration space allows.
-const COPIED_BYTES_MAX: usize = 32 << 20;
+/// The most bytes of a request. Drivers send less: so much have all pieces that the configuration
+/// space allows.
+const DATA_BYTES_MAX: usize = 32 << 20;
 
 /// What notifies the driver, which may replace it.
 pub(super) type Call = Arc<Mutex<Option<Notifier>>>;
@@ -137,8 +137,12 @@ pub(super) fn start(
         publisher: Signal::default(),
         member: RefCell::new(Some((member, ended))),
     });
+    // A server that died may have published without a notification.
+    notify(&vq.call);
+    let removed = vq.export.shutdown.clone();
     env.spawn(async move {
-        stop.above(Level::Serving).await;
+        // A session that waits for something else does not keep a ring from its end.
+        first(stop.above(Level::Serving), removed.above(Level::Serving)).await;
         intake.raise(Level::Draining);
     });
     let publishing = vq.clone();
@@ -155,8 +159,8 @@ pub(super) fn start(
     });
 }
 
-/// Notifies the driver, if it wants to be.
-fn notify(call: &Call) {
+/// Notifies the driver, if it gave a descriptor for that.
+pub(super) fn notify(call: &Call) {
     let call = call.lock().clone();
     if let Some(call) = call {
         call.notify();
@@ -241,7 +245,8 @@ impl VirtQueue {
     /// The bytes that a request with data names; none if they are not all in the disk, or if they
     /// are no whole sectors.
     fn data_range(&self, request: &Request) -> Option<ByteRange> {
-        let length = u32::try_from(request.data.bytes()).ok()?;
+        let bytes = request.data.bytes();
+        let length = u32::try_from(bytes).ok().filter(|_| bytes <= DATA_BYTES_MAX)?;
         self.inside(request.offset, length)
     }
 
@@ -295,9 +300,6 @@ impl VirtQueue {
         mut ticket: Ticket,
         go: impl FnOnce(&Rc<VirtQueue>, Segs, Ticket) + 'static,
     ) {
-        if bytes > COPIED_BYTES_MAX {
-            return self.answer(ticket, Status::Failed);
-        }
         let held = BufPool::footprint(bytes);
         ticket.held += held;
         let go = move |this: &Rc<VirtQueue>| {

@@ -15,7 +15,7 @@ use cairn_reactor::Driver;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 
-use crate::front::{First, Front, Level, Membership, first};
+use crate::front::{First, Front, Level, Membership, Shutdown, first};
 use crate::listener::{ListenAddress, Listener};
 
 use super::export::{Export, VhostExport};
@@ -31,6 +31,9 @@ struct Shared {
     post: Arc<dyn Post>,
     front: Arc<Front>,
     exports: Mutex<Vec<(Arc<Export>, Arc<Listener>)>>,
+    /// Those that were removed; a request of some may not have ended. No later export accepts a
+    /// driver before.
+    ending: Mutex<Vec<Arc<Export>>>,
     next_reactor: AtomicU16,
 }
 
@@ -41,8 +44,8 @@ pub struct VhostUserServer(Arc<Shared>);
 impl VhostUserServer {
     /// A server without exports, beside others that use the front.
     pub fn new(front: Arc<Front>, post: Arc<dyn Post>) -> VhostUserServer {
-        let (exports, next_reactor) = Default::default();
-        VhostUserServer(Arc::new(Shared { post, front, exports, next_reactor }))
+        let (exports, ending, next_reactor) = Default::default();
+        VhostUserServer(Arc::new(Shared { post, front, exports, ending, next_reactor }))
     }
 
     /// Serves a disk at a socket.
@@ -55,17 +58,31 @@ impl VhostUserServer {
             let found = format!("'{}'", export.queues);
             return Err(ConfigError::argument("vhost-user", "num-queues", found, "1 to 64"));
         }
-        let mut exports = self.0.exports.lock();
-        if exports.iter().any(|(other, _)| other.name == export.name) {
+        let is_used = |exports: &[(Arc<Export>, Arc<Listener>)]| {
+            exports.iter().any(|(other, _)| other.name == export.name)
+        };
+        let in_use = || {
             let expected = "a name not in use";
-            return Err(ConfigError::argument("vhost-user", "export", &export.name, expected));
+            ConfigError::argument("vhost-user", "export", &export.name, expected)
+        };
+        if is_used(&self.0.exports.lock()) {
+            return Err(in_use());
         }
+        // May wait for a socket that is in use.
         let listener = Arc::new(Listener::bind(&ListenAddress::Unix(export.socket.clone()))?);
+        let mut exports = self.0.exports.lock();
+        if is_used(&exports) {
+            listener.unlink();
+            return Err(in_use());
+        }
+        let before = self.0.ending.lock().iter().map(|ending| ending.shutdown.clone()).collect();
         let shared = self.0.front.share(&export.disk);
         let export = Arc::new(Export::new(export, shared));
         exports.push((export.clone(), listener.clone()));
         let (shared, open) = (self.0.clone(), export.shutdown.join());
-        let job = move |env: &Env| env.spawn(accept(env.clone(), shared, export, listener, open));
+        let job = move |env: &Env| {
+            env.spawn(accept(env.clone(), shared, export, listener, (open, before)));
+        };
         self.0.post.post(ReactorId(0), Mail::Call(Box::new(job)));
         Ok(())
     }
@@ -79,19 +96,33 @@ impl VhostUserServer {
             index.map(|index| exports.remove(index))
         };
         let Some((export, listener)) = removed else { return 0 };
-        listener.unlink();
-        export.shutdown.raise(Level::Draining);
+        self.end(&export, &listener);
         first(export.shutdown.empty(), env.sleep(drain)).await;
         export.sessions.users()
+    }
+
+    /// Takes back an export that no driver has used.
+    pub fn withdraw(&self, name: &str) {
+        let mut exports = self.0.exports.lock();
+        if let Some(index) = exports.iter().position(|(export, _)| export.name == name) {
+            let (export, listener) = exports.remove(index);
+            self.end(&export, &listener);
+        }
+    }
+
+    /// Begins the end of an export that was taken from the list.
+    fn end(&self, export: &Arc<Export>, listener: &Listener) {
+        listener.unlink();
+        export.shutdown.raise(Level::Draining);
+        let mut ending = self.0.ending.lock();
+        ending.retain(|other| other.shutdown.users() > 0);
+        ending.push(export.clone());
     }
 
     /// Removes all exports, as [`VhostUserServer::remove_export`] does.
     pub async fn stop(&self, env: &Env, drain: Duration) -> usize {
         let exports = std::mem::take(&mut *self.0.exports.lock());
-        for (export, listener) in &exports {
-            listener.unlink();
-            export.shutdown.raise(Level::Draining);
-        }
+        exports.iter().for_each(|(export, listener)| self.end(export, listener));
         let ended = async {
             for (export, _) in &exports {
                 export.shutdown.empty().await;
@@ -141,9 +172,13 @@ async fn accept(
     shared: Arc<Shared>,
     export: Arc<Export>,
     listener: Arc<Listener>,
-    open: Membership,
+    (open, before): (Membership, Vec<Arc<Shutdown>>),
 ) {
     let driver = Driver::of(&env).clone();
+    for ending in before {
+        let stopped = export.shutdown.above(Level::Serving);
+        first(stopped, ending.empty()).await;
+    }
     while export.shutdown.level() == Level::Serving {
         let stopped = export.shutdown.above(Level::Serving);
         if let First::Left(_) = first(stopped, driver.readable(&listener.socket)).await {

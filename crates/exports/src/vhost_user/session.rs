@@ -4,18 +4,22 @@
 //! The session answers, and keeps the state; [`super::queue`] does the work of a ring that runs.
 //!
 //! - S1. A ring that runs uses the memory, addresses and features that were in force when it was
-//!   started. A message that changes any of them stops the rings first, and starts them again
-//!   afterwards. So no request that was taken under the old ones is left.
+//!   started. A message that changes any of them stops the rings that use it first. So no request
+//!   that was taken under the old ones is left.
 //! - S2. The session ends only when all of its rings have stopped. So what a driver that has gone
-//!   had submitted is done, and its memory unmapped, before another driver is heard.
-//! - S3. A loss that one ring's driver was not told of is owed to the ring that takes its place.
+//!   had submitted is done, and its memory no longer used, before another driver is heard.
+//! - S3. A loss that one ring's driver was not told of is owed to the ring that takes its place, also
+//!   in the next session.
+//! - S4. Writes are durable when they end unless the driver may and does flush: it accepted `FLUSH`,
+//!   and did not choose otherwise if it accepted `CONFIG_WCE`. The choice outlives the session, and
+//!   with memory for what is in flight this process.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
-use cairn_block::{Env, Mail, ReactorId};
+use cairn_block::{Env, Mail, ReactorId, yield_once};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use zerocopy::IntoBytes;
 
@@ -24,7 +28,7 @@ use crate::front::{First, Level, Shutdown, first};
 use super::blk::{Features, WRITEBACK_AT};
 use super::channel::{Channel, Descriptors, Ended};
 use super::export::Export;
-use super::inflight::Inflight;
+use super::inflight::{self, Inflight};
 use super::memory::{GuestMemory, REGIONS_MAX, Window};
 use super::notifier::Notifier;
 use super::queue::{self, Call, Setup};
@@ -67,6 +71,9 @@ pub(super) struct Session {
     inflight: Option<(Window, u16)>,
     rings: Vec<Ring>,
     write_through: Arc<AtomicBool>,
+    /// The driver was told to read the configuration space since rings run: it may have another
+    /// size than in the driver's last session.
+    is_announced: bool,
     /// Is raised by a ring that found memory missing.
     broken: Arc<Shutdown>,
     /// The reactor of the first ring; the others follow.
@@ -75,15 +82,17 @@ pub(super) struct Session {
 
 /// Serves the driver behind `socket` until it leaves, or until the export is stopped.
 pub(super) async fn serve(env: Env, export: Arc<Export>, socket: OwnedFd, reactor: ReactorId) {
-    let rings = (0..export.queues).map(|_| Ring::default()).collect();
+    let owes = export.owes.swap(false, Ordering::SeqCst);
+    let rings = (0..export.queues).map(|_| Ring { owes, ..Ring::default() }).collect();
     let mut session = Session {
-        channel: Channel::new(&env, socket),
+        channel: Channel::new(&env, socket, export.shutdown.clone()),
         backend: None,
         features: Features::empty(),
         protocol: ProtocolFeatures::empty(),
         memory: GuestMemory::default(),
         inflight: None,
         rings,
+        is_announced: false,
         // Until a driver says that it flushes.
         write_through: Arc::new(AtomicBool::new(true)),
         broken: Arc::default(),
@@ -93,6 +102,9 @@ pub(super) async fn serve(env: Env, export: Arc<Export>, socket: OwnedFd, reacto
     };
     let ended = session.hear().await;
     session.stop_all().await;
+    if session.rings.iter().any(|ring| ring.owes) {
+        export.owes.store(true, Ordering::SeqCst);
+    }
     match ended {
         Ok(()) | Err(Ended::Closed) => {}
         Err(Ended::Failed(error)) => {
@@ -133,6 +145,12 @@ impl Session {
             };
             let (header, message, descriptors) = message;
             self.handle(header, message, descriptors).await?;
+            if !self.is_announced && self.rings.iter().any(|ring| ring.running.is_some()) {
+                self.is_announced = true;
+                self.tell_of_config().await?;
+            }
+            // A driver that sends without a pause leaves the reactor to others, too.
+            yield_once().await;
         }
     }
 
@@ -153,32 +171,38 @@ impl Session {
         mut descriptors: Descriptors,
     ) -> Result<(), Ended> {
         let reply = match message {
-            Message::GetFeatures => Some(header.reply_word(self.offered().bits())),
-            Message::GetProtocolFeatures => Some(header.reply_word(ProtocolFeatures::all().bits())),
-            Message::GetQueueNum => Some(header.reply_word(u64::from(self.export.queues))),
-            Message::GetMaxMemSlots => Some(header.reply_word(REGIONS_MAX as u64)),
+            Message::GetFeatures => header.reply_word(self.offered().bits()),
+            Message::GetProtocolFeatures => header.reply_word(ProtocolFeatures::all().bits()),
+            Message::GetQueueNum => header.reply_word(u64::from(self.export.queues)),
+            Message::GetMaxMemSlots => header.reply_word(REGIONS_MAX as u64),
             Message::GetConfig { offset, bytes } => {
-                Some(header.reply_config(offset, &self.config(offset, bytes)))
+                header.reply_config(offset, &self.config(offset, bytes))
             }
             Message::GetVringBase { ring } => {
                 let index = self.index(ring)?;
                 self.stop(index).await;
                 // The next start waits for the next description of the ring.
                 self.rings[index].kick = None;
-                Some(header.reply_base(ring, self.rings[index].base.into()))
+                header.reply_base(ring, self.rings[index].base.into())
             }
             Message::GetInflightFd(facts) => return self.give_inflight(header, facts).await,
+            Message::SetConfig { offset, data } => {
+                let is_refused = !self.set_config(offset, &data);
+                return self.acknowledge(header, is_refused.into()).await;
+            }
             message => {
                 self.change(message, &mut descriptors).await?;
-                None
+                return self.acknowledge(header, 0).await;
             }
         };
-        match reply {
-            Some(reply) => self.channel.send(&reply).await,
-            None if header.needs_reply && self.protocol.contains(ProtocolFeatures::REPLY_ACK) => {
-                self.channel.send(&header.reply_word(0)).await
-            }
-            None => Ok(()),
+        self.channel.send(&reply).await
+    }
+
+    /// Answers a message that has no answer of its own, if the driver asked for one: 0 for success.
+    async fn acknowledge(&self, header: Header, result: u64) -> Result<(), Ended> {
+        match header.needs_reply && self.protocol.contains(ProtocolFeatures::REPLY_ACK) {
+            true => self.channel.send(&header.reply_word(result)).await,
+            false => Ok(()),
         }
     }
 
@@ -193,7 +217,10 @@ impl Session {
             Message::SetProtocolFeatures(bits) => {
                 self.protocol = ProtocolFeatures::from_bits_truncate(bits);
             }
-            Message::ResetOwner => self.stop_all().await,
+            Message::ResetOwner => {
+                self.stop_all().await;
+                self.rings.iter_mut().for_each(|ring| ring.kick = None);
+            }
             Message::SetMemTable(regions) => {
                 let mut memory = GuestMemory::default();
                 for (facts, file) in regions.into_iter().zip(descriptors.iter()) {
@@ -213,10 +240,10 @@ impl Session {
             }
             Message::SetBackendReqFd => {
                 let socket = descriptors.remove(0);
-                self.backend = Some(Channel::new(&self.env, socket));
+                let closing = self.export.shutdown.clone();
+                self.backend = Some(Channel::new(&self.env, socket, closing));
             }
             Message::SetInflightFd(facts) => self.set_inflight(facts, &descriptors[0]).await?,
-            Message::SetConfig { offset, data } => self.set_config(offset, &data)?,
             message => self.change_ring(message, descriptors).await?,
         }
         Ok(())
@@ -258,7 +285,10 @@ impl Session {
             }
             Message::SetVringCall { ring } => {
                 let index = self.index(ring)?;
-                *self.rings[index].call.lock() = passed;
+                let call = &self.rings[index].call;
+                *call.lock() = passed;
+                // What was published before went to another descriptor, or to none.
+                queue::notify(call);
             }
             Message::SetVringErr { ring } => {
                 let index = self.index(ring)?;
@@ -290,41 +320,43 @@ impl Session {
     }
 
     async fn set_features(&mut self, bits: u64) -> Result<(), Breach> {
-        let unknown = bits & !self.offered().bits();
+        // An export may have become read-only, or writable, since a driver was told: it refuses
+        // what it must whatever the driver accepted.
+        let unknown = bits & !Features::all().bits();
         if unknown != 0 {
             let found = format!("{unknown:#x}");
             return Err(Breach::field("features", found, "some of those that were offered"));
         }
         self.stop_all().await;
         self.features = Features::from_bits_truncate(bits);
-        let flushes = self.features.contains(Features::FLUSH);
-        self.write_through.store(!flushes, Ordering::SeqCst);
+        self.choose_durability();
         self.start_all()
     }
 
-    fn is_writeback(&self) -> bool {
-        !self.write_through.load(Ordering::SeqCst)
+    /// S4.
+    fn choose_durability(&self) {
+        let is_chosen = self.features.contains(Features::CONFIG_WCE);
+        let flushes = self.features.contains(Features::FLUSH);
+        let is_volatile = flushes && (!is_chosen || self.export.writeback.load(Ordering::SeqCst));
+        self.write_through.store(!is_volatile, Ordering::SeqCst);
     }
 
     fn config(&self, offset: u32, bytes: u32) -> Vec<u8> {
-        let config = self.export.config(self.is_writeback());
+        let config = self.export.config();
         let rest = config.as_bytes().get(offset as usize..).unwrap_or_default();
         let zeros = std::iter::repeat(&0);
         rest.iter().chain(zeros).take(bytes as usize).copied().collect()
     }
 
-    /// The driver may set one field: whether there is a volatile cache.
-    fn set_config(&mut self, offset: u32, data: &[u8]) -> Result<(), Breach> {
-        let writeback = WRITEBACK_AT
-            .checked_sub(offset)
-            .and_then(|at| data.get(at as usize))
-            .filter(|_| self.features.contains(Features::CONFIG_WCE));
-        let Some(writeback) = writeback else {
-            let found = format!("{} bytes at {offset}", data.len());
-            return Err(Breach::field("configuration space", found, "the negotiated write cache"));
-        };
-        self.write_through.store(*writeback == 0, Ordering::SeqCst);
-        Ok(())
+    /// The driver may set one field: whether there is a volatile cache. False if it wrote another.
+    fn set_config(&mut self, offset: u32, data: &[u8]) -> bool {
+        let (WRITEBACK_AT, [writeback]) = (offset, data) else { return false };
+        self.export.writeback.store(*writeback != 0, Ordering::SeqCst);
+        if let Some((window, _)) = &self.inflight {
+            inflight::keep_writeback(window, *writeback != 0);
+        }
+        self.choose_durability();
+        true
     }
 
     // Rings.
@@ -332,7 +364,12 @@ impl Session {
     async fn set_memory(&mut self, memory: GuestMemory) -> Result<(), Breach> {
         self.stop_all().await; // S1
         self.memory = memory;
-        self.start_all()
+        // A ring whose memory is not there waits for it: a region that changes goes, and comes again.
+        let started = (0..self.rings.len()).map(|index| self.start(index));
+        for breach in started.filter_map(Result::err).collect::<Vec<_>>() {
+            tracing::debug!("export '{}': a ring waits: {breach}", self.export.name);
+        }
+        Ok(())
     }
 
     /// Makes memory for what is in flight; the driver's side keeps it, and passes it back.
@@ -353,6 +390,13 @@ impl Session {
         }
         let window = Window::of_file(file, facts.offset, facts.bytes)?;
         self.stop_all().await;
+        match inflight::kept_writeback(&window) {
+            Some(writeback) => self.export.writeback.store(writeback, Ordering::SeqCst),
+            None => {
+                inflight::keep_writeback(&window, self.export.writeback.load(Ordering::SeqCst));
+            }
+        }
+        self.choose_durability();
         self.inflight = Some((window, facts.entries));
         self.start_all()
     }
@@ -410,11 +454,11 @@ impl Session {
             let region = window.slice(index * bytes, bytes).ok_or_else(|| {
                 Breach::field("inflight: memory", "no room for a ring", "room for all rings")
             })?;
-            if u32::from(*entries) != ring.entries {
-                let expected = "as many as its memory for what is in flight";
+            if ring.entries > u32::from(*entries) {
+                let expected = "at most those in the memory for what is in flight";
                 return Err(Breach::field("entries of a ring", ring.entries, expected));
             }
-            split.track(region)?;
+            split.track(region, *entries)?;
         }
         let setup = Setup {
             export: self.export.clone(),

@@ -7,8 +7,8 @@
 //! Source: the virtio specification 1.2, section 2.7.
 //!
 //! - R1. Every field that the driver wrote is read once, so that what was judged is what is used.
-//! - R2. A chain has at most as many descriptors as the ring has entries, and a table of indirect
-//!   ones at most [`TABLE_ENTRIES_MAX`]. So loops end.
+//! - R2. A chain has at most [`CHAIN_MAX`] descriptors, and so has a table of indirect ones. So loops
+//!   end.
 //! - R3. A used element is complete before the index that publishes it is visible.
 //! - R4. Before this side sleeps it asks to be notified, and looks again. Before it omits a
 //!   notification it has published, and then reads whether the driver wants one. Between both steps
@@ -26,8 +26,8 @@ use super::wire::{Breach, RingAddresses};
 /// The most entries of a ring.
 pub(super) const ENTRIES_MAX: u32 = 1 << 15;
 
-/// The most descriptors of a table of indirect ones.
-const TABLE_ENTRIES_MAX: usize = 1024;
+/// The most descriptors of a chain, and of a table of indirect ones.
+const CHAIN_MAX: usize = 1024;
 
 /// Bytes of a descriptor, and of a used element.
 const DESCRIPTOR_BYTES: usize = 16;
@@ -175,7 +175,8 @@ impl SplitRing {
         chain.head = head;
         let descriptors = &self.descriptors;
         let direct = |index| descriptors.load(usize::from(index) * DESCRIPTOR_BYTES);
-        let last = walk(direct, usize::from(self.entries), chain.head, memory, chain)?;
+        let count = usize::from(self.entries);
+        let last = walk(direct, count, chain.head, memory, chain)?;
         let Some(table) = last else { return Ok(true) };
         self.read_table(&table, memory)?;
         let entry = |index| {
@@ -192,7 +193,7 @@ impl SplitRing {
     /// Copies a table of indirect descriptors.
     fn read_table(&mut self, table: &Descriptor, memory: &Buffers) -> Result<(), Breach> {
         let bytes = table.bytes as usize;
-        let most = TABLE_ENTRIES_MAX * DESCRIPTOR_BYTES;
+        let most = CHAIN_MAX * DESCRIPTOR_BYTES;
         if bytes == 0 || bytes > most || !bytes.is_multiple_of(DESCRIPTOR_BYTES) {
             return Err(Breach::field("indirect descriptors", bytes, "1 to 1024 of 16 bytes"));
         }
@@ -206,8 +207,12 @@ impl SplitRing {
     }
 
     /// Goes on with the chains that an earlier server took and did not use.
-    pub(super) fn track(&mut self, region: Window) -> Result<(), Breach> {
-        let (inflight, again) = Inflight::open(region, self.entries, self.next_used)?;
+    /// `region` has room for `entries` descriptors, perhaps more than the ring.
+    pub(super) fn track(&mut self, region: Window, entries: u16) -> Result<(), Breach> {
+        let (inflight, again) = Inflight::open(region, entries, self.next_used)?;
+        if let Some(head) = again.iter().find(|head| **head >= self.entries) {
+            return Err(Breach::field("inflight: head of a chain", head, "one of the ring"));
+        }
         if !again.is_empty() {
             // The index that the driver's side gives does not count them.
             self.next_available = self.next_used.wrapping_add(again.len() as u16);
@@ -280,7 +285,7 @@ fn walk(
     memory: &Buffers,
     chain: &mut Chain,
 ) -> Result<Option<Descriptor>, Breach> {
-    for _ in 0..count {
+    for _ in 0..count.min(CHAIN_MAX) {
         if usize::from(index) >= count {
             return Err(Breach::field("index of a descriptor", index, "one in the table"));
         }
@@ -306,7 +311,7 @@ fn walk(
         }
         index = descriptor.next;
     }
-    Err(Breach::field("chain of descriptors", "a loop", "an end"))
+    Err(Breach::field("chain of descriptors", "a loop, or a longer one", "at most 1024"))
 }
 
 fn outside(descriptor: &Descriptor) -> Breach {

@@ -34,7 +34,7 @@ const NEEDS_REPLY: u32 = 1 << 3;
 const INDEX_MASK: u64 = 0xff;
 const NO_DESCRIPTOR: u64 = 1 << 8;
 
-/// `VIRTIO_F` bits of the transport among the features of a device.
+/// The bit among the features of a device that says that there are features of the protocol.
 pub const PROTOCOL_FEATURES: u64 = 1 << 30;
 
 bitflags::bitflags! {

@@ -203,8 +203,6 @@ fn messages_that_break_the_protocol_end_their_session() {
             driver.place_ring(0, [USER + MEMORY_BYTES - 16, USER + 0x2000, USER + 0x1000]);
         }),
         ("configuration outside of its space", &|driver| driver.set_config(250, &[0; 16])),
-        ("configuration that is not a driver's", &|driver| driver.set_config(0, &[0; 8])),
-        ("a write cache that was not negotiated", &|driver| driver.set_config(32, &[0])),
     ]);
 }
 

@@ -219,9 +219,9 @@ fn a_driver_that_wants_no_notification_gets_none() {
             // At the third one.
             driver.put(0x1000 + 4 + 2 * 16, &2_u16.to_le_bytes());
         }
-        for _ in 0..2 {
-            driver.write(0, 0, &[1; 512]);
-        }
+        driver.write(0, 0, &[1; 512]);
+        eventually("the driver is notified of the start", || was_notified(&driver.calls[0]));
+        driver.write(0, 0, &[1; 512]);
         assert!(!was_notified(&driver.calls[0]));
         driver.put(0x1000, &0_u16.to_le_bytes());
         driver.write(0, 0, &[1; 512]);

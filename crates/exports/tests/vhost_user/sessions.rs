@@ -1,19 +1,22 @@
 //! Sessions: rings that stop and start, memory that changes, losses, and the end of an export.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use cairn_block::SectorCount;
+use cairn_block::{Flags, SectorCount};
 
 use crate::disk::TestDisk;
 use crate::world::{World, eventually, on_both_rings};
 use cairn_testkit::vhost::{
-    DATA, Driver, FLUSH, GUEST, MEMORY_BYTES, OUT, Piece, RINGS, SYNC, message, trickle,
-    was_notified,
+    CONFIG_WCE, DATA, Driver, EVENT_IDX, FLUSH, GUEST, MEMORY_BYTES, OUT, Piece, RINGS, SYNC,
+    event, message, trickle, was_notified,
 };
+
+/// Where the used index of ring 0 is.
+const USED_INDEX: u64 = 0x2002;
 
 const DONE: u8 = 0;
 const FAILED: u8 = 1;
@@ -128,15 +131,17 @@ fn a_loss_is_told_once_and_is_owed_to_the_ring_that_follows() {
 fn a_volume_that_grows_is_announced() {
     let world = World::new(cairn_reactor::RingKind::Auto);
     let disk = TestDisk::new(1 << 20);
-    let mut driver = Driver::start(&world.export("vm", &disk), FLUSH, 1);
+    let mut driver = Driver::start(&world.export("vm", &disk), FLUSH, 0);
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     driver.say(message::SET_BACKEND_REQ_FD, &[], &[ours.as_fd()]);
+    driver.start_ring(0, 0);
     assert_eq!(driver.config(0, 8), 2048_u64.to_le_bytes());
+    let mut told = [0; 12];
+    theirs.read_exact(&mut told).unwrap();
     world.server.look_at_sizes();
     *disk.sectors.lock().unwrap() = SectorCount(4096);
     world.server.look_at_sizes();
-    let mut told = [0; 12];
     theirs.read_exact(&mut told).unwrap();
     assert_eq!(told, *[2_u32, 1, 0].map(u32::to_le_bytes).as_flattened());
     assert_eq!(driver.config(0, 8), 4096_u64.to_le_bytes());
@@ -231,11 +236,13 @@ fn chains_that_a_dead_server_had_taken_are_run_before_new_ones_in_their_order() 
         assert_eq!(driver.write(0, 0, &[1; 512]), DONE);
         let base = driver.stop_ring(0);
         assert_eq!(base, 1);
-        // Offered to no server: slots 1, 2 and 3, of which a server took 3, then 1, and died.
+        // A server took slots 1, 2 and 3, used slot 2, and died.
         for slot in 1..4 {
             driver.submit(0, slot, OUT, 8 * u64::from(slot), &[Piece(DATA, 512, false)]);
         }
+        driver.put(USED_INDEX, &2_u16.to_le_bytes());
         let (region, _) = driver.inflight.as_ref().unwrap();
+        region.write_all_at(&2_u16.to_le_bytes(), 14).unwrap();
         for (order, slot) in [(5_u64, 3_u64), (6, 1)] {
             let entry = 16 + 16 * (4 * slot);
             region.write_all_at(&order.to_le_bytes(), entry + 8).unwrap();
@@ -243,11 +250,71 @@ fn chains_that_a_dead_server_had_taken_are_run_before_new_ones_in_their_order() 
         }
         let before = disk.log().len();
         driver.connect_again(&path, FLUSH, 1);
-        // The index of what is available stands at 4, behind both; the third one was taken, too.
-        driver.await_used(0, 3);
+        driver.submit(0, 0, OUT, 64, &[Piece(DATA, 512, false)]);
+        driver.await_used(0, 5);
         let started: Vec<u64> =
             disk.log()[before..].iter().map(|seen| seen.range.start.0 / 8).collect();
-        assert_eq!(started[..2], [3, 1]);
-        assert_eq!((driver.status(0, 3), driver.status(0, 1)), (DONE, DONE));
+        assert_eq!(started, [3, 1, 8]);
+        assert_eq!(
+            (driver.status(0, 3), driver.status(0, 2), driver.status(0, 1)),
+            (DONE, 255, DONE)
+        );
     });
+}
+
+#[test]
+fn a_driver_that_reads_nothing_does_not_keep_its_export() {
+    let world = World::new(cairn_reactor::RingKind::Auto);
+    let disk = TestDisk::new(1 << 20);
+    let driver = Driver::start(&world.export("vm", &disk), FLUSH, 1);
+    driver.socket.set_nonblocking(true).unwrap();
+    let question = [message::GET_FEATURES, 1, 0].map(u32::to_le_bytes).concat();
+    // Until its answers fill all there is.
+    let mut quiet = 0;
+    while quiet < 20 {
+        quiet = if (&driver.socket).write(&question).is_ok() { 0 } else { quiet + 1 };
+        std::thread::sleep(Duration::from_micros(if quiet > 0 { 2000 } else { 0 }));
+    }
+    assert_eq!(world.remove("vm", Duration::from_secs(60)), 0);
+}
+
+#[test]
+fn the_choice_of_a_write_cache_outlives_sessions_and_the_server() {
+    let disk = TestDisk::new(1 << 20);
+    let is_durable = || disk.log().last().unwrap().flags == Flags::FUA;
+    let features = FLUSH | CONFIG_WCE;
+    let world = World::new(cairn_reactor::RingKind::Auto);
+    let path = world.export("vm", &disk);
+    let mut driver = Driver::connect(&path);
+    // Emulators read this before they know what the guest accepts, and keep it.
+    assert_eq!(driver.config(32, 1), [1]);
+    driver.negotiate(features);
+    driver.share_all();
+    driver.track();
+    driver.start_ring(0, 0);
+    driver.write(0, 0, &[1; 512]);
+    assert!(!is_durable());
+    driver.set_config(32, &[0]);
+    assert_eq!(driver.config(32, 1), [0]);
+    driver.connect_again(&path, features, 1);
+    driver.write(0, 0, &[2; 512]);
+    assert!(is_durable(), "after a session");
+    drop(world);
+    let world = World::new(cairn_reactor::RingKind::Auto);
+    driver.connect_again(&world.export("vm", &disk), features, 1);
+    driver.write(0, 0, &[3; 512]);
+    assert!(is_durable(), "after a restart");
+    assert_eq!(driver.config(32, 1), [0]);
+}
+
+#[test]
+fn a_driver_is_notified_of_what_was_used_before_it_gave_a_descriptor() {
+    let world = World::new(cairn_reactor::RingKind::Auto);
+    let disk = TestDisk::new(1 << 20);
+    let mut driver = Driver::start(&world.export("vm", &disk), FLUSH | EVENT_IDX, 1);
+    assert_eq!(driver.write(0, 0, &[1; 512]), DONE);
+    eventually("the first one is notified", || was_notified(&driver.calls[0]));
+    let other = event();
+    driver.pass(message::SET_VRING_CALL, 0, other.as_fd());
+    eventually("the other one is notified", || was_notified(&other));
 }

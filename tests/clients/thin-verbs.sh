@@ -22,6 +22,8 @@ same "$(verb table p)" \
   "0 131072 thin-pool $work/p.meta $work/p.data 128 0 2 detect_zeroes unmap" "the pool's table"
 thin create p/vm 32M
 same "$(verb exports --json | grep -c '"name"')" 2 "exports: no pool is served"
+preferred=$(nbdinfo "$(at vm)" | sed -n 's/^\tblock_size_preferred: //p')
+same "$preferred" 65536 "the preferred block size: the pool's block"
 
 # What mkfs does first costs nothing, however large the volume.
 thin create p/large 8T

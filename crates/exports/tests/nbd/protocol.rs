@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{
-    Env, ErrorKind, Flags, IoError, LocalFuture, Op, Sector, SectorCount, SectorRange,
+    Env, ErrorKind, Flags, IoError, Limits, LocalFuture, Op, Sector, SectorCount, SectorRange,
 };
 use cairn_exports::nbd::wire::{
     CommandFlags, ErrorCode, TransmissionFlags, command, option, option_error,
@@ -292,6 +292,17 @@ fn a_socket_in_use_is_refused_and_stays_in_use() {
     let error = world.server.listen(&ListenAddress::Unix(world.socket())).unwrap_err();
     assert_eq!(error.kind, cairn_block::ConfigKind::Busy);
     Client::open(&world.socket(), "", Wishes::default());
+}
+
+#[test]
+fn preferred_block_size_is_the_disks_between_a_page_and_the_largest_payload() {
+    for (io_min, preferred) in [(512, 4096), (65_536, 65_536), (1 << 30, 32 << 20)] {
+        let world = World::new(cairn_reactor::RingKind::Auto);
+        let limits = Limits { io_min, ..Limits::default() };
+        world.export("volume", &TestDisk::with_limits(1 << 20, limits));
+        let client = Client::open(&world.socket(), "volume", ALL);
+        assert_eq!(client.block_sizes, Some((1, preferred, 32 << 20)));
+    }
 }
 
 /// Reports that the second half of the first MiB is in state 1.

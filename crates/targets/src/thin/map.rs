@@ -559,8 +559,14 @@ impl Target for Thin {
 
     fn limits(&self, stacked: Limits) -> Limits {
         let Ok(Some(pool)) = pool_of(&self.config, false) else { return stacked };
+        let block = u32::try_from(pool.block.to_bytes()).unwrap_or(0);
+        // A request that ends inside a block that is shared or not mapped has the rest of the block
+        // copied or zeroed. A preferred size is a power of two, which a block need not be; requests
+        // aligned to the largest one that divides it do not cross a boundary of blocks needlessly.
+        let aligned = 1u32.checked_shl(block.trailing_zeros()).unwrap_or(0);
         Limits {
-            io_opt: u32::try_from(pool.block.to_bytes()).unwrap_or(0),
+            io_min: stacked.io_min.max(aligned),
+            io_opt: block,
             discard: pool.discards() != Discards::Ignore,
             fast_zero: stacked.fast_zero || pool.elides_zeroes(),
             ..stacked

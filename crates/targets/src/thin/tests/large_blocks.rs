@@ -2,7 +2,7 @@
 
 use super::fixture::*;
 use crate::fixture::SECTOR;
-use cairn_block::{Io, Op, SectorCount};
+use cairn_block::{Disk, Io, Op, SectorCount};
 use cairn_sim::{Fault, OpSet};
 
 /// Sectors of a data block: 2 MiB.
@@ -35,6 +35,19 @@ fn write_own(test: &PoolFixture, start: u64, count: u64) {
 
 fn own_bytes(start: u64, count: u64) -> Vec<u8> {
     (start..start + count).map(own_byte).collect()
+}
+
+#[test]
+fn the_preferred_request_is_the_largest_power_of_two_that_divides_a_block() {
+    let cases = [(128, 64 << 10), (384, 64 << 10), (1536, 256 << 10), (2048, 1 << 20)];
+    for (sectors, preferred) in cases {
+        let test = PoolFixture::new(256, 2 * sectors / BLOCK);
+        test.load("pool", &format!("0 {} thin-pool meta data {sectors} 0", 2 * sectors));
+        test.message(&["create_thin", "0"]).unwrap();
+        test.load("thin", &format!("0 {sectors} thin @pool 0"));
+        let limits = test.volume("thin").limits();
+        assert_eq!((limits.io_min, limits.io_opt), (preferred, sectors as u32 * 512), "{sectors}");
+    }
 }
 
 #[test]

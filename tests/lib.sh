@@ -145,8 +145,15 @@ reads() { # EXPORT FILE WHAT: it can be read, and holds what the file does
 }
 differs() { image "$1" now && ! cmp -s now "$2"; }     # EXPORT FILE
 events() { verb info "$1" | sed -n 's/^Event number: *//p'; } # VOLUME: how many there were
-# changed NAME EXPORT: what differs from the snapshot vm@NAME: offset and length, line by line
-changed() { nbdinfo --map="cairn:changed:$1" "$(at "$2")" | awk '$3 == 1 { print $1, $2 }'; }
+dirty() { nbdinfo --map="$1" "$(at "$2")" | awk '$3 == 1 { print $1, $2 }'; } # CONTEXT EXPORT
+# changed NAME EXPORT: what differs from the snapshot vm@NAME: offset and length, line by line.
+# The context has two names.
+changed() {
+  local ranges
+  ranges=$(dirty "cairn:changed:$1" "$2")
+  [ "$(dirty "qemu:dirty-bitmap:$1" "$2")" = "$ranges" ] || fail "qemu:dirty-bitmap:$1 differs" >&2
+  [ -z "$ranges" ] || echo "$ranges"
+}
 
 # snapshot_under_fio COMMAND...: COMMAND makes vm@mon while fio, whose client stays connected, writes
 # and verifies vm. The snapshot stands still meanwhile; its content is left in the file mon.1.

@@ -3,7 +3,7 @@
 # up in full and then only what changed, rolled back, kept across restarts and kill -9, refused
 # where they make no sense.
 . "$(dirname "$0")/../lib.sh"
-need nbdinfo nbdcopy nbdkit qemu-io fio
+need nbdinfo nbdcopy nbdkit qemu-img qemu-io fio
 
 snap() { "$CAIRN" snap "$1" --control "$control" "${@:2}"; }
 start() { serve --table "vm=$(linear disk)" --state vm.state; }
@@ -29,6 +29,12 @@ same "$(changed tue vm | tr '\n' ' ')" "5242880 65536 20971520 32768 " "changed 
 same "$(snap diff vm@tue | tr '\n' ' ')" "5242880 65536 20971520 32768 " "diff"
 same "$(snap diff vm@tue --json | grep -c offset)" 2 "diff --json"
 nbdinfo "$(at vm)" | grep -q cairn:changed:mon || fail "the context is not listed"
+nbdinfo "$(at vm)" | grep -q qemu:dirty-bitmap:mon || fail "qemu's name of it is not listed"
+# As qemu's backup tools ask for it: what is dirty is shown as no data.
+qemu-img map --output=json --image-opts "driver=nbd,server.type=unix,server.path=$work/nbd.sock,\
+export=vm,x-dirty-bitmap=qemu:dirty-bitmap:tue" | tr -d ' ' | grep '"data":false' |
+  sed 's/.*"start":\([0-9]*\),"length":\([0-9]*\),.*/\1 \2/' >dirty
+same "$(tr '\n' ' ' <dirty)" "5242880 65536 20971520 32768 " "dirty since tue, says qemu-img"
 
 # A restart keeps both.
 serve_end

@@ -56,6 +56,7 @@ same "$(thin diff vm@tue | tr '\n' ' ')" "31457280 65536 " "diff with the volume
 same "$(changed tue vm | tr '\n' ' ')" "31457280 65536 " "changed since tue"
 same "$(thin diff vm@tue --json | grep -c offset)" 1 "diff --json"
 nbdinfo "$(at vm)" | grep -q cairn:changed:mon || fail "the context is not listed"
+nbdinfo "$(at vm)" | grep -q qemu:dirty-bitmap:mon || fail "qemu's name of it is not listed"
 same "$(field vm exclusive_bytes)" 65536 "what only the volume has"
 same "$(field vm@mon exclusive_bytes)" $((18 * 65536)) "what only mon has"
 same "$(field vm@tue exclusive_bytes)" 0 "what only tue has: the rest is in mon or the volume"

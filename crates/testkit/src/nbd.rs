@@ -67,20 +67,33 @@ impl Client {
         Client::open_with(path, export, wishes, &["base:allocation"])
     }
 
-    /// Selects these contexts if it asks for allocation.
-    pub fn open_with(path: &Path, export: &str, wishes: Wishes, contexts: &[&str]) -> Client {
+    /// Connects and agrees on the form of replies; no export is asked for yet.
+    pub fn negotiate(path: &Path, wishes: Wishes) -> Client {
         let stream = Client::connect(path);
         let mut client = Client { stream, size: 0, flags: 0, block_sizes: None, next_cookie: 1 };
         if wishes.structured {
             client.option(option::STRUCTURED_REPLY, &[]);
             assert_eq!(client.option_replies().last().unwrap().0, option_reply::ACK);
         }
+        client
+    }
+
+    /// Lists or selects contexts of an export, as `option` says; returns the names of those found.
+    pub fn contexts(&mut self, option: u32, export: &str, queries: &[&str]) -> Vec<String> {
+        let mut payload = string(export);
+        payload.extend((queries.len() as u32).to_be_bytes());
+        queries.iter().for_each(|query| payload.extend(string(query)));
+        self.option(option, &payload);
+        let replies = self.option_replies();
+        let contexts = replies.into_iter().filter(|(kind, _)| *kind == option_reply::META_CONTEXT);
+        contexts.map(|(_, payload)| String::from_utf8(payload[4..].to_vec()).unwrap()).collect()
+    }
+
+    /// Selects these contexts if it asks for allocation.
+    pub fn open_with(path: &Path, export: &str, wishes: Wishes, contexts: &[&str]) -> Client {
+        let mut client = Client::negotiate(path, wishes);
         if wishes.allocation {
-            let mut payload = string(export);
-            payload.extend((contexts.len() as u32).to_be_bytes());
-            contexts.iter().for_each(|context| payload.extend(string(context)));
-            client.option(option::SET_META_CONTEXT, &payload);
-            assert_eq!(client.option_replies()[0].0, option_reply::META_CONTEXT);
+            assert_ne!(client.contexts(option::SET_META_CONTEXT, export, contexts), [""; 0]);
         }
         let mut payload = string(export);
         payload.extend(u16::from(wishes.block_sizes).to_be_bytes());

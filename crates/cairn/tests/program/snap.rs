@@ -132,10 +132,11 @@ fn differences_are_told_as_text_as_json_and_over_nbd() {
                   cairn snap create vm@tue --chunk 8; \
                   nbdinfo --map=cairn:changed:mon \"$(nbd vm@tue)\"; \
                   nbdinfo --map=cairn:changed:tue \"$(nbd vm)\"; \
+                  nbdinfo --map=qemu:dirty-bitmap:mon \"$(nbd vm@tue)\"; \
                   cairn snap diff vm@mon @tue --json; cairn snap diff vm@tue";
     let ran = place.serve_run(&ARGS, script);
     let words: Vec<_> = ran.out.split_whitespace().collect();
-    let expected = "0 4096 0 4096 1 4096 1044480 0 0 1048576 0 \
+    let expected = "0 4096 0 4096 1 4096 1044480 0 0 1048576 0 0 4096 1 dirty 4096 1044480 0 clean \
                     [ { \"length\": 4096, \"offset\": 0 } ]";
     assert_eq!(words.join(" "), expected, "{ran:?}");
 }

@@ -1,5 +1,6 @@
 //! The NBD metadata contexts `cairn:changed:NAME` of a volume and of its snapshots: which ranges
-//! may differ from snapshot NAME. State 1 means changed, 0 the same.
+//! may differ from snapshot NAME. State 1 means changed, 0 the same. `qemu:dirty-bitmap:NAME` is
+//! another name of each: backup tools ask for it, and in it qemu's state 1 means dirty.
 //!
 //! Called on reactors. For a snapshot with a store the answer comes from memory, for one in a pool
 //! from the pool's metadata.
@@ -17,7 +18,8 @@ use crate::world::Names;
 use changed::{changed, is_snapshot, union, unmerged};
 use thin::ThinContext;
 
-const PREFIX: &str = "cairn:changed:";
+/// What precedes the name of a snapshot, in both names of a context.
+const PREFIXES: [&str; 2] = ["cairn:changed:", "qemu:dirty-bitmap:"];
 const CHANGED: u32 = 1;
 /// The longest range of one answer: 64 MiB. A client asks again for the rest, so that other
 /// requests are served in between.
@@ -62,7 +64,9 @@ impl Contexts for SnapContexts {
             let full = format!("{}@{name}", self.parent());
             self.thin(&full).is_some() || self.in_stores(&full).is_some()
         });
-        told.map(|name| format!("{PREFIX}{name}")).collect()
+        let told: Vec<&str> = told.collect();
+        let named = |prefix: &'static str| told.iter().map(move |name| format!("{prefix}{name}"));
+        PREFIXES.into_iter().flat_map(named).collect()
     }
 
     fn describe<'a>(
@@ -72,7 +76,8 @@ impl Contexts for SnapContexts {
         range: SectorRange,
     ) -> LocalFuture<'a, Result<Vec<ContextRun>, IoError>> {
         Box::pin(async move {
-            let name = name.strip_prefix(PREFIX).ok_or(IoError::INVALID)?;
+            let without = PREFIXES.into_iter().find_map(|prefix| name.strip_prefix(prefix));
+            let name = without.ok_or(IoError::INVALID)?;
             let full = format!("{}@{name}", self.parent());
             if let Some(thin) = self.thin(&full) {
                 let (told, found) = thin.changed(env, range).await?;

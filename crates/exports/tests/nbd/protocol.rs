@@ -305,12 +305,15 @@ fn preferred_block_size_is_the_disks_between_a_page_and_the_largest_payload() {
     }
 }
 
-/// Reports that the second half of the first MiB is in state 1.
+/// Reports that the second half of the first MiB is in state 1, under two names.
 struct SecondHalf;
+
+const OWN: &str = "cairn:changed:mon";
+const QEMUS: &str = "qemu:dirty-bitmap:mon";
 
 impl Contexts for SecondHalf {
     fn names(&self) -> Vec<String> {
-        vec!["cairn:changed:mon".to_owned()]
+        vec![OWN.to_owned(), QEMUS.to_owned()]
     }
 
     fn describe<'a>(
@@ -319,7 +322,7 @@ impl Contexts for SecondHalf {
         name: &'a str,
         range: SectorRange,
     ) -> LocalFuture<'a, Result<Vec<ContextRun>, IoError>> {
-        assert_eq!(name, "cairn:changed:mon");
+        assert!([OWN, QEMUS].contains(&name), "{name}");
         let (start, end) = (range.start.0, range.end().0);
         let middle = 1024u64.clamp(start, end);
         let runs = [(middle - start, 0), (end - middle, 1)];
@@ -329,22 +332,45 @@ impl Contexts for SecondHalf {
     }
 }
 
-#[test]
-fn an_exports_own_contexts_are_listed_selected_and_reported_with_allocation() {
+fn world_of_second_half() -> World {
     let world = World::new(cairn_reactor::RingKind::Auto);
     let disk = TestDisk::new(1 << 20);
     let export =
         NbdExport { name: "volume".to_owned(), description: String::new(), disk, read_only: false };
     world.server.add_export_with(export, Arc::new(SecondHalf)).unwrap();
+    world
+}
+
+#[test]
+fn an_exports_own_contexts_are_selected_and_reported_with_allocation() {
+    let world = world_of_second_half();
     let wishes = Wishes { structured: true, allocation: true, ..Wishes::default() };
-    let own = "cairn:changed:mon";
+    let halves = [(1 << 19, 0), (1 << 19, 1)];
     for (queries, expected) in [
-        (&[own][..], vec![(1 << 19, 0), (1 << 19, 1)]),
-        (&["base:allocation", own], vec![(1 << 20, 3), (1 << 19, 0), (1 << 19, 1)]),
+        (&[OWN][..], halves.to_vec()),
+        (&[QEMUS], halves.to_vec()),
+        (&[OWN, QEMUS], [halves, halves].concat()),
+        (&["base:allocation", OWN], vec![(1 << 20, 3), (1 << 19, 0), (1 << 19, 1)]),
         (&["base:allocation", "cairn:changed:nobody"], vec![(1 << 20, 3)]),
     ] {
         let mut client = Client::open_with(&world.socket(), "volume", wishes, queries);
         client.send(command::BLOCK_STATUS, 0, 0, 1 << 20);
         assert_eq!(client.reply(0).extents, expected, "{queries:?}");
+    }
+}
+
+#[test]
+fn an_exports_own_contexts_are_listed_by_their_namespaces() {
+    let world = world_of_second_half();
+    let wishes = Wishes { structured: true, ..Wishes::default() };
+    for (query, expected) in [
+        ("qemu:", QEMUS),
+        ("qemu:dirty-bitmap:", QEMUS),
+        ("cairn:", OWN),
+        ("cairn:changed:", OWN),
+        (OWN, OWN),
+    ] {
+        let mut client = Client::negotiate(&world.socket(), wishes);
+        assert_eq!(client.contexts(option::LIST_META_CONTEXT, "volume", &[query]), [expected]);
     }
 }

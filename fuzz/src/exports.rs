@@ -8,16 +8,23 @@ use std::sync::Arc;
 
 use cairn_exports::nbd::facts::{BlockSizes, ExportFacts, Exports};
 use cairn_exports::nbd::handshake::{Handshake, OPTION_BYTES_MAX, Outcome};
-use cairn_exports::nbd::request::{ByteRange, Command, Decoded, REQUEST_BYTES, Terms, decode};
-use cairn_exports::nbd::wire::{BASE_ALLOCATION, TransmissionFlags};
+use cairn_exports::nbd::request::{ByteRange, Command, Decoded, Terms, decode};
+use cairn_exports::nbd::wire::{BASE_ALLOCATION, CommandFlags, MessageForm, TransmissionFlags};
 use cairn_exports::vhost_user::trial;
 use cairn_exports::vhost_user::wire::{DESCRIPTORS_MAX, HEADER_BYTES, Header, Message};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-/// A header, then the connection's terms: transmission flags (16 bits), the two switches (a byte),
-/// the alignment as a power of two (a byte), the size in bytes (64 bits).
+/// A header, compact or extended, then the connection's terms: transmission flags (16 bits),
+/// whether a context was selected (a byte, bit 1), the alignment as a power of two (a byte), the
+/// size in bytes (64 bits). Judged as if each form had been negotiated.
 pub fn nbd_request(bytes: &[u8]) {
-    let Some((header, rest)) = bytes.split_first_chunk::<REQUEST_BYTES>() else { return };
+    for form in [MessageForm::Simple, MessageForm::Structured, MessageForm::Extended] {
+        request_of(bytes, form);
+    }
+}
+
+fn request_of(bytes: &[u8], form: MessageForm) {
+    let Some((header, rest)) = bytes.split_at_checked(form.request_bytes()) else { return };
     let Some((numbers, _)) = rest.split_first_chunk::<12>() else { return };
     let [flags_high, flags_low, switches, shift, size @ ..] = *numbers;
     let alignment = 1 << (shift % 17);
@@ -25,32 +32,47 @@ pub fn nbd_request(bytes: &[u8]) {
     let terms = Terms {
         size_bytes: size_bytes - size_bytes % u64::from(alignment),
         flags: TransmissionFlags::from_bits_truncate(u16::from_be_bytes([flags_high, flags_low])),
-        structured_replies: switches & 1 != 0,
+        form,
         has_contexts: switches & 2 != 0,
         alignment,
         payload_bytes_max: 32 << 20,
     };
     match decode(header, &terms) {
-        Decoded::Request(request) => check_command(&request.command, &terms),
+        Decoded::Request(request) => {
+            check_command(&request.command, &terms);
+            check_payload(header, &request.command, form);
+        }
         Decoded::Refused(refusal) => assert!(!refusal.reason.is_empty()),
         Decoded::Broken(breach) => assert!(!breach.to_string().is_empty()),
+    }
+}
+
+/// Of the requests that are served, writes have a payload, and no others.
+fn check_payload(header: &[u8], command: &Command, form: MessageForm) {
+    let flags = u16::from_be_bytes([header[4], header[5]]);
+    let announced = flags & CommandFlags::PAYLOAD_LEN.bits() != 0;
+    match command {
+        Command::Write { .. } => assert_eq!(announced, form == MessageForm::Extended),
+        // The stream ends behind a disconnect; a write of nothing may announce its payload.
+        Command::Disconnect | Command::Nothing => {}
+        _ => assert!(!announced),
     }
 }
 
 fn check_command(command: &Command, terms: &Terms) {
     let (range, writes) = match command {
         Command::Read { range, .. } => {
-            assert!(range.length <= terms.payload_bytes_max);
+            assert!(range.length <= u64::from(terms.payload_bytes_max));
             (range, false)
         }
         Command::Write { range, fua } => {
-            assert!(range.length <= terms.payload_bytes_max);
+            assert!(range.length <= u64::from(terms.payload_bytes_max));
             assert!(!fua || terms.flags.contains(TransmissionFlags::SEND_FUA));
             (range, true)
         }
         Command::Trim { range, .. } | Command::WriteZeroes { range, .. } => (range, true),
         Command::BlockStatus { range, .. } => {
-            assert!(terms.structured_replies && terms.has_contexts);
+            assert!(terms.form.has_chunks() && terms.has_contexts);
             (range, false)
         }
         Command::Cache { range } => (range, false),
@@ -58,10 +80,10 @@ fn check_command(command: &Command, terms: &Terms) {
     };
     assert!(!writes || !terms.flags.contains(TransmissionFlags::READ_ONLY));
     let ByteRange { offset, length } = *range;
-    assert!(length > 0 && offset.checked_add(u64::from(length)).is_some());
-    assert!(offset + u64::from(length) <= terms.size_bytes);
+    assert!(length > 0 && offset.checked_add(length).is_some());
+    assert!(offset + length <= terms.size_bytes);
     assert!(offset.is_multiple_of(u64::from(terms.alignment)));
-    assert!(length.is_multiple_of(terms.alignment));
+    assert!(length.is_multiple_of(u64::from(terms.alignment)));
 }
 
 /// How long the pieces are in which the bytes arrive (a byte), then everything a client says.
@@ -79,7 +101,7 @@ pub fn nbd_handshake(bytes: &[u8]) {
     if let Some(Outcome::Transmission(negotiated)) = outcome {
         let exports = exports();
         let terms = negotiated.terms(&exports.all()[negotiated.export]);
-        assert!(negotiated.contexts.is_empty() || negotiated.structured_replies);
+        assert!(negotiated.contexts.is_empty() || negotiated.form.has_chunks());
         assert!(terms.size_bytes.is_multiple_of(u64::from(terms.alignment)));
     }
 }

@@ -2,14 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
 use cairn_exports::nbd::wire::{
-    ChunkHeader, ClientFlags, OPTION_MAGIC, REQUEST_MAGIC, SIMPLE_REPLY_MAGIC,
-    STRUCTURED_REPLY_MAGIC, chunk, command, info, option, option_reply,
+    ChunkHeader, ClientFlags, CommandFlags, EXTENDED_REPLY_MAGIC, EXTENDED_REQUEST_MAGIC,
+    ExtendedChunkHeader, OPTION_MAGIC, REQUEST_MAGIC, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC,
+    chunk, command, info, option, option_reply,
 };
 use zerocopy::FromBytes;
 
@@ -25,6 +27,10 @@ pub struct Client {
     pub block_sizes: Option<(u32, u32, u32)>,
     /// The cookie of the next request.
     pub next_cookie: u64,
+    /// It speaks extended headers.
+    pub extended: bool,
+    /// The offsets of requests, by their cookies: each extended reply repeats its own.
+    offsets: HashMap<u64, u64>,
 }
 
 /// What the client asks for during the negotiation.
@@ -32,6 +38,8 @@ pub struct Client {
 pub struct Wishes {
     /// Structured replies.
     pub structured: bool,
+    /// Extended headers.
+    pub extended: bool,
     /// The block sizes.
     pub block_sizes: bool,
     /// Contexts for block status.
@@ -48,10 +56,23 @@ pub struct Reply {
     /// What was read.
     pub data: Vec<u8>,
     /// Of block status: length and state.
-    pub extents: Vec<(u32, u32)>,
+    pub extents: Vec<(u64, u32)>,
 }
 
 impl Client {
+    /// A client over a connection whose negotiation has begun or ended elsewhere.
+    pub fn over(stream: UnixStream) -> Client {
+        Client {
+            stream,
+            size: 0,
+            flags: 0,
+            block_sizes: None,
+            next_cookie: 1,
+            extended: false,
+            offsets: HashMap::new(),
+        }
+    }
+
     /// Connects and sends the client flags.
     pub fn connect(path: &Path) -> UnixStream {
         let mut stream = UnixStream::connect(path).unwrap();
@@ -69,11 +90,16 @@ impl Client {
 
     /// Connects and agrees on the form of replies; no export is asked for yet.
     pub fn negotiate(path: &Path, wishes: Wishes) -> Client {
-        let stream = Client::connect(path);
-        let mut client = Client { stream, size: 0, flags: 0, block_sizes: None, next_cookie: 1 };
-        if wishes.structured {
-            client.option(option::STRUCTURED_REPLY, &[]);
-            assert_eq!(client.option_replies().last().unwrap().0, option_reply::ACK);
+        let mut client = Client::over(Client::connect(path));
+        client.extended = wishes.extended;
+        for (wished, option) in [
+            (wishes.structured, option::STRUCTURED_REPLY),
+            (wishes.extended, option::EXTENDED_HEADERS),
+        ] {
+            if wished {
+                client.option(option, &[]);
+                assert_eq!(client.option_replies().last().unwrap().0, option_reply::ACK);
+            }
         }
         client
     }
@@ -144,24 +170,52 @@ impl Client {
         }
     }
 
-    /// Sends a header; returns its cookie.
-    pub fn send(&mut self, command: u16, flags: u16, offset: u64, length: u32) -> u64 {
+    /// The header of the next request, in the negotiated form.
+    pub fn header(&mut self, command: u16, flags: u16, offset: u64, length: u64) -> Vec<u8> {
         let cookie = self.next_cookie;
         self.next_cookie += 1;
-        let mut bytes = REQUEST_MAGIC.to_be_bytes().to_vec();
+        if self.extended {
+            self.offsets.insert(cookie, offset);
+        }
+        let magic = if self.extended { EXTENDED_REQUEST_MAGIC } else { REQUEST_MAGIC };
+        let mut bytes = magic.to_be_bytes().to_vec();
         bytes.extend(flags.to_be_bytes());
         bytes.extend(command.to_be_bytes());
         bytes.extend(cookie.to_be_bytes());
         bytes.extend(offset.to_be_bytes());
-        bytes.extend(length.to_be_bytes());
+        if self.extended {
+            bytes.extend(length.to_be_bytes());
+        } else {
+            bytes.extend(u32::try_from(length).unwrap().to_be_bytes());
+        }
+        bytes
+    }
+
+    /// The header and data of the next request, a write.
+    pub fn write_bytes(&mut self, flags: u16, offset: u64, data: &[u8]) -> Vec<u8> {
+        let flag = if self.extended { CommandFlags::PAYLOAD_LEN.bits() } else { 0 };
+        let header = self.header(command::WRITE, flags | flag, offset, data.len() as u64);
+        [&header, data].concat()
+    }
+
+    /// Sends a header; returns its cookie.
+    pub fn send(&mut self, command: u16, flags: u16, offset: u64, length: u32) -> u64 {
+        self.send_long(command, flags, offset, u64::from(length))
+    }
+
+    /// Sends a header whose length may need extended headers; returns its cookie.
+    pub fn send_long(&mut self, command: u16, flags: u16, offset: u64, length: u64) -> u64 {
+        let cookie = self.next_cookie;
+        let bytes = self.header(command, flags, offset, length);
         self.stream.write_all(&bytes).unwrap();
         cookie
     }
 
     /// Sends a write with its data; returns its cookie.
     pub fn send_write(&mut self, flags: u16, offset: u64, data: &[u8]) -> u64 {
-        let cookie = self.send(command::WRITE, flags, offset, data.len() as u32);
-        self.stream.write_all(data).unwrap();
+        let cookie = self.next_cookie;
+        let bytes = self.write_bytes(flags, offset, data);
+        self.stream.write_all(&bytes).unwrap();
         cookie
     }
 
@@ -172,6 +226,12 @@ impl Client {
             let mut magic = [0; 4];
             self.stream.read_exact(&mut magic).unwrap();
             match u32::from_be_bytes(magic) {
+                EXTENDED_REPLY_MAGIC if self.extended => {
+                    if self.extended_chunk(magic, &mut reply) {
+                        return reply;
+                    }
+                }
+                other if self.extended => panic!("extended reply magic {other:#x}"),
                 SIMPLE_REPLY_MAGIC => {
                     let mut rest = [0; 12];
                     self.stream.read_exact(&mut rest).unwrap();
@@ -200,26 +260,58 @@ impl Client {
         self.stream.read_exact(&mut bytes[4..]).unwrap();
         let header = ChunkHeader::read_from_bytes(&bytes).unwrap();
         reply.cookie = header.cookie.get();
-        let mut payload = vec![0; header.length.get() as usize];
+        let length = u64::from(header.length.get());
+        self.chunk_payload(header.kind.get(), length, reply);
+        header.flags.get() == 1
+    }
+
+    /// Receives the rest of an extended chunk; true if it was the last.
+    fn extended_chunk(&mut self, magic: [u8; 4], reply: &mut Reply) -> bool {
+        let mut bytes = [0; 32];
+        bytes[..4].copy_from_slice(&magic);
+        self.stream.read_exact(&mut bytes[4..]).unwrap();
+        let header = ExtendedChunkHeader::read_from_bytes(&bytes).unwrap();
+        reply.cookie = header.cookie.get();
+        if let Some(&offset) = self.offsets.get(&reply.cookie) {
+            assert_eq!(header.offset.get(), offset, "a reply repeats its request's offset");
+        }
+        self.chunk_payload(header.kind.get(), header.length.get(), reply);
+        header.flags.get() == 1
+    }
+
+    fn chunk_payload(&mut self, kind: u16, length: u64, reply: &mut Reply) {
+        let mut payload = vec![0; length as usize];
         self.stream.read_exact(&mut payload).unwrap();
         let number = |at: usize| u32::from_be_bytes(payload[at..at + 4].try_into().unwrap());
-        match header.kind.get() {
-            chunk::NONE => {}
+        match kind {
+            chunk::NONE => assert_eq!(payload, [0; 0]),
             chunk::OFFSET_DATA => reply.data.extend(&payload[8..]),
             chunk::OFFSET_HOLE => reply.data.resize(reply.data.len() + number(8) as usize, 0),
             chunk::ERROR | chunk::ERROR_OFFSET => reply.error = number(0),
-            chunk::BLOCK_STATUS => {
+            chunk::BLOCK_STATUS if !self.extended => {
                 let descriptors = (4..payload.len()).step_by(8);
-                reply.extents.extend(descriptors.map(|at| (number(at), number(at + 4))));
+                let extent = |at| (u64::from(number(at)), number(at + 4));
+                reply.extents.extend(descriptors.map(extent));
+            }
+            chunk::BLOCK_STATUS_EXT if self.extended => {
+                assert_eq!(number(4) as usize * 16 + 8, payload.len(), "the count fits the length");
+                let descriptors = (8..payload.len()).step_by(16);
+                let long = |at| u64::from(number(at)) << 32 | u64::from(number(at + 4));
+                let extent = |at| (long(at), u32::try_from(long(at + 8)).unwrap());
+                reply.extents.extend(descriptors.map(extent));
             }
             other => panic!("chunk kind {other}"),
         }
-        header.flags.get() == 1
     }
 
     /// Sends a request and waits for the reply; returns its error.
     pub fn run(&mut self, command: u16, flags: u16, offset: u64, length: u32) -> u32 {
-        let cookie = self.send(command, flags, offset, length);
+        self.run_long(command, flags, offset, u64::from(length))
+    }
+
+    /// Sends a request whose length may need extended headers; returns the error of the reply.
+    pub fn run_long(&mut self, command: u16, flags: u16, offset: u64, length: u64) -> u32 {
+        let cookie = self.send_long(command, flags, offset, length);
         let reply = self.reply(0);
         assert_eq!(reply.cookie, cookie);
         reply.error

@@ -238,6 +238,11 @@ impl<T: 'static> Queue<T> {
         self.intake.changed.wake();
     }
 
+    /// True if no reply reaches the client any more. What remains of a long request is not begun.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.intake.level() >= Level::Cut
+    }
+
     /// True if every admitted request was answered.
     pub(crate) fn is_empty(&self) -> bool {
         self.requests.get() == 0
@@ -271,6 +276,19 @@ impl<T: 'static> Queue<T> {
             let guard = this.shared.gate.cells().hold(io.range, CellMode::Shared).await;
             this.start_past(client, io, (Pass::Cell { _guard: guard }, token));
         });
+    }
+
+    /// Carries out one piece of a long write-zeroes of whole blocks. It passes the gate as a write
+    /// from [`Queue::start_write`] does.
+    pub(crate) async fn write_piece(&self, io: Io) -> IoResult {
+        let gate = &self.shared.gate;
+        if gate.enter_loose(self.env.reactor()) {
+            let result = self.io(io).await;
+            gate.leave_loose(self.env.reactor()); // Q2
+            return result;
+        }
+        let _guard = gate.cells().hold(io.range, CellMode::Shared).await;
+        self.io(io).await
     }
 
     /// Starts a request that no client sent (part of a read-modify-write, a flush after a trim) and

@@ -5,9 +5,12 @@
 //! of the first and last block that it does not cover are read from the disk; the whole buffer is
 //! written at once. Write-zeroes rewrites only the partly covered blocks. Each of these happens in
 //! one exclusive cell over the whole blocks; [`super::gate`] says why that is enough.
+//!
+//! A discard or write-zeroes may be as long as the export. It goes to the disk in pieces.
 
 use cairn_block::{
     Flags, Io, IoError, IoResult, Op, SECTOR_BYTES, Sector, SectorCount, SectorRange, Segs,
+    yield_once,
 };
 
 use super::Queue;
@@ -18,19 +21,19 @@ pub struct ByteRange {
     /// First byte.
     pub offset: u64,
     /// Bytes; not zero.
-    pub length: u32,
+    pub length: u64,
 }
 
 /// The whole blocks that cover `range`.
 pub(crate) fn outer(range: ByteRange, block_bytes: u64) -> SectorRange {
-    let end = (range.offset + u64::from(range.length)).next_multiple_of(block_bytes);
+    let end = (range.offset + range.length).next_multiple_of(block_bytes);
     blocks(range.offset - range.offset % block_bytes, end)
 }
 
 /// The whole blocks inside `range`, if any.
 pub(crate) fn inner(range: ByteRange, block_bytes: u64) -> Option<SectorRange> {
     let start = range.offset.next_multiple_of(block_bytes);
-    let end = range.offset + u64::from(range.length);
+    let end = range.offset + range.length;
     let end = end - end % block_bytes;
     (start < end).then(|| blocks(start, end))
 }
@@ -38,6 +41,56 @@ pub(crate) fn inner(range: ByteRange, block_bytes: u64) -> Option<SectorRange> {
 fn blocks(start: u64, end: u64) -> SectorRange {
     debug_assert!(start.is_multiple_of(SECTOR_BYTES) && end.is_multiple_of(SECTOR_BYTES));
     SectorRange::between(Sector::of_byte(start), Sector::of_byte(end))
+}
+
+/// The longest discard or write-zeroes in bytes, as long as a compact request can be. A longer one
+/// goes to the disk in pieces, one after another, so that other requests are served in between. A
+/// piece is whole blocks: their size is a power of two.
+const PIECE_BYTES: u64 = 4 << 30;
+
+/// True if a range goes to the disk in several pieces.
+pub(crate) fn is_long(whole: SectorRange) -> bool {
+    whole.to_bytes() > PIECE_BYTES
+}
+
+/// A range of whole blocks in pieces, in order.
+fn pieces(range: SectorRange) -> impl Iterator<Item = SectorRange> {
+    let (mut at, end) = (range.start, range.end());
+    std::iter::from_fn(move || {
+        let count = SectorCount::of_bytes(PIECE_BYTES).min(end - at);
+        let piece = SectorRange::new(at, count);
+        at = piece.end();
+        (!piece.is_empty()).then_some(piece)
+    })
+}
+
+/// Zeroes whole blocks, piece by piece.
+pub(crate) async fn zero_pieces<T: 'static>(
+    queue: &Queue<T>,
+    whole: SectorRange,
+    flags: Flags,
+) -> IoResult {
+    // If the disk refuses the first piece because it would not be fast, nothing was changed.
+    for piece in pieces(whole) {
+        between_pieces(queue).await?;
+        queue.write_piece(Io::on(Op::WriteZeroes, piece).with(flags)).await?;
+    }
+    Ok(())
+}
+
+/// Discards whole blocks, piece by piece.
+pub(crate) async fn discard_pieces<T: 'static>(queue: &Queue<T>, whole: SectorRange) -> IoResult {
+    for piece in pieces(whole) {
+        between_pieces(queue).await?;
+        queue.io(Io::on(Op::Discard, piece)).await?;
+    }
+    Ok(())
+}
+
+/// Lets other tasks run: a disk may be done with a piece at once. Fails if the rest is not wanted.
+async fn between_pieces<T: 'static>(queue: &Queue<T>) -> IoResult {
+    yield_once().await;
+    if queue.is_cut() { Err(IoError::SHUTDOWN) } else { Ok(()) }
 }
 
 /// Completes the buffer of `io`, a write of whole blocks of `block_bytes` each that holds the
@@ -109,8 +162,9 @@ async fn zero_parts<T: 'static>(
     let inner = inner(range, block_bytes);
     // The whole blocks come first: if the disk refuses because it would not be fast, nothing was
     // changed.
-    if let Some(inner) = inner {
-        queue.io(Io::on(Op::WriteZeroes, inner).with(flags)).await?;
+    for piece in inner.into_iter().flat_map(pieces) {
+        between_pieces(queue).await?;
+        queue.io(Io::on(Op::WriteZeroes, piece).with(flags)).await?;
     }
     let partial = |block: SectorRange| !inner.is_some_and(|inner| inner.overlaps(block));
     let last = Sector(whole.end().0 - block.0);
@@ -132,7 +186,7 @@ async fn zero_in_block<T: 'static>(
     let segs = read_block(queue, block).await?;
     let (block_start, block_end) = (block.start.to_bytes(), block.end().to_bytes());
     let from = range.offset.max(block_start);
-    let to = (range.offset + u64::from(range.length)).min(block_end);
+    let to = (range.offset + range.length).min(block_end);
     segs.zero((from - block_start) as usize, (to - from) as usize);
     queue.io(Io::write(block, segs).with(flags)).await
 }
@@ -141,7 +195,7 @@ async fn zero_in_block<T: 'static>(
 mod tests {
     use cairn_block::{Sector, SectorCount, SectorRange};
 
-    use super::{ByteRange, inner, outer};
+    use super::{ByteRange, PIECE_BYTES, inner, outer, pieces};
 
     fn sectors(start: u64, count: u64) -> SectorRange {
         SectorRange::new(Sector(start), SectorCount(count))
@@ -159,6 +213,15 @@ mod tests {
         let range = ByteRange { offset: 4095, length: 4098 };
         assert_eq!(outer(range, 4096), sectors(0, 24));
         assert_eq!(inner(range, 4096), Some(sectors(8, 8)));
+    }
+
+    #[test]
+    fn pieces_cover_a_long_range_in_order_and_a_short_one_is_its_own_piece() {
+        let piece = PIECE_BYTES / 512;
+        let all: Vec<_> = pieces(sectors(8, 2 * piece + 8)).collect();
+        assert_eq!(all, [sectors(8, piece), sectors(8 + piece, piece), sectors(8 + 2 * piece, 8)]);
+        assert_eq!(pieces(sectors(8, piece)).collect::<Vec<_>>(), [sectors(8, piece)]);
+        assert_eq!(pieces(sectors(8, 0)).count(), 0);
     }
 
     #[test]

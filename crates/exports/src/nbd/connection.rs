@@ -30,9 +30,9 @@ use super::handover::Parted;
 use super::handshake::{MetaContext, Negotiated};
 use super::payload::{Batch, Payload};
 use super::receiver::{Ended, Rest};
-use super::reply::{self, Last};
+use super::reply;
 use super::request::Terms;
-use super::wire::{Cookie, ErrorCode, TransmissionFlags};
+use super::wire::{Echo, ErrorCode, MessageForm, TransmissionFlags};
 
 /// A socket as one reactor uses it, and how far its use has been stopped.
 pub(super) struct Channel {
@@ -111,7 +111,7 @@ pub(super) enum Turn {
 
 /// An admitted request; the reply consumes it.
 pub(super) struct Ticket {
-    pub(super) cookie: Cookie,
+    pub(super) echo: Echo,
     held: usize,
 }
 
@@ -138,7 +138,7 @@ pub(super) struct Connection {
     pub(super) queue: Rc<Queue<Pending>>,
     pub(super) export: Arc<Export>,
     pub(super) channel: Channel,
-    pub(super) structured: bool,
+    pub(super) form: MessageForm,
     pause: Arc<Pause>,
     client_knows_block_size: bool,
     /// The contexts that block status reports: those that the client selected.
@@ -168,7 +168,7 @@ impl Connection {
         Rc::new(Connection {
             queue: Rc::new(Queue::new(env, shared, intake, label)),
             channel,
-            structured: negotiated.structured_replies,
+            form: negotiated.form,
             contexts: negotiated.contexts.clone(),
             pause,
             client_knows_block_size: negotiated.client_knows_block_size,
@@ -212,8 +212,8 @@ impl Connection {
     // Requests and their answers.
 
     /// Admits a request for which there is room.
-    pub(super) fn admit(&self, cookie: Cookie, room: Room<'_>) -> Ticket {
-        Ticket { cookie, held: self.queue.admit(room) }
+    pub(super) fn admit(&self, echo: Echo, room: Room<'_>) -> Ticket {
+        Ticket { echo, held: self.queue.admit(room) }
     }
 
     /// Starts an admitted request, no write; its completion answers the client.
@@ -230,7 +230,7 @@ impl Connection {
     pub(super) fn answer(&self, ticket: Ticket, result: IoResult) {
         match result {
             Ok(()) => {
-                let head = reply::simple_success(ticket.cookie);
+                let head = reply::success(self.form, ticket.echo);
                 self.reply(ticket, |batch, env| batch.push_head(env, &head));
             }
             Err(error) => self.refuse(ticket, error_code(error), &error.to_string()),
@@ -239,21 +239,16 @@ impl Connection {
 
     /// Replies to a read with its data.
     pub(super) fn answer_read(&self, ticket: Ticket, read: &ReadPart) {
-        let (cookie, length) = (ticket.cookie, read.length as usize);
+        let head = reply::data(self.form, ticket.echo, read.offset, read.length);
         self.reply(ticket, |batch, env| {
-            if self.structured {
-                let head = reply::offset_data(cookie, Last::Yes, read.offset, read.length);
-                batch.push_head(env, &head);
-            } else {
-                batch.push_head(env, &reply::simple_success(cookie));
-            }
-            batch.push_data(&read.data, read.lead, length);
+            batch.push_head(env, &head);
+            batch.push_data(&read.data, read.lead, read.length as usize);
         });
     }
 
     /// Replies with an error and a message for a person.
     pub(super) fn refuse(&self, ticket: Ticket, code: ErrorCode, message: &str) {
-        let head = reply::refused(ticket.cookie, self.structured, code, message);
+        let head = reply::refused(self.form, ticket.echo, code, message);
         self.answer_with(ticket, &head);
     }
 
@@ -266,7 +261,7 @@ impl Connection {
         let mut batch = self.batch.borrow_mut();
         batch.requests += 1;
         batch.held += ticket.held;
-        if self.channel.intake.level() < Level::Cut {
+        if !self.queue.is_cut() {
             push(&mut batch, &self.queue.env);
         }
         self.sender.wake();
@@ -278,7 +273,7 @@ impl Connection {
     pub(super) async fn send_replies(&self) {
         let mut batch = Batch::default();
         while self.sender.until(|| self.next_batch(&mut batch)).await {
-            if self.channel.intake.level() < Level::Cut {
+            if !self.queue.is_cut() {
                 match self.channel.send(batch.segs()).await {
                     Ok(()) if batch.reports_loss && self.receiving.get() => {
                         self.queue.losses_were_told();
@@ -367,7 +362,8 @@ impl Connection {
         let parted = Parted {
             export: self.export.name.clone(),
             flags: flags.bits(),
-            structured_replies: self.structured,
+            structured_replies: self.form.has_chunks(),
+            extended_headers: self.form == MessageForm::Extended,
             contexts: self.contexts.iter().map(|it| (it.id, it.name.clone())).collect(),
             client_knows_block_size: self.client_knows_block_size,
             owes: !self.may_only_read() && self.queue.owes(),

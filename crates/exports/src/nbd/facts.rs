@@ -10,7 +10,7 @@ use std::collections::HashSet;
 
 use thiserror::Error;
 
-use super::wire::{STRING_BYTES_MAX, TransmissionFlags};
+use super::wire::{MessageForm, STRING_BYTES_MAX, TransmissionFlags};
 
 /// Largest minimum block size the protocol allows, in bytes.
 const MINIMUM_BLOCK_MAX: u32 = 64 << 10;
@@ -137,10 +137,10 @@ impl Exports {
 }
 
 impl ExportFacts {
-    /// The flags told to a client, which depend on whether it negotiated structured replies.
-    pub fn offered_flags(&self, structured_replies: bool) -> TransmissionFlags {
+    /// The flags told to a client, which depend on the form of messages that it negotiated.
+    pub fn offered_flags(&self, form: MessageForm) -> TransmissionFlags {
         let mut flags = self.flags | TransmissionFlags::HAS_FLAGS;
-        flags.set(TransmissionFlags::SEND_DF, structured_replies);
+        flags.set(TransmissionFlags::SEND_DF, form.has_chunks());
         flags
     }
 
@@ -197,7 +197,7 @@ impl ExportFacts {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::{BlockSizes, ExportFacts, Exports, FactsError};
-    use crate::nbd::wire::{BASE_ALLOCATION, TransmissionFlags};
+    use crate::nbd::wire::{BASE_ALLOCATION, MessageForm, TransmissionFlags};
 
     /// An export with everything on: 1 MiB, 512-byte blocks, `base:allocation`.
     pub(crate) fn sample(name: &str) -> ExportFacts {
@@ -276,10 +276,13 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_do_not_fragment_flag_is_offered_only_with_structured_replies() {
+    fn the_do_not_fragment_flag_is_offered_only_if_replies_have_chunks() {
         let facts = sample("a");
-        assert!(facts.offered_flags(true).contains(TransmissionFlags::SEND_DF));
-        assert!(!facts.offered_flags(false).contains(TransmissionFlags::SEND_DF));
-        assert!(facts.offered_flags(false).contains(TransmissionFlags::HAS_FLAGS));
+        for form in [MessageForm::Structured, MessageForm::Extended] {
+            assert!(facts.offered_flags(form).contains(TransmissionFlags::SEND_DF));
+        }
+        let simple = facts.offered_flags(MessageForm::Simple);
+        assert!(!simple.contains(TransmissionFlags::SEND_DF));
+        assert!(simple.contains(TransmissionFlags::HAS_FLAGS));
     }
 }

@@ -16,14 +16,14 @@ use cairn_block::{ConfigError, Env, Mail};
 use serde::{Deserialize, Serialize};
 
 use crate::front::{Level, Membership, Phase, first};
+use crate::listener::{ListenAddress, Listener};
 
 use super::connection::{Channel, Connection};
 use super::export::Export;
 use super::handshake::{MetaContext, Negotiated};
 use super::receiver::{Receiver, Rest};
 use super::server::{NbdServer, Shared, serve};
-use super::wire::TransmissionFlags;
-use crate::listener::{ListenAddress, Listener};
+use super::wire::{MessageForm, TransmissionFlags};
 
 /// How long negotiations may take before they do not count any more.
 const NEGOTIATION_GRACE: Duration = Duration::from_millis(500);
@@ -38,8 +38,11 @@ pub struct Parted {
     pub export: String,
     /// The transmission flags that the client was told.
     pub flags: u16,
-    /// It takes structured replies.
+    /// It takes structured replies, or extended ones.
     pub structured_replies: bool,
+    /// Its messages are extended. An earlier server that hands over does not know them.
+    #[serde(default)]
+    pub extended_headers: bool,
     /// The metadata contexts that it selected: their numbers and names.
     pub contexts: Vec<(u32, String)>,
     /// It asked for block sizes.
@@ -51,6 +54,16 @@ pub struct Parted {
     /// What was received from it behind those, or instead of them, and used by no request.
     #[serde(skip)]
     pub bytes: Vec<u8>,
+}
+
+impl Parted {
+    fn form(&self) -> MessageForm {
+        match (self.extended_headers, self.structured_replies) {
+            (true, _) => MessageForm::Extended,
+            (false, true) => MessageForm::Structured,
+            (false, false) => MessageForm::Simple,
+        }
+    }
 }
 
 /// What a server leaves to another process.
@@ -155,7 +168,7 @@ async fn go_on(env: Env, shared: Arc<Shared>, parted: Parted, socket: OwnedFd, m
     let negotiated = Negotiated {
         export: 0,
         flags,
-        structured_replies: parted.structured_replies,
+        form: parted.form(),
         contexts: parted.contexts.into_iter().map(context).collect(),
         client_knows_block_size: parted.client_knows_block_size,
     };

@@ -33,8 +33,9 @@ use super::options::{InfoRequest, Malformed, MetaRequest, parse_name};
 use super::request::Terms;
 use super::wire::{
     ClientFlags, EXPORT_NAME_ZEROES, ExportNameReply, GREETING_MAGIC, Greeting, HandshakeFlags,
-    InfoBlockSize, InfoExport, OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionHeader, OptionReplyHeader,
-    STRING_BYTES_MAX, TransmissionFlags, info, option, option_error, option_reply,
+    InfoBlockSize, InfoExport, MessageForm, OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionHeader,
+    OptionReplyHeader, STRING_BYTES_MAX, TransmissionFlags, info, option, option_error,
+    option_reply,
 };
 
 /// Longest option payload that is parsed, in bytes.
@@ -56,8 +57,8 @@ pub struct Negotiated {
     pub export: usize,
     /// The flags the client was told.
     pub flags: TransmissionFlags,
-    /// Whether the client takes structured replies.
-    pub structured_replies: bool,
+    /// The form of requests and replies.
+    pub form: MessageForm,
     /// The metadata contexts that every block status reports.
     pub contexts: Vec<MetaContext>,
     /// Whether the client asked for block sizes, and so promised to obey them.
@@ -103,6 +104,9 @@ pub enum Closing {
         /// The name found, perhaps shortened.
         name: String,
     },
+    /// A client that uses extended headers must ask with `GO`; this option has no error reply.
+    #[error("option 1 (EXPORT_NAME) after extended headers, expected option 7 (GO)")]
+    ExportNameForExtended,
     /// The client was told that it is not served.
     #[error("{reason}")]
     Refused {
@@ -123,7 +127,7 @@ impl Negotiated {
         Terms {
             size_bytes: facts.size_bytes,
             flags: self.flags,
-            structured_replies: self.structured_replies,
+            form: self.form,
             has_contexts: !self.contexts.is_empty(),
             alignment: if self.client_knows_block_size { facts.block_sizes.minimum } else { 1 },
             payload_bytes_max: facts.block_sizes.maximum,
@@ -141,7 +145,7 @@ pub struct Handshake {
     output: Vec<u8>,
     outcome: Option<Outcome>,
     client: ClientFlags,
-    structured_replies: bool,
+    form: MessageForm,
     /// The export that contexts were last selected for, and the contexts.
     selected: Option<(usize, Vec<MetaContext>)>,
     /// Why the client gets no export.
@@ -173,7 +177,7 @@ impl Handshake {
             output: greeting.as_bytes().to_vec(),
             outcome: None,
             client: ClientFlags::empty(),
-            structured_replies: false,
+            form: MessageForm::Simple,
             selected: None,
             refusal: None,
         }
@@ -286,7 +290,7 @@ impl Handshake {
     }
 
     fn on_option(&mut self, number: u32, payload: &[u8]) {
-        if number != option::STRUCTURED_REPLY
+        if !matches!(number, option::STRUCTURED_REPLY | option::EXTENDED_HEADERS)
             && let Some(reason) = self.refusal.take()
         {
             if number != option::EXPORT_NAME {
@@ -298,7 +302,7 @@ impl Handshake {
             option::EXPORT_NAME => self.on_export_name(payload),
             option::LIST => self.on_list(payload),
             option::INFO | option::GO => self.on_info(number, payload),
-            option::STRUCTURED_REPLY => self.on_structured_reply(payload),
+            option::STRUCTURED_REPLY | option::EXTENDED_HEADERS => self.on_form(number, payload),
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
                 self.on_meta_context(number, payload);
             }
@@ -321,6 +325,9 @@ impl Handshake {
     }
 
     fn on_export_name(&mut self, payload: &[u8]) {
+        if self.form == MessageForm::Extended {
+            return self.close(Closing::ExportNameForExtended);
+        }
         let name = match parse_name(payload) {
             Ok(name) => name,
             Err(Malformed { message, .. }) => {
@@ -333,7 +340,7 @@ impl Handshake {
         };
         let reply = ExportNameReply {
             size_bytes: U64::new(facts.size_bytes),
-            flags: U16::new(facts.offered_flags(self.structured_replies).bits()),
+            flags: U16::new(facts.offered_flags(self.form).bits()),
         };
         self.output.extend_from_slice(reply.as_bytes());
         if !self.client.contains(ClientFlags::NO_ZEROES) {
@@ -355,12 +362,20 @@ impl Handshake {
         self.ack(option::LIST);
     }
 
-    fn on_structured_reply(&mut self, payload: &[u8]) {
-        let number = option::STRUCTURED_REPLY;
+    /// The client chooses another form of messages. The extended one includes what the structured
+    /// one has, and is never left.
+    fn on_form(&mut self, number: u32, payload: &[u8]) {
         if !payload.is_empty() {
             return self.refuse(number, option_error::INVALID, "the option has no payload");
         }
-        self.structured_replies = true;
+        if number == option::EXTENDED_HEADERS {
+            self.form = MessageForm::Extended;
+        } else if self.form == MessageForm::Extended {
+            let message = "extended headers are in use";
+            return self.refuse(number, option_error::EXT_HEADER_REQD, message);
+        } else {
+            self.form = MessageForm::Structured;
+        }
         self.ack(number);
     }
 
@@ -385,7 +400,7 @@ impl Handshake {
         let export = InfoExport {
             kind: U16::new(info::EXPORT),
             size_bytes: U64::new(facts.size_bytes),
-            flags: U16::new(facts.offered_flags(self.structured_replies).bits()),
+            flags: U16::new(facts.offered_flags(self.form).bits()),
         };
         self.reply(number, option_reply::INFO, &[export.as_bytes()]);
         if request.wants_name {
@@ -415,8 +430,8 @@ impl Handshake {
             // A selection replaces the one before it, even if it fails.
             self.selected = None;
         }
-        if !self.structured_replies {
-            let message = "metadata contexts need structured replies first";
+        if !self.form.has_chunks() {
+            let message = "metadata contexts need structured replies or extended headers first";
             return self.refuse(number, option_error::INVALID, message);
         }
         let request = match MetaRequest::parse(payload) {
@@ -452,8 +467,8 @@ impl Handshake {
         self.state = State::Finished;
         self.outcome = Some(Outcome::Transmission(Negotiated {
             export,
-            flags: facts.offered_flags(self.structured_replies),
-            structured_replies: self.structured_replies,
+            flags: facts.offered_flags(self.form),
+            form: self.form,
             contexts,
             client_knows_block_size,
         }));
@@ -504,6 +519,7 @@ fn is_served(number: u32) -> bool {
             | option::INFO
             | option::GO
             | option::STRUCTURED_REPLY
+            | option::EXTENDED_HEADERS
             | option::LIST_META_CONTEXT
             | option::SET_META_CONTEXT
     )

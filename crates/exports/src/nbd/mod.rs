@@ -19,7 +19,7 @@
 //! - `receiver`, `payload`: received and sent bytes, with as few copies as possible.
 //! - `status`, `contexts`: block status from extents, and further metadata contexts of an export.
 //!
-//! Deliberately absent: how a volume is built, TLS, extended headers.
+//! Deliberately absent: how a volume is built, TLS, block status of a choice of contexts.
 
 mod connection;
 mod contexts;

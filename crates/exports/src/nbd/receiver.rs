@@ -10,13 +10,15 @@
 //! used ([`Receiver::into_rest`]), and another one goes on from there.
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 
 use cairn_block::{Buf, Env, Segs};
 
 use crate::front::Halted;
 
 use super::connection::Channel;
-use super::request::REQUEST_BYTES;
+use super::request::REQUEST_BYTES_MAX;
+use super::wire::MessageForm;
 
 /// Size of the staging buffer.
 const STAGE_BYTES: usize = 64 << 10;
@@ -56,6 +58,21 @@ pub(super) struct Rest {
     pub(super) bytes: Vec<u8>,
 }
 
+/// A request header of either form.
+#[derive(Clone, Copy)]
+pub(super) struct Header {
+    bytes: [u8; REQUEST_BYTES_MAX],
+    len: usize,
+}
+
+impl Deref for Header {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
 /// See the module's description.
 pub(super) struct Receiver {
     buf: Buf,
@@ -71,8 +88,8 @@ pub(super) struct Receiver {
     inherited: VecDeque<u8>,
     /// How many of the next bytes are to be dropped.
     skipping: u32,
-    /// The header that was handed out last.
-    header: [u8; REQUEST_BYTES],
+    /// The header that was handed out last, as long as all of the connection.
+    header: Header,
     /// The request of that header, as far as it has arrived, if its payload did not.
     unfinished: Vec<u8>,
 }
@@ -86,7 +103,7 @@ impl Receiver {
             inherited,
             skipping,
             unfinished,
-            header: [0; REQUEST_BYTES],
+            header: Header { bytes: [0; REQUEST_BYTES_MAX], len: 0 },
             buf: env.buf(STAGE_BYTES),
             start: 0,
             end: 0,
@@ -99,6 +116,11 @@ impl Receiver {
     /// A receiver that goes on where an earlier one was halted.
     pub(super) fn after(env: &Env, Rest { skip, bytes }: Rest) -> Receiver {
         Receiver { skipping: skip, inherited: bytes.into(), ..Receiver::new(env) }
+    }
+
+    /// Requests follow, in this form.
+    pub(super) fn expect_requests(&mut self, form: MessageForm) {
+        self.header.len = form.request_bytes();
     }
 
     /// What no request has used. The receiver was halted.
@@ -114,7 +136,7 @@ impl Receiver {
 
     /// Takes the last header back: its request has not begun, and no byte behind it was taken.
     pub(super) fn unread(&mut self) {
-        self.start -= REQUEST_BYTES;
+        self.start -= self.header.len;
     }
 
     /// Calls `look` with the staged bytes; it returns how many of them it used.
@@ -136,13 +158,9 @@ impl Receiver {
 
     /// Calls `look` for each staged header behind `payload` bytes, as long as its position is
     /// known; `look` returns how many bytes of payload follow that header.
-    pub(super) fn ahead(
-        &self,
-        payload: usize,
-        look: impl FnMut(&[u8; REQUEST_BYTES]) -> Option<usize>,
-    ) {
-        let staged = self.end - self.start;
-        self.buf.read(self.start, staged, |staged| each_header(staged.get(payload..), look));
+    pub(super) fn ahead(&self, payload: usize, look: impl FnMut(&[u8]) -> Option<usize>) {
+        let (staged, len) = (self.end - self.start, self.header.len);
+        self.buf.read(self.start, staged, |staged| each_header(staged.get(payload..), len, look));
     }
 
     async fn receive(&mut self, channel: &Channel, all: bool) -> Result<usize, Ended> {
@@ -172,13 +190,14 @@ impl Receiver {
     }
 
     /// Waits for a complete header.
-    pub(super) async fn header(&mut self, channel: &Channel) -> Result<[u8; REQUEST_BYTES], Ended> {
-        while self.end - self.start < REQUEST_BYTES {
+    pub(super) async fn header(&mut self, channel: &Channel) -> Result<Header, Ended> {
+        let len = self.header.len;
+        while self.end - self.start < len {
             self.fill(channel).await?;
         }
-        let header = &mut self.header;
-        self.buf.read(self.start, REQUEST_BYTES, |bytes| header.copy_from_slice(bytes));
-        self.start += REQUEST_BYTES;
+        let header = &mut self.header.bytes[..len];
+        self.buf.read(self.start, len, |bytes| header.copy_from_slice(bytes));
+        self.start += len;
         self.stage_max = STAGE_BYTES;
         Ok(self.header)
     }
@@ -189,8 +208,8 @@ impl Receiver {
         let ended = self.payload_from(channel, into, &mut arrived).await;
         if ended == Err(Ended::Halted) {
             self.unfinished = self.header.to_vec();
-            self.unfinished.resize(REQUEST_BYTES + arrived, 0);
-            into.copy_out(0, &mut self.unfinished[REQUEST_BYTES..]);
+            self.unfinished.resize(self.header.len + arrived, 0);
+            into.copy_out(0, &mut self.unfinished[self.header.len..]);
         }
         ended
     }
@@ -206,7 +225,7 @@ impl Receiver {
         self.start += staged;
         *arrived = staged;
         if into.bytes() >= LARGE_BYTES {
-            self.stage_max = REQUEST_BYTES;
+            self.stage_max = self.header.len;
         }
         while *arrived < into.bytes() {
             // A part of the payload is missing, so no byte behind it is staged.
@@ -250,7 +269,7 @@ impl Receiver {
         let staged = self.end - self.start;
         if staged == 0 {
             (self.start, self.end) = (0, 0);
-        } else if STAGE_BYTES - self.end < REQUEST_BYTES {
+        } else if STAGE_BYTES - self.end < REQUEST_BYTES_MAX {
             let (start, end) = (self.start, self.end);
             self.buf.write(0, STAGE_BYTES, |bytes| bytes.copy_within(start..end, 0));
             (self.start, self.end) = (0, staged);
@@ -259,11 +278,8 @@ impl Receiver {
 }
 
 /// Shows the headers of requests that follow each other; see [`Receiver::ahead`].
-fn each_header(
-    mut bytes: Option<&[u8]>,
-    mut look: impl FnMut(&[u8; REQUEST_BYTES]) -> Option<usize>,
-) {
-    while let Some((header, rest)) = bytes.and_then(<[u8]>::split_first_chunk) {
+fn each_header(mut bytes: Option<&[u8]>, len: usize, mut look: impl FnMut(&[u8]) -> Option<usize>) {
+    while let Some((header, rest)) = bytes.and_then(|bytes| bytes.split_at_checked(len)) {
         bytes = look(header).and_then(|payload| rest.get(payload..));
     }
 }
@@ -272,19 +288,21 @@ fn each_header(
 mod tests {
     use super::*;
 
+    const HEADER_BYTES: usize = MessageForm::Simple.request_bytes();
+
     /// The first bytes of the headers that are shown. The second byte of a header is how much
     /// payload it has; 255 is what cannot be told.
     fn shown(staged: &[u8]) -> Vec<u8> {
         let mut seen = Vec::new();
-        each_header(Some(staged), |header| {
+        each_header(Some(staged), HEADER_BYTES, |header| {
             seen.push(header[0]);
             (header[1] != 255).then_some(usize::from(header[1]))
         });
         seen
     }
 
-    fn header(name: u8, payload: u8) -> [u8; REQUEST_BYTES] {
-        let mut header = [0; REQUEST_BYTES];
+    fn header(name: u8, payload: u8) -> [u8; HEADER_BYTES] {
+        let mut header = [0; HEADER_BYTES];
         (header[0], header[1]) = (name, payload);
         header
     }

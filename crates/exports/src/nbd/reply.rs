@@ -1,33 +1,28 @@
 //! Encodes replies of the transmission phase.
 //!
-//! Owns: the layout of simple replies and structured chunks. A function here makes the bytes that
-//! precede a payload; the payload itself follows by scatter-gather and is never copied. Fixed
-//! replies are plain arrays, so the ready path allocates nothing; only messages and long lists of
-//! extents can spill to the heap.
+//! Owns: the layout of simple replies and of chunks, structured and extended. A function here makes
+//! the bytes that precede a payload; the payload itself follows by scatter-gather and is never
+//! copied. Short replies stay on the stack, so the ready path allocates nothing; only messages and
+//! long lists of extents can spill to the heap.
 //!
-//! Which form to use: without structured replies every reply is simple. With them, a read and a
+//! Which form to use: without chunks every reply is simple. In the structured form, a read and a
 //! block status must be answered in chunks; an error should be (a chunk carries a message); any
-//! other success may be simple. [`refused`] and [`nothing_done`] choose the form.
+//! other success is simple. In the extended form every reply consists of chunks.
 //!
 //! Must never: touch a payload, or decide whether a request succeeded.
 
 use smallvec::SmallVec;
+use zerocopy::IntoBytes;
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
-use zerocopy::{Immutable, IntoBytes};
 
 use super::wire::{
-    ChunkFlags, ChunkHeader, Cookie, ErrorCode, ErrorPayload, SIMPLE_REPLY_MAGIC, STRING_BYTES_MAX,
-    STRUCTURED_REPLY_MAGIC, SimpleReply, StatusDescriptor, chunk,
+    ChunkFlags, ChunkHeader, EXTENDED_REPLY_MAGIC, Echo, ErrorCode, ErrorPayload,
+    ExtendedChunkHeader, ExtendedStatusDescriptor, ExtendedStatusHead, MessageForm,
+    SIMPLE_REPLY_MAGIC, STRING_BYTES_MAX, STRUCTURED_REPLY_MAGIC, SimpleReply, StatusDescriptor,
+    chunk,
 };
 
-/// Bytes of a simple reply.
-pub const SIMPLE_BYTES: usize = size_of::<SimpleReply>();
-/// Bytes of a chunk without payload.
-pub const CHUNK_BYTES: usize = size_of::<ChunkHeader>();
-/// Bytes that go before the data of an `OFFSET_DATA` chunk.
-pub const DATA_BYTES: usize = CHUNK_BYTES + size_of::<u64>();
-
-/// Longest data of one `OFFSET_DATA` chunk: its offset must fit the length field too.
+/// Longest data of one `OFFSET_DATA` chunk: its offset must fit a length field of 32 bits, too.
 pub const DATA_LENGTH_MAX: u32 = u32::MAX - size_of::<u64>() as u32;
 
 /// A reply whose length is not fixed; short ones stay on the stack.
@@ -42,35 +37,49 @@ pub enum Last {
     Yes,
 }
 
-/// A simple reply of success; after a read, its data follows.
-pub fn simple_success(cookie: Cookie) -> [u8; SIMPLE_BYTES] {
-    simple(cookie, 0)
+/// The whole reply to a request that succeeded and has nothing to send.
+pub fn success(form: MessageForm, echo: Echo) -> ReplyBytes {
+    match form {
+        MessageForm::Simple | MessageForm::Structured => simple(echo, 0),
+        MessageForm::Extended => done(form, echo),
+    }
 }
 
-/// A simple reply of failure; nothing follows.
-pub fn simple_error(cookie: Cookie, error: ErrorCode) -> [u8; SIMPLE_BYTES] {
-    simple(cookie, error.number())
+/// The bytes that precede `length` bytes of data read at `offset`, the whole answer to a read;
+/// `length` is neither zero nor more than [`DATA_LENGTH_MAX`].
+pub fn data(form: MessageForm, echo: Echo, offset: u64, length: u32) -> ReplyBytes {
+    match form {
+        MessageForm::Simple => simple(echo, 0),
+        _ => offset_data(form, echo, Last::Yes, offset, length),
+    }
 }
 
 /// The `NONE` chunk, which ends a reply.
-pub fn done(cookie: Cookie) -> [u8; CHUNK_BYTES] {
-    zerocopy::transmute!(chunk_header(cookie, chunk::NONE, Last::Yes, 0))
+pub fn done(form: MessageForm, echo: Echo) -> ReplyBytes {
+    chunk_header(form, echo, chunk::NONE, Last::Yes, 0)
 }
 
-/// The bytes that precede `length` bytes of data at `offset`; `length` is neither zero nor more
-/// than [`DATA_LENGTH_MAX`].
-pub fn offset_data(cookie: Cookie, last: Last, offset: u64, length: u32) -> [u8; DATA_BYTES] {
+/// The bytes that precede `length` bytes of data in a chunk; see [`data`].
+pub fn offset_data(
+    form: MessageForm,
+    echo: Echo,
+    last: Last,
+    offset: u64,
+    length: u32,
+) -> ReplyBytes {
     assert!(length != 0, "a content chunk describes at least one byte");
     assert!(length <= DATA_LENGTH_MAX, "a chunk of {length} bytes overflows its length field");
-    let header = chunk_header(cookie, chunk::OFFSET_DATA, last, length + size_of::<u64>() as u32);
-    joined(&header, &U64::new(offset))
+    let payload = length + size_of::<u64>() as u32;
+    let mut bytes = chunk_header(form, echo, chunk::OFFSET_DATA, last, payload);
+    bytes.extend_from_slice(U64::new(offset).as_bytes());
+    bytes
 }
 
 /// One run of bytes in one state; `length` is not zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatusExtent {
-    /// Bytes in the extent.
-    pub length: u32,
+    /// Bytes in the extent; without extended headers, no more than 32 bits can say.
+    pub length: u64,
     /// Its state, in the context's own bits (for `base:allocation`, an
     /// [`AllocationState`](super::wire::AllocationState)).
     pub state: u32,
@@ -78,91 +87,113 @@ pub struct StatusExtent {
 
 /// The extents of one metadata context, consecutive from the request's offset; at least one.
 pub fn block_status(
-    cookie: Cookie,
+    form: MessageForm,
+    echo: Echo,
     last: Last,
     context: u32,
     extents: &[StatusExtent],
 ) -> ReplyBytes {
     assert!(!extents.is_empty(), "block status describes at least one extent");
-    let payload = size_of::<U32>() + extents.len() * size_of::<StatusDescriptor>();
-    let payload = u32::try_from(payload).expect("an extent list is bounded by its request");
-    let mut bytes = ReplyBytes::with_capacity(CHUNK_BYTES + payload as usize);
-    let header = chunk_header(cookie, chunk::BLOCK_STATUS, last, payload);
-    bytes.extend_from_slice(header.as_bytes());
-    bytes.extend_from_slice(U32::new(context).as_bytes());
-    for extent in extents {
-        assert!(extent.length != 0, "an extent has at least one byte");
-        let (length, state) = (U32::new(extent.length), U32::new(extent.state));
-        bytes.extend_from_slice(StatusDescriptor { length, state }.as_bytes());
+    assert!(extents.iter().all(|extent| extent.length != 0), "an extent has at least one byte");
+    let is_extended = form == MessageForm::Extended;
+    let (head, each) = match is_extended {
+        true => (size_of::<ExtendedStatusHead>(), size_of::<ExtendedStatusDescriptor>()),
+        false => (size_of::<U32>(), size_of::<StatusDescriptor>()),
+    };
+    let payload = head + extents.len() * each;
+    let length = u32::try_from(payload).expect("an extent list is bounded by its request");
+    let kind = if is_extended { chunk::BLOCK_STATUS_EXT } else { chunk::BLOCK_STATUS };
+    let mut bytes = chunk_header(form, echo, kind, last, length);
+    bytes.reserve_exact(payload);
+    let context = U32::new(context);
+    if is_extended {
+        let count = U32::new(extents.len() as u32);
+        bytes.extend_from_slice(ExtendedStatusHead { context, count }.as_bytes());
+        for extent in extents {
+            let (length, state) = (U64::new(extent.length), U64::new(u64::from(extent.state)));
+            bytes.extend_from_slice(ExtendedStatusDescriptor { length, state }.as_bytes());
+        }
+    } else {
+        bytes.extend_from_slice(context.as_bytes());
+        for extent in extents {
+            let length = u32::try_from(extent.length).expect("no longer than a compact request");
+            let (length, state) = (U32::new(length), U32::new(extent.state));
+            bytes.extend_from_slice(StatusDescriptor { length, state }.as_bytes());
+        }
     }
     bytes
 }
 
 /// An `ERROR` chunk: the whole request failed. An overlong message is cut.
-pub fn error(cookie: Cookie, last: Last, error: ErrorCode, message: &str) -> ReplyBytes {
+pub fn error(
+    form: MessageForm,
+    echo: Echo,
+    last: Last,
+    error: ErrorCode,
+    message: &str,
+) -> ReplyBytes {
     let message = &message[..message.floor_char_boundary(STRING_BYTES_MAX)];
-    let length = (size_of::<ErrorPayload>() + message.len()) as u32;
+    let length = size_of::<ErrorPayload>() + message.len();
     let payload = ErrorPayload {
         error: U32::new(error.number()),
         message_length: U16::new(message.len() as u16),
     };
-    let mut bytes = ReplyBytes::with_capacity(CHUNK_BYTES + length as usize);
-    bytes.extend_from_slice(chunk_header(cookie, chunk::ERROR, last, length).as_bytes());
+    let mut bytes = chunk_header(form, echo, chunk::ERROR, last, length as u32);
+    bytes.reserve_exact(length);
     bytes.extend_from_slice(payload.as_bytes());
     bytes.extend_from_slice(message.as_bytes());
     bytes
 }
 
 /// The whole reply to a request that failed before any of its chunks was sent.
-pub fn refused(
-    cookie: Cookie,
-    structured_replies: bool,
-    code: ErrorCode,
-    message: &str,
-) -> ReplyBytes {
-    match structured_replies {
-        true => error(cookie, Last::Yes, code, message),
-        false => ReplyBytes::from_slice(&simple_error(cookie, code)),
+pub fn refused(form: MessageForm, echo: Echo, code: ErrorCode, message: &str) -> ReplyBytes {
+    match form {
+        MessageForm::Simple => simple(echo, code.number()),
+        _ => error(form, echo, Last::Yes, code, message),
     }
 }
 
 /// The whole reply to a request for no bytes
 /// ([`Command::Nothing`](super::request::Command::Nothing)), which may be an empty read.
-pub fn nothing_done(cookie: Cookie, structured_replies: bool) -> ReplyBytes {
-    match structured_replies {
-        true => ReplyBytes::from_slice(&done(cookie)),
-        false => ReplyBytes::from_slice(&simple_success(cookie)),
+pub fn nothing_done(form: MessageForm, echo: Echo) -> ReplyBytes {
+    match form {
+        MessageForm::Simple => simple(echo, 0),
+        _ => done(form, echo),
     }
 }
 
-fn simple(cookie: Cookie, error: u32) -> [u8; SIMPLE_BYTES] {
-    zerocopy::transmute!(SimpleReply {
+/// A simple reply; after a read that succeeded, its data follows.
+fn simple(echo: Echo, error: u32) -> ReplyBytes {
+    let reply = SimpleReply {
         magic: U32::new(SIMPLE_REPLY_MAGIC),
         error: U32::new(error),
-        cookie: U64::new(cookie.0),
-    })
+        cookie: U64::new(echo.cookie.0),
+    };
+    ReplyBytes::from_slice(reply.as_bytes())
 }
 
-fn chunk_header(cookie: Cookie, kind: u16, last: Last, length: u32) -> ChunkHeader {
+/// The header of a chunk with `length` bytes of payload, which the caller appends or sends.
+fn chunk_header(form: MessageForm, echo: Echo, kind: u16, last: Last, length: u32) -> ReplyBytes {
     let flags = match last {
         Last::Yes => ChunkFlags::DONE,
         Last::No => ChunkFlags::empty(),
     };
-    ChunkHeader {
-        magic: U32::new(STRUCTURED_REPLY_MAGIC),
-        flags: U16::new(flags.bits()),
-        kind: U16::new(kind),
-        cookie: U64::new(cookie.0),
-        length: U32::new(length),
+    let (flags, kind) = (U16::new(flags.bits()), U16::new(kind));
+    let cookie = U64::new(echo.cookie.0);
+    match form {
+        MessageForm::Simple => unreachable!("a simple reply has no chunks"),
+        MessageForm::Structured => {
+            let (magic, length) = (U32::new(STRUCTURED_REPLY_MAGIC), U32::new(length));
+            let header = ChunkHeader { magic, flags, kind, cookie, length };
+            ReplyBytes::from_slice(header.as_bytes())
+        }
+        MessageForm::Extended => {
+            let (magic, offset) = (U32::new(EXTENDED_REPLY_MAGIC), U64::new(echo.offset));
+            let length = U64::new(u64::from(length));
+            let header = ExtendedChunkHeader { magic, flags, kind, cookie, offset, length };
+            ReplyBytes::from_slice(header.as_bytes())
+        }
     }
-}
-
-fn joined<P: IntoBytes + Immutable, const N: usize>(header: &ChunkHeader, payload: &P) -> [u8; N] {
-    const { assert!(N == CHUNK_BYTES + size_of::<P>()) };
-    let mut bytes = [0; N];
-    bytes[..CHUNK_BYTES].copy_from_slice(header.as_bytes());
-    bytes[CHUNK_BYTES..].copy_from_slice(payload.as_bytes());
-    bytes
 }
 
 #[cfg(test)]
@@ -170,43 +201,63 @@ mod tests {
     use zerocopy::FromBytes;
 
     use super::{
-        CHUNK_BYTES, Last, StatusExtent, block_status, done, error, nothing_done, offset_data,
-        refused, simple_error, simple_success,
+        Last, StatusExtent, block_status, data, done, error, nothing_done, offset_data, refused,
+        success,
     };
+    use crate::nbd::wire::MessageForm::{Extended, Simple, Structured};
     use crate::nbd::wire::{
-        AllocationState, ChunkHeader, Cookie, ErrorCode, STRUCTURED_REPLY_MAGIC, chunk,
+        AllocationState, ChunkHeader, Cookie, EXTENDED_REPLY_MAGIC, Echo, ErrorCode,
+        ExtendedChunkHeader, MessageForm, STRUCTURED_REPLY_MAGIC, chunk,
     };
 
-    const COOKIE: Cookie = Cookie(0x0102_0304_0506_0708);
+    const ECHO: Echo = Echo { cookie: Cookie(0x0102_0304_0506_0708), offset: 0x1_0000_0200 };
+    const SIMPLE: [u8; 16] = [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
 
     /// The kind, the last mark and the payload of a chunk whose length field fits, plus
     /// `following` bytes that are sent from elsewhere.
-    fn parsed(bytes: &[u8], following: u32) -> (u16, bool, Vec<u8>) {
-        let (header, payload) = ChunkHeader::read_from_prefix(bytes).unwrap();
-        assert_eq!(header.magic.get(), STRUCTURED_REPLY_MAGIC);
-        assert_eq!(header.cookie.get(), COOKIE.0);
-        assert_eq!(header.length.get(), payload.len() as u32 + following);
-        (header.kind.get(), header.flags.get() == 1, payload.to_vec())
+    fn parsed(form: MessageForm, bytes: &[u8], following: u64) -> (u16, bool, Vec<u8>) {
+        let (kind, flags, length, payload) = if form == Extended {
+            let (header, payload) = ExtendedChunkHeader::read_from_prefix(bytes).unwrap();
+            assert_eq!(header.magic.get(), EXTENDED_REPLY_MAGIC);
+            assert_eq!((header.cookie.get(), header.offset.get()), (ECHO.cookie.0, ECHO.offset));
+            (header.kind, header.flags, header.length.get(), payload)
+        } else {
+            let (header, payload) = ChunkHeader::read_from_prefix(bytes).unwrap();
+            assert_eq!(header.magic.get(), STRUCTURED_REPLY_MAGIC);
+            assert_eq!(header.cookie.get(), ECHO.cookie.0);
+            (header.kind, header.flags, u64::from(header.length.get()), payload)
+        };
+        assert_eq!(length, payload.len() as u64 + following);
+        (kind.get(), flags.get() == 1, payload.to_vec())
     }
 
     #[test]
     fn simple_replies_carry_the_cookie_and_the_error() {
-        let mut expected = [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
-        assert_eq!(simple_success(COOKIE), expected);
+        assert_eq!(success(Simple, ECHO).as_slice(), SIMPLE);
+        assert_eq!(success(Structured, ECHO).as_slice(), SIMPLE);
+        assert_eq!(data(Simple, ECHO, 0, 512).as_slice(), SIMPLE);
+        let mut expected = SIMPLE;
         expected[7] = 28;
-        assert_eq!(simple_error(COOKIE, ErrorCode::NoSpace), expected);
+        assert_eq!(refused(Simple, ECHO, ErrorCode::NoSpace, "why").as_slice(), expected);
     }
 
     #[test]
     fn the_none_chunk_is_last_and_empty() {
-        assert_eq!(parsed(&done(COOKIE), 0), (chunk::NONE, true, vec![]));
+        for form in [Structured, Extended] {
+            assert_eq!(parsed(form, &done(form, ECHO), 0), (chunk::NONE, true, vec![]));
+        }
     }
 
     #[test]
     fn a_data_chunk_counts_the_offset_and_the_data_that_follows() {
-        let bytes = offset_data(COOKIE, Last::No, 0x1000, 512);
         let offset = 0x1000u64.to_be_bytes().to_vec();
-        assert_eq!(parsed(&bytes, 512), (chunk::OFFSET_DATA, false, offset));
+        for form in [Structured, Extended] {
+            let bytes = offset_data(form, ECHO, Last::No, 0x1000, 512);
+            let expected = (chunk::OFFSET_DATA, false, offset.clone());
+            assert_eq!(parsed(form, &bytes, 512), expected);
+            let whole = parsed(form, &data(form, ECHO, 0x1000, 512), 512);
+            assert_eq!(whole, (chunk::OFFSET_DATA, true, offset.clone()));
+        }
     }
 
     #[test]
@@ -214,37 +265,58 @@ mod tests {
         let hole = (AllocationState::HOLE | AllocationState::ZERO).bits();
         let extents =
             [StatusExtent { length: 512, state: 0 }, StatusExtent { length: 256, state: hole }];
-        let bytes = block_status(COOKIE, Last::Yes, 7, &extents);
+        let bytes = block_status(Structured, ECHO, Last::Yes, 7, &extents);
         let payload = vec![0, 0, 0, 7, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 3];
-        assert_eq!(parsed(&bytes, 0), (chunk::BLOCK_STATUS, true, payload));
+        assert_eq!(parsed(Structured, &bytes, 0), (chunk::BLOCK_STATUS, true, payload));
+    }
+
+    #[test]
+    fn extended_block_status_counts_its_extents_and_has_room_for_long_ones() {
+        let extents =
+            [StatusExtent { length: 5 << 32, state: 3 }, StatusExtent { length: 256, state: 0 }];
+        let bytes = block_status(Extended, ECHO, Last::No, 7, &extents);
+        let mut payload = vec![0, 0, 0, 7, 0, 0, 0, 2];
+        payload.extend([0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3]);
+        payload.extend([0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(parsed(Extended, &bytes, 0), (chunk::BLOCK_STATUS_EXT, false, payload));
     }
 
     #[test]
     fn an_error_chunk_carries_its_message() {
-        let bytes = error(COOKIE, Last::Yes, ErrorCode::Io, "bad");
         let payload = vec![0, 0, 0, 5, 0, 3, b'b', b'a', b'd'];
-        assert_eq!(parsed(&bytes, 0), (chunk::ERROR, true, payload));
+        for form in [Structured, Extended] {
+            let bytes = error(form, ECHO, Last::Yes, ErrorCode::Io, "bad");
+            assert_eq!(parsed(form, &bytes, 0), (chunk::ERROR, true, payload.clone()));
+        }
     }
 
     #[test]
     fn an_overlong_message_is_cut_between_characters() {
-        let bytes = error(COOKIE, Last::Yes, ErrorCode::Io, &"€".repeat(2000));
-        let (_, _, payload) = parsed(&bytes, 0);
+        let bytes = error(Structured, ECHO, Last::Yes, ErrorCode::Io, &"€".repeat(2000));
+        let (_, _, payload) = parsed(Structured, &bytes, 0);
         assert_eq!(payload.len(), 6 + 4095);
         assert!(std::str::from_utf8(&payload[6..]).is_ok());
     }
 
     #[test]
-    fn a_refusal_is_structured_exactly_if_that_was_negotiated() {
-        let simple = refused(COOKIE, false, ErrorCode::Invalid, "why");
-        assert_eq!(simple.as_slice(), simple_error(COOKIE, ErrorCode::Invalid));
-        let structured = refused(COOKIE, true, ErrorCode::Invalid, "why");
-        assert_eq!(parsed(&structured, 0).0, chunk::ERROR);
+    fn a_refusal_has_a_message_if_replies_have_chunks() {
+        for form in [Structured, Extended] {
+            let bytes = refused(form, ECHO, ErrorCode::Invalid, "why");
+            assert_eq!(parsed(form, &bytes, 0).0, chunk::ERROR);
+        }
     }
 
     #[test]
     fn an_empty_request_is_answered_in_the_negotiated_form() {
-        assert_eq!(nothing_done(COOKIE, false).as_slice(), simple_success(COOKIE));
-        assert_eq!(nothing_done(COOKIE, true).len(), CHUNK_BYTES);
+        assert_eq!(nothing_done(Simple, ECHO).as_slice(), SIMPLE);
+        for form in [Structured, Extended] {
+            let bytes = nothing_done(form, ECHO);
+            assert_eq!(parsed(form, &bytes, 0), (chunk::NONE, true, vec![]));
+        }
+    }
+
+    #[test]
+    fn an_extended_reply_is_never_simple() {
+        assert_eq!(parsed(Extended, &success(Extended, ECHO), 0), (chunk::NONE, true, vec![]));
     }
 }

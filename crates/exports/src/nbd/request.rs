@@ -1,8 +1,8 @@
 //! Judges one transmission request under the terms of its connection.
 //!
-//! Owns: the rules of the transmission phase. [`decode`] is a pure function of a 28-byte header
-//! and the connection's [`Terms`]. It returns a command that may be served without further checks,
-//! a refusal after which the connection goes on, or a breach after which it cannot.
+//! Owns: the rules of the transmission phase. [`decode`] is a pure function of a header, compact or
+//! extended, and the connection's [`Terms`]. It returns a command that may be served without
+//! further checks, a refusal after which the connection goes on, or a breach after which it cannot.
 //!
 //! The order of the checks decides which error a request with several faults gets:
 //! magic, payload that could be skipped, command known, export writable, command offered, flags
@@ -18,13 +18,14 @@ use zerocopy::FromBytes;
 pub use crate::front::widen::ByteRange;
 
 use super::wire::{
-    CommandFlags, Cookie, ErrorCode, REQUEST_MAGIC, RequestHeader, TransmissionFlags, command,
+    CommandFlags, Cookie, Echo, ErrorCode, ExtendedRequestHeader, MessageForm, RequestHeader,
+    TransmissionFlags, command,
 };
 
-/// Bytes of a request header.
-pub const REQUEST_BYTES: usize = size_of::<RequestHeader>();
+/// Bytes of the longest request header.
+pub const REQUEST_BYTES_MAX: usize = MessageForm::Extended.request_bytes();
 
-/// A refused write's payload is skipped up to this many bytes; a longer one ends the connection.
+/// A refused request's payload is skipped up to this many bytes; a longer one ends the connection.
 pub const PAYLOAD_SKIP_BYTES_MAX: u32 = 256 << 20;
 
 /// What the negotiation settled that a request is judged by.
@@ -34,8 +35,8 @@ pub struct Terms {
     pub size_bytes: u64,
     /// The flags the client was told.
     pub flags: TransmissionFlags,
-    /// Whether the client takes structured replies.
-    pub structured_replies: bool,
+    /// The form of requests and replies.
+    pub form: MessageForm,
     /// Whether the client selected any metadata context.
     pub has_contexts: bool,
     /// Required alignment in bytes; 1 if the client did not ask for block sizes.
@@ -48,7 +49,7 @@ pub struct Terms {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
     /// To be echoed in the reply.
-    pub cookie: Cookie,
+    pub echo: Echo,
     /// What to do.
     pub command: Command,
 }
@@ -63,7 +64,8 @@ pub enum Command {
         /// Answer with at most one content chunk.
         unfragmented: bool,
     },
-    /// Store the payload of `range.length` bytes that follows the header.
+    /// Store the payload of `range.length` bytes that follows the header; no other command that is
+    /// served has one.
     Write {
         /// Where to write.
         range: ByteRange,
@@ -112,7 +114,7 @@ pub enum Command {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refusal {
     /// To be echoed in the reply.
-    pub cookie: Cookie,
+    pub echo: Echo,
     /// The error to reply with.
     pub error: ErrorCode,
     /// The rule that was broken, for a person.
@@ -125,16 +127,18 @@ pub struct Refusal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Breach {
     /// The stream is out of step.
-    #[error("request magic is {found:#010x}, expected 0x25609513")]
+    #[error("request magic is {found:#010x}, expected {expected:#010x}")]
     BadMagic {
         /// The magic found.
         found: u32,
+        /// That of the form that was negotiated.
+        expected: u32,
     },
-    /// A write announces more payload than will be skipped.
-    #[error("write announces {length} bytes of payload, expected at most 268435456")]
+    /// A request announces more payload than will be skipped.
+    #[error("request announces {length} bytes of payload, expected at most 268435456")]
     OversizedPayload {
         /// The length announced.
-        length: u32,
+        length: u64,
     },
 }
 
@@ -152,50 +156,95 @@ pub enum Decoded {
 /// An error and the rule that was broken.
 type Fault = (ErrorCode, &'static str);
 
-/// The byte offset of a header's request, and how many bytes of payload follow, both unchecked;
-/// none if the stream is out of step.
-pub fn peek(bytes: &[u8; REQUEST_BYTES]) -> Option<(u64, usize)> {
-    let header = header_of(bytes);
-    let payload = if header.command.get() == command::WRITE { header.length.get() } else { 0 };
-    (header.magic.get() == REQUEST_MAGIC).then_some((header.offset.get(), payload as usize))
+/// The fields of a request header of either form.
+struct Header {
+    magic: u32,
+    flags: u16,
+    command: u16,
+    cookie: Cookie,
+    offset: u64,
+    length: u64,
 }
 
-fn header_of(bytes: &[u8; REQUEST_BYTES]) -> RequestHeader {
-    RequestHeader::read_from_bytes(bytes.as_slice())
-        .expect("the array is exactly as long as a header")
-}
-
-/// Judges a request header under `terms`.
-pub fn decode(bytes: &[u8; REQUEST_BYTES], terms: &Terms) -> Decoded {
-    let header = header_of(bytes);
-    if header.magic.get() != REQUEST_MAGIC {
-        return Decoded::Broken(Breach::BadMagic { found: header.magic.get() });
-    }
-    let is_write = header.command.get() == command::WRITE;
-    let payload = if is_write { header.length.get() } else { 0 };
-    if payload > PAYLOAD_SKIP_BYTES_MAX {
-        return Decoded::Broken(Breach::OversizedPayload { length: payload });
-    }
-    let cookie = Cookie(header.cookie.get());
-    match judge(&header, terms) {
-        Ok(command) => Decoded::Request(Request { cookie, command }),
-        Err((error, reason)) => {
-            Decoded::Refused(Refusal { cookie, error, reason, payload_to_skip: payload })
+impl Header {
+    /// Reads a header of the form, which `bytes` holds exactly.
+    fn read(bytes: &[u8], form: MessageForm) -> Header {
+        const WHOLE: &str = "a header of this form, exactly";
+        match form {
+            MessageForm::Simple | MessageForm::Structured => {
+                let header = RequestHeader::read_from_bytes(bytes).expect(WHOLE);
+                Header {
+                    magic: header.magic.get(),
+                    flags: header.flags.get(),
+                    command: header.command.get(),
+                    cookie: Cookie(header.cookie.get()),
+                    offset: header.offset.get(),
+                    length: u64::from(header.length.get()),
+                }
+            }
+            MessageForm::Extended => {
+                let header = ExtendedRequestHeader::read_from_bytes(bytes).expect(WHOLE);
+                Header {
+                    magic: header.magic.get(),
+                    flags: header.flags.get(),
+                    command: header.command.get(),
+                    cookie: Cookie(header.cookie.get()),
+                    offset: header.offset.get(),
+                    length: header.length.get(),
+                }
+            }
         }
     }
+
+    /// Bytes of payload that follow the header. In the compact form the command decides, in the
+    /// extended one a flag.
+    fn payload_bytes(&self, form: MessageForm) -> u64 {
+        let has_payload = match form {
+            MessageForm::Simple | MessageForm::Structured => self.command == command::WRITE,
+            MessageForm::Extended => self.flags & CommandFlags::PAYLOAD_LEN.bits() != 0,
+        };
+        if has_payload { self.length } else { 0 }
+    }
 }
 
-fn judge(header: &RequestHeader, terms: &Terms) -> Result<Command, Fault> {
-    let number = header.command.get();
+/// The byte offset of a header's request, and how many bytes of payload follow, both unchecked;
+/// none if the stream is out of step. `bytes` is exactly a header of the form.
+pub fn peek(bytes: &[u8], form: MessageForm) -> Option<(u64, usize)> {
+    let header = Header::read(bytes, form);
+    let payload = usize::try_from(header.payload_bytes(form)).ok()?;
+    (header.magic == form.request_magic()).then_some((header.offset, payload))
+}
+
+/// Judges a request header under `terms`. `bytes` is exactly a header of their form.
+pub fn decode(bytes: &[u8], terms: &Terms) -> Decoded {
+    let header = Header::read(bytes, terms.form);
+    let expected = terms.form.request_magic();
+    if header.magic != expected {
+        return Decoded::Broken(Breach::BadMagic { found: header.magic, expected });
+    }
+    let length = header.payload_bytes(terms.form);
+    let payload_to_skip = match u32::try_from(length) {
+        Ok(bytes) if bytes <= PAYLOAD_SKIP_BYTES_MAX => bytes,
+        _ => return Decoded::Broken(Breach::OversizedPayload { length }),
+    };
+    let echo = Echo { cookie: header.cookie, offset: header.offset };
+    match judge(&header, terms) {
+        Ok(command) => Decoded::Request(Request { echo, command }),
+        Err((error, reason)) => Decoded::Refused(Refusal { echo, error, reason, payload_to_skip }),
+    }
+}
+
+fn judge(header: &Header, terms: &Terms) -> Result<Command, Fault> {
+    let number = header.command;
     // A disconnect is accepted whatever its other fields are: it has no reply that could carry an
     // error.
     if number == command::DISC {
         return Ok(Command::Disconnect);
     }
     check_offered(number, terms)?;
-    let flags = legal_flags(number, header.flags.get(), terms)?;
+    let flags = legal_flags(number, header.flags, terms)?;
     if number == command::FLUSH {
-        return match (header.offset.get(), header.length.get()) {
+        return match (header.offset, header.length) {
             (0, 0) => Ok(Command::Flush),
             _ => Err((ErrorCode::Invalid, "a flush has no offset and no length")),
         };
@@ -208,7 +257,8 @@ fn judge(header: &RequestHeader, terms: &Terms) -> Result<Command, Fault> {
         };
     };
     let unfragmented = flags.contains(CommandFlags::DF);
-    if matches!(number, command::READ | command::WRITE) && range.length > terms.payload_bytes_max {
+    let is_too_long = range.length > u64::from(terms.payload_bytes_max);
+    if matches!(number, command::READ | command::WRITE) && is_too_long {
         let error = if unfragmented { ErrorCode::Overflow } else { ErrorCode::Invalid };
         return Err((error, "the payload is longer than the maximum block size"));
     }
@@ -243,7 +293,7 @@ fn check_offered(number: u16, terms: &Terms) -> Result<(), Fault> {
         command::TRIM => terms.flags.contains(TransmissionFlags::SEND_TRIM),
         command::CACHE => terms.flags.contains(TransmissionFlags::SEND_CACHE),
         command::WRITE_ZEROES => terms.flags.contains(TransmissionFlags::SEND_WRITE_ZEROES),
-        command::BLOCK_STATUS => terms.structured_replies && terms.has_contexts,
+        command::BLOCK_STATUS => terms.form.has_chunks() && terms.has_contexts,
         _ => return Err((ErrorCode::Invalid, "unknown command")),
     };
     match offered {
@@ -262,7 +312,7 @@ fn legal_flags(number: u16, bits: u16, terms: &Terms) -> Result<CommandFlags, Fa
     match number {
         command::READ => {
             let offered =
-                terms.structured_replies && terms.flags.contains(TransmissionFlags::SEND_DF);
+                terms.form.has_chunks() && terms.flags.contains(TransmissionFlags::SEND_DF);
             legal.set(CommandFlags::DF, offered);
         }
         command::WRITE_ZEROES => {
@@ -271,6 +321,12 @@ fn legal_flags(number: u16, bits: u16, terms: &Terms) -> Result<CommandFlags, Fa
             legal.set(CommandFlags::FAST_ZERO, offered);
         }
         command::BLOCK_STATUS => legal |= CommandFlags::REQ_ONE,
+        command::WRITE if terms.form == MessageForm::Extended => {
+            if !flags.contains(CommandFlags::PAYLOAD_LEN) {
+                return Err((ErrorCode::Invalid, "an extended write announces no payload"));
+            }
+            legal |= CommandFlags::PAYLOAD_LEN;
+        }
         _ => {}
     }
     match legal.contains(flags) {
@@ -280,11 +336,11 @@ fn legal_flags(number: u16, bits: u16, terms: &Terms) -> Result<CommandFlags, Fa
 }
 
 /// The range, if it lies inside the export and is aligned; `None` if it is empty.
-fn checked_range(header: &RequestHeader, terms: &Terms) -> Result<Option<ByteRange>, Fault> {
-    let (offset, length) = (header.offset.get(), header.length.get());
-    let end = offset.checked_add(u64::from(length));
+fn checked_range(header: &Header, terms: &Terms) -> Result<Option<ByteRange>, Fault> {
+    let (offset, length) = (header.offset, header.length);
+    let end = offset.checked_add(length);
     if end.is_none_or(|end| end > terms.size_bytes) {
-        let error = match header.command.get() {
+        let error = match header.command {
             command::WRITE | command::WRITE_ZEROES => ErrorCode::NoSpace,
             _ => ErrorCode::Invalid,
         };
@@ -293,9 +349,8 @@ fn checked_range(header: &RequestHeader, terms: &Terms) -> Result<Option<ByteRan
     if length == 0 {
         return Ok(None);
     }
-    let aligned =
-        offset.is_multiple_of(u64::from(terms.alignment)) && length.is_multiple_of(terms.alignment);
-    match aligned {
+    let alignment = u64::from(terms.alignment);
+    match offset.is_multiple_of(alignment) && length.is_multiple_of(alignment) {
         true => Ok(Some(ByteRange { offset, length })),
         false => Err((ErrorCode::Invalid, "the range is not aligned to the minimum block size")),
     }

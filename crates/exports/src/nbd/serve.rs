@@ -17,9 +17,9 @@ use super::handover::Parted;
 use super::payload::Payload;
 use super::receiver::{Ended, Receiver};
 use super::reply;
-use super::request::{ByteRange, Command, Decoded, REQUEST_BYTES, Request, decode, peek};
+use super::request::{ByteRange, Command, Decoded, Request, decode, peek};
 use super::status;
-use super::wire::Cookie;
+use super::wire::Echo;
 
 /// Serves requests until the client leaves or breaks the protocol, or until the connection leaves
 /// for another process: then what that one needs.
@@ -51,6 +51,7 @@ pub(super) async fn receive(
 
 /// Serves requests until the client disconnects or breaks the protocol.
 async fn requests(conn: &Rc<Connection>, receiver: &mut Receiver) -> Result<(), Ended> {
+    receiver.expect_requests(conn.form);
     receiver.end_skip(&conn.channel).await?;
     while let Some(request) = next_request(conn, receiver).await? {
         serve(conn, receiver, request).await?;
@@ -91,7 +92,7 @@ async fn next_request(
             }
             Decoded::Refused(refusal) => {
                 let room = room(conn, receiver, 0).await?;
-                let ticket = conn.admit(refusal.cookie, room);
+                let ticket = conn.admit(refusal.echo, room);
                 conn.refuse(ticket, refusal.error, refusal.reason);
                 receiver.skip(&conn.channel, refusal.payload_to_skip).await?;
             }
@@ -100,10 +101,10 @@ async fn next_request(
 }
 
 /// Prefetches for the requests that have arrived together with this one.
-fn prefetch(conn: &Rc<Connection>, receiver: &Receiver, header: &[u8; REQUEST_BYTES]) {
-    let Some((_, payload)) = peek(header) else { return };
+fn prefetch(conn: &Rc<Connection>, receiver: &Receiver, header: &[u8]) {
+    let Some((_, payload)) = peek(header, conn.form) else { return };
     receiver.ahead(payload, |next| {
-        let (offset, payload) = peek(next)?;
+        let (offset, payload) = peek(next, conn.form)?;
         conn.queue.env.prefetch(&conn.export.shared.disk, Sector::of_byte(offset));
         Some(payload)
     });
@@ -112,14 +113,14 @@ fn prefetch(conn: &Rc<Connection>, receiver: &Receiver, header: &[u8; REQUEST_BY
 async fn serve(
     conn: &Rc<Connection>,
     receiver: &mut Receiver,
-    Request { cookie, command }: Request,
+    Request { echo, command }: Request,
 ) -> Result<(), Ended> {
     let room = match command {
-        Command::Read { range, .. } => return read(conn, receiver, cookie, range).await,
-        Command::Write { range, fua } => return write(conn, receiver, cookie, range, fua).await,
+        Command::Read { range, .. } => return read(conn, receiver, echo, range).await,
+        Command::Write { range, fua } => return write(conn, receiver, echo, range, fua).await,
         _ => room(conn, receiver, 0).await?,
     };
-    let ticket = conn.admit(cookie, room);
+    let ticket = conn.admit(echo, room);
     match command {
         // A read-only client wrote nothing. The system reports a failed write-back once; a flush
         // from here would take that report away from the clients that wrote.
@@ -139,7 +140,7 @@ async fn serve(
             conn.queue.env.spawn(status::block_status(conn.clone(), ticket, range, one_extent));
         }
         Command::Nothing => {
-            conn.answer_with(ticket, &reply::nothing_done(cookie, conn.structured));
+            conn.answer_with(ticket, &reply::nothing_done(conn.form, echo));
         }
         Command::Read { .. } | Command::Write { .. } | Command::Disconnect => {
             unreachable!("served before")
@@ -151,17 +152,18 @@ async fn serve(
 async fn read(
     conn: &Rc<Connection>,
     receiver: &mut Receiver,
-    cookie: Cookie,
+    echo: Echo,
     range: ByteRange,
 ) -> Result<(), Ended> {
     let whole = widen::outer(range, conn.block_bytes());
     let bytes = whole.to_bytes() as usize;
     let room = room(conn, receiver, Payload::footprint(bytes)).await?;
     let data = Payload::new(&conn.queue.env, bytes);
-    let ticket = conn.admit(cookie, room);
+    let ticket = conn.admit(echo, room);
     let io = Io::read(whole, data.segs());
     let lead = (range.offset - whole.start.to_bytes()) as usize;
-    let part = ReadPart { offset: range.offset, length: range.length, lead, data };
+    let length = u32::try_from(range.length).expect("no longer than the longest payload");
+    let part = ReadPart { offset: range.offset, length, lead, data };
     conn.start(ticket, io, Some(part));
     Ok(())
 }
@@ -169,7 +171,7 @@ async fn read(
 async fn write(
     conn: &Rc<Connection>,
     receiver: &mut Receiver,
-    cookie: Cookie,
+    echo: Echo,
     range: ByteRange,
     fua: bool,
 ) -> Result<(), Ended> {
@@ -185,7 +187,7 @@ async fn write(
         let lead = (range.offset - whole.start.to_bytes()) as usize;
         receiver.payload(&conn.channel, &segs.slice(lead, range.length as usize)).await?;
     }
-    let ticket = conn.admit(cookie, room);
+    let ticket = conn.admit(echo, room);
     let flags = if fua { Flags::FUA } else { Flags::empty() };
     let io = Io::write(whole, segs).with(flags);
     if bytes == range.length as usize {
@@ -204,32 +206,37 @@ async fn write(
 fn write_zeroes(conn: &Rc<Connection>, ticket: Ticket, range: ByteRange, flags: Flags) {
     let block_bytes = conn.block_bytes();
     let whole = widen::outer(range, block_bytes);
-    if whole.to_bytes() == u64::from(range.length) {
-        conn.start_write(ticket, Io::on(Op::WriteZeroes, whole).with(flags));
-    } else {
-        conn.queue.require_cells();
-        let this = conn.clone();
-        conn.queue.env.spawn(async move {
-            let result = widen::write_zeroes(&this.queue, range, block_bytes, flags).await;
-            this.answer(ticket, result);
-        });
+    let is_aligned = whole.to_bytes() == range.length;
+    if is_aligned && !widen::is_long(whole) {
+        return conn.start_write(ticket, Io::on(Op::WriteZeroes, whole).with(flags));
     }
+    if !is_aligned {
+        conn.queue.require_cells();
+    }
+    let this = conn.clone();
+    conn.queue.env.spawn(async move {
+        let result = match is_aligned {
+            true => widen::zero_pieces(&this.queue, whole, flags).await,
+            false => widen::write_zeroes(&this.queue, range, block_bytes, flags).await,
+        };
+        this.answer(ticket, result);
+    });
 }
 
 /// A trim may forget less than it was asked to: the unaligned ends of the range stay.
 fn trim(conn: &Rc<Connection>, ticket: Ticket, range: ByteRange, fua: bool) {
-    let discard = match widen::inner(range, conn.block_bytes()) {
-        Some(range) if conn.export.shared.disk.limits().discard => Io::on(Op::Discard, range),
+    let whole = match widen::inner(range, conn.block_bytes()) {
+        Some(whole) if conn.export.shared.disk.limits().discard => whole,
         _ => return conn.answer(ticket, Ok(())),
     };
-    if !fua {
-        return conn.start(ticket, discard, None);
+    if !fua && !widen::is_long(whole) {
+        return conn.start(ticket, Io::on(Op::Discard, whole), None);
     }
     let this = conn.clone();
     conn.queue.env.spawn(async move {
-        let result = match this.queue.io(discard).await {
-            Ok(()) => this.queue.io(Io::flush()).await,
-            failed => failed,
+        let result = match widen::discard_pieces(&this.queue, whole).await {
+            Ok(()) if fua => this.queue.io(Io::flush()).await,
+            result => result,
         };
         this.answer(ticket, result);
     });

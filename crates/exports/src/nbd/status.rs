@@ -45,15 +45,16 @@ async fn describe_all(
     range: ByteRange,
     limit: usize,
 ) -> Result<ReplyBytes, IoError> {
+    let (form, echo) = (conn.form, ticket.echo);
     let mut reply = ReplyBytes::new();
     let (last, others) =
         conn.contexts.split_last().expect("decoding refuses block status without a context");
     for context in others {
         let extents = describe(conn, &context.name, range, limit).await?;
-        reply.extend(reply::block_status(ticket.cookie, Last::No, context.id, &extents));
+        reply.extend(reply::block_status(form, echo, Last::No, context.id, &extents));
     }
     let extents = describe(conn, &last.name, range, limit).await?;
-    reply.extend(reply::block_status(ticket.cookie, Last::Yes, last.id, &extents));
+    reply.extend(reply::block_status(form, echo, Last::Yes, last.id, &extents));
     Ok(reply)
 }
 
@@ -120,14 +121,14 @@ impl ExtentList {
     }
 
     fn push(&mut self, count: SectorCount, state: u32) {
-        let end = self.range.offset + u64::from(self.range.length);
+        let end = self.range.offset + self.range.length;
         let from = self.at.max(self.range.offset);
         self.at += count.to_bytes();
         let to = self.at.min(end);
         if from >= to || self.is_full() {
             return;
         }
-        let length = u32::try_from(to - from).expect("a part of a range is no longer than it");
+        let length = to - from;
         match self.extents.last_mut().filter(|last| last.state == state) {
             Some(last) => last.length += length,
             None => self.extents.push(StatusExtent { length, state }),
@@ -151,10 +152,10 @@ mod tests {
 
     fn list(
         offset: u64,
-        length: u32,
+        length: u64,
         limit: usize,
         kinds: &[(u64, ExtentKind)],
-    ) -> Vec<(u32, u32)> {
+    ) -> Vec<(u64, u32)> {
         let range = ByteRange { offset, length };
         let mut list = ExtentList { range, at: offset - offset % 512, limit, extents: Vec::new() };
         for (count, kind) in kinds {

@@ -2,8 +2,8 @@
 //!
 //! Owns: magic numbers, flag sets, option, information, command, chunk and error numbers, and the
 //! structs that cross the wire. Everything is big-endian and without padding; the sizes are proved
-//! at compile time. Covers fixed newstyle negotiation, simple replies and structured replies;
-//! extended headers and TLS appear only as numbers that are refused by name.
+//! at compile time. Covers fixed newstyle negotiation, simple replies, structured replies and
+//! extended headers; TLS appears only as a number that is refused by name.
 //!
 //! Must never: interpret a message, allocate, or know an export.
 
@@ -17,12 +17,16 @@ pub const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 /// Magic of every reply to an option.
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
-/// Magic of a transmission request.
+/// Magic of a compact transmission request.
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
+/// Magic of an extended transmission request.
+pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
 /// Magic of a simple reply.
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 /// Magic of one chunk of a structured reply.
 pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
+/// Magic of one chunk of an extended reply.
+pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
 /// Longest string (name, query, message) the protocol allows, in bytes.
 pub const STRING_BYTES_MAX: usize = 4096;
@@ -33,6 +37,41 @@ pub const PAYLOAD_BYTES_USUAL_MAX: u32 = 32 << 20;
 
 /// The one metadata context that the protocol itself defines.
 pub const BASE_ALLOCATION: &str = "base:allocation";
+
+/// The form of all messages of a transmission phase, as negotiated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MessageForm {
+    /// Compact requests, simple replies.
+    #[default]
+    Simple,
+    /// Compact requests; replies are structured, and simple where they carry nothing.
+    Structured,
+    /// Extended requests, extended replies.
+    Extended,
+}
+
+impl MessageForm {
+    /// True if replies can consist of chunks.
+    pub const fn has_chunks(self) -> bool {
+        !matches!(self, MessageForm::Simple)
+    }
+
+    /// Bytes of a request header.
+    pub const fn request_bytes(self) -> usize {
+        match self {
+            MessageForm::Simple | MessageForm::Structured => size_of::<RequestHeader>(),
+            MessageForm::Extended => size_of::<ExtendedRequestHeader>(),
+        }
+    }
+
+    /// The magic of a request.
+    pub const fn request_magic(self) -> u32 {
+        match self {
+            MessageForm::Simple | MessageForm::Structured => REQUEST_MAGIC,
+            MessageForm::Extended => EXTENDED_REQUEST_MAGIC,
+        }
+    }
+}
 
 bitflags! {
     /// Flags the server sends in its greeting (16 bits).
@@ -70,7 +109,7 @@ bitflags! {
         const SEND_TRIM = 1 << 5;
         /// `WRITE_ZEROES` is served.
         const SEND_WRITE_ZEROES = 1 << 6;
-        /// The `DF` command flag is honoured; only with structured replies.
+        /// The `DF` command flag is honoured; only if replies can consist of chunks.
         const SEND_DF = 1 << 7;
         /// A flush on one connection covers completed writes of all connections.
         const CAN_MULTI_CONN = 1 << 8;
@@ -93,9 +132,11 @@ bitflags! {
         const REQ_ONE = 1 << 3;
         /// Write-zeroes must fail with `ENOTSUP` if it is no faster than writing.
         const FAST_ZERO = 1 << 4;
+        /// The length of an extended request is that of the payload that follows it.
+        const PAYLOAD_LEN = 1 << 5;
     }
 
-    /// Flags of one structured reply chunk (16 bits).
+    /// Flags of one chunk of a structured or extended reply (16 bits).
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct ChunkFlags: u16 {
         /// The last chunk of its reply.
@@ -134,7 +175,7 @@ pub mod option {
     pub const LIST_META_CONTEXT: u32 = 9;
     /// Select the metadata contexts that block status reports.
     pub const SET_META_CONTEXT: u32 = 10;
-    /// 64-bit requests; refused.
+    /// Use extended requests and replies, with lengths of 64 bits.
     pub const EXTENDED_HEADERS: u32 = 11;
 }
 
@@ -164,6 +205,8 @@ pub mod option_error {
     pub const SHUTDOWN: u32 = (1 << 31) + 7;
     /// The option's payload is larger than the server takes.
     pub const TOO_BIG: u32 = (1 << 31) + 9;
+    /// Extended headers are in use, or needed.
+    pub const EXT_HEADER_REQD: u32 = (1 << 31) + 10;
 }
 
 /// Kinds of information about an export.
@@ -198,7 +241,7 @@ pub mod command {
     pub const BLOCK_STATUS: u16 = 7;
 }
 
-/// Types of structured reply chunks.
+/// Types of chunks of structured and extended replies.
 pub mod chunk {
     /// Nothing more to say; always the last chunk.
     pub const NONE: u16 = 0;
@@ -206,8 +249,10 @@ pub mod chunk {
     pub const OFFSET_DATA: u16 = 1;
     /// A run of zeroes at an offset.
     pub const OFFSET_HOLE: u16 = 2;
-    /// Extents in one metadata context.
+    /// Extents in one metadata context, in a structured reply.
     pub const BLOCK_STATUS: u16 = 5;
+    /// Extents in one metadata context, in an extended reply.
+    pub const BLOCK_STATUS_EXT: u16 = 6;
     /// The request failed.
     pub const ERROR: u16 = (1 << 15) + 1;
     /// The request failed at an offset.
@@ -246,6 +291,15 @@ impl ErrorCode {
 /// The client's mark on a request, echoed in every reply to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Cookie(pub u64);
+
+/// What every reply repeats of its request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Echo {
+    /// The client's mark.
+    pub cookie: Cookie,
+    /// The offset in the request's header, whatever the command; repeated in extended replies only.
+    pub offset: u64,
+}
 
 /// The first message of the server.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -321,7 +375,7 @@ pub struct InfoBlockSize {
     pub maximum: U32,
 }
 
-/// Header of a transmission request; a `WRITE` is followed by `length` bytes of payload.
+/// Header of a compact request; a `WRITE` is followed by `length` bytes of payload.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RequestHeader {
@@ -337,6 +391,25 @@ pub struct RequestHeader {
     pub offset: U64,
     /// Bytes in the range.
     pub length: U32,
+}
+
+/// Header of an extended request; with the flag [`CommandFlags::PAYLOAD_LEN`] it is followed by
+/// `length` bytes of payload.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ExtendedRequestHeader {
+    /// [`EXTENDED_REQUEST_MAGIC`].
+    pub magic: U32,
+    /// [`CommandFlags`].
+    pub flags: U16,
+    /// One of [`command`].
+    pub command: U16,
+    /// The client's mark.
+    pub cookie: U64,
+    /// First byte of the range.
+    pub offset: U64,
+    /// Bytes in the range, or of payload.
+    pub length: U64,
 }
 
 /// A simple reply; a successful read is followed by its data.
@@ -367,6 +440,24 @@ pub struct ChunkHeader {
     pub length: U32,
 }
 
+/// Header of one chunk of an extended reply; `length` bytes of payload follow.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ExtendedChunkHeader {
+    /// [`EXTENDED_REPLY_MAGIC`].
+    pub magic: U32,
+    /// [`ChunkFlags`].
+    pub flags: U16,
+    /// One of [`chunk`].
+    pub kind: U16,
+    /// The request's mark.
+    pub cookie: U64,
+    /// The request's offset.
+    pub offset: U64,
+    /// Bytes of payload.
+    pub length: U64,
+}
+
 /// Start of the payload of [`chunk::ERROR`] and [`chunk::ERROR_OFFSET`]; the message follows.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -387,6 +478,26 @@ pub struct StatusDescriptor {
     pub state: U32,
 }
 
+/// Start of a [`chunk::BLOCK_STATUS_EXT`] payload; the descriptors follow.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ExtendedStatusHead {
+    /// The context's number.
+    pub context: U32,
+    /// How many descriptors follow; never zero.
+    pub count: U32,
+}
+
+/// One descriptor of a [`chunk::BLOCK_STATUS_EXT`] payload.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ExtendedStatusDescriptor {
+    /// Bytes in the extent; never zero.
+    pub length: U64,
+    /// State of the extent, in the context's own bits.
+    pub state: U64,
+}
+
 const _: () = {
     assert!(size_of::<Greeting>() == 18);
     assert!(size_of::<OptionHeader>() == 16);
@@ -399,11 +510,18 @@ const _: () = {
     assert!(size_of::<ChunkHeader>() == 20);
     assert!(size_of::<ErrorPayload>() == 6);
     assert!(size_of::<StatusDescriptor>() == 8);
+    assert!(size_of::<ExtendedRequestHeader>() == 32);
+    assert!(size_of::<ExtendedChunkHeader>() == 32);
+    assert!(size_of::<ExtendedStatusHead>() == 8);
+    assert!(size_of::<ExtendedStatusDescriptor>() == 16);
 };
 
 #[cfg(test)]
 mod tests {
-    use super::{GREETING_MAGIC, OPTION_MAGIC, RequestHeader, command, option};
+    use super::{
+        ChunkFlags, CommandFlags, ExtendedChunkHeader, ExtendedRequestHeader, GREETING_MAGIC,
+        MessageForm, OPTION_MAGIC, RequestHeader, chunk, command, option,
+    };
     use zerocopy::FromBytes;
 
     #[test]
@@ -434,5 +552,25 @@ mod tests {
         assert_eq!(header.cookie.get(), 9);
         assert_eq!(header.offset.get(), 0x200);
         assert_eq!(header.length.get(), 1);
+    }
+
+    #[test]
+    fn extended_headers_have_their_fields_where_the_protocol_puts_them() {
+        let mut bytes = [0u8; 32];
+        bytes[..4].copy_from_slice(&[0x21, 0xe4, 0x1c, 0x71]);
+        (bytes[5], bytes[7], bytes[15]) = (0x20, 1, 9);
+        (bytes[22], bytes[27]) = (2, 5);
+        let header = ExtendedRequestHeader::read_from_bytes(&bytes).unwrap();
+        assert_eq!(header.magic.get(), MessageForm::Extended.request_magic());
+        assert_eq!(header.flags.get(), CommandFlags::PAYLOAD_LEN.bits());
+        assert_eq!((header.command.get(), header.cookie.get()), (command::WRITE, 9));
+        assert_eq!((header.offset.get(), header.length.get()), (0x200, 5 << 32));
+        bytes[..4].copy_from_slice(&[0x6e, 0x8a, 0x27, 0x8c]);
+        (bytes[5], bytes[7]) = (1, 6);
+        let header = ExtendedChunkHeader::read_from_bytes(&bytes).unwrap();
+        assert_eq!(header.magic.get(), super::EXTENDED_REPLY_MAGIC);
+        assert_eq!(header.flags.get(), ChunkFlags::DONE.bits());
+        assert_eq!((header.kind.get(), header.cookie.get()), (chunk::BLOCK_STATUS_EXT, 9));
+        assert_eq!((header.offset.get(), header.length.get()), (0x200, 5 << 32));
     }
 }

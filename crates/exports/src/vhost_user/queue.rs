@@ -219,7 +219,7 @@ impl VirtQueue {
         match request.command {
             Command::Read => match self.data_range(&request) {
                 Some(range) => {
-                    ticket.written += range.length;
+                    ticket.written += range.length as u32;
                     self.read(range, request.data, ticket);
                 }
                 None => self.answer(ticket, status_of_nothing(&request)),
@@ -246,19 +246,18 @@ impl VirtQueue {
     /// are no whole sectors.
     fn data_range(&self, request: &Request) -> Option<ByteRange> {
         let bytes = request.data.bytes();
-        let length = u32::try_from(bytes).ok().filter(|_| bytes <= DATA_BYTES_MAX)?;
-        self.inside(request.offset, length)
+        (bytes <= DATA_BYTES_MAX).then(|| self.inside(request.offset, bytes as u64))?
     }
 
-    fn inside(&self, offset: u64, length: u32) -> Option<ByteRange> {
-        let end = offset.checked_add(u64::from(length))?;
-        let whole = length > 0 && u64::from(length).is_multiple_of(SECTOR_BYTES);
+    fn inside(&self, offset: u64, length: u64) -> Option<ByteRange> {
+        let end = offset.checked_add(length)?;
+        let whole = length > 0 && length.is_multiple_of(SECTOR_BYTES);
         (whole && end <= self.export.size_bytes()).then_some(ByteRange { offset, length })
     }
 
     fn read(self: &Rc<Self>, range: ByteRange, data: Segs, ticket: Ticket) {
         let whole = widen::outer(range, self.export.block_bytes());
-        if whole.to_bytes() == u64::from(range.length) {
+        if whole.to_bytes() == range.length {
             return self.start(Io::read(whole, data), ticket);
         }
         let lead = (range.offset - whole.start.to_bytes()) as usize;
@@ -271,7 +270,7 @@ impl VirtQueue {
     fn write(self: &Rc<Self>, range: ByteRange, data: Segs, ticket: Ticket) {
         let block_bytes = self.export.block_bytes();
         let whole = widen::outer(range, block_bytes);
-        let is_whole = whole.to_bytes() == u64::from(range.length);
+        let is_whole = whole.to_bytes() == range.length;
         let flags = self.write_flags();
         if is_whole && !self.export.copies_data() {
             let io = Io::write(whole, data).with(flags);
@@ -322,7 +321,7 @@ impl VirtQueue {
             Ok(named) => named,
             Err(status) => return self.answer(ticket, status),
         };
-        let Some(range) = self.inside(named.offset, named.bytes) else {
+        let Some(range) = self.inside(named.offset, named.bytes.into()) else {
             return self.answer(ticket, Status::Failed);
         };
         let block_bytes = self.export.block_bytes();
@@ -338,7 +337,7 @@ impl VirtQueue {
         let mut flags = self.write_flags();
         flags.set(Flags::NO_UNMAP, !named.may_unmap);
         let whole = widen::outer(range, block_bytes);
-        if whole.to_bytes() == u64::from(range.length) {
+        if whole.to_bytes() == range.length {
             let io = Io::on(Op::WriteZeroes, whole).with(flags);
             return self.queue.start_write(self.clone(), io, ticket);
         }

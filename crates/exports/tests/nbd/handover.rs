@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use cairn_block::ReactorId;
 use cairn_exports::nbd::wire::{CommandFlags, REQUEST_MAGIC, command};
-use cairn_exports::nbd::{Estate, NbdServer};
+use cairn_exports::nbd::{Estate, NbdServer, Parted};
+use cairn_reactor::RingKind;
 use cairn_testkit::nbd::{Client, Wishes};
 
 use crate::disk::TestDisk;
@@ -15,6 +16,8 @@ use crate::world::{World, eventually, on_both_rings};
 
 const EIO: u32 = 5;
 const PATIENCE: Duration = Duration::from_secs(30);
+const EXTENDED: Wishes =
+    Wishes { structured: false, extended: true, block_sizes: false, allocation: false };
 
 fn pause(world: &World, patience: Duration) -> Result<(), usize> {
     let server = world.server.clone();
@@ -64,41 +67,52 @@ fn write(cookie: u64, offset: u64, data: &[u8]) -> Vec<u8> {
 
 #[test]
 fn connection_goes_on_in_another_server_from_any_byte_of_its_requests() {
-    on_both_rings(|ring| {
-        const LARGE: usize = 300 << 10;
-        let data: Vec<u8> = (0..LARGE).map(|at| (at / 512) as u8 ^ at as u8).collect();
-        let mut stream = write(1, 0, &data[..4096]);
-        stream.extend(write(2, 8192, &data));
-        stream.extend(write(3, 4096, &data[..512]));
-        let large = 28 + 4096;
-        let cuts = [1, 27, 28, 29, 28 + 512, large - 1, large, large + 28 + 1, large + 28 + 70_000];
-        let last = stream.len();
-        for cut in cuts.into_iter().chain([large + 28 + LARGE - 1, last - 513, last - 1, last]) {
-            let world = World::new(ring);
-            let disk = TestDisk::new(1 << 20);
-            world.export("volume", &disk);
-            let mut client = Client::open(&world.socket(), "volume", Wishes::default());
-            client.stream.write_all(&stream[..cut]).unwrap();
-            // Some cuts come before the server has received all of it, and some after.
-            std::thread::sleep(Duration::from_millis(u64::from(cut % 2 == 0) * 5));
-            pause(&world, PATIENCE).unwrap();
-            let estate = part(&world);
-            assert_eq!(estate.connections.len(), 1, "cut at {cut}");
-            let server = heir(&world, &disk);
-            take_over(&server, estate);
-            client.stream.write_all(&stream[cut..]).unwrap();
-            let mut cookies = [0; 3].map(|_| client.reply(0).cookie);
-            cookies.sort_unstable();
-            assert_eq!(cookies, [1, 2, 3], "cut at {cut}");
-            assert_eq!(client.read(0, 4096), data[..4096]);
-            assert_eq!(client.read(4096, 512), data[..512]);
-            assert_eq!(client.read(8192, LARGE as u32), data, "cut at {cut}");
-            assert_eq!(server.users("volume"), 1);
-            // The socket listens again, too.
-            let mut other = Client::open(&world.socket(), "volume", Wishes::default());
-            assert_eq!(other.read(4096, 512), data[..512]);
-        }
-    });
+    on_both_rings(|ring| goes_on_from_any_byte(ring, 28, Wishes::default()));
+}
+
+#[test]
+fn extended_connection_goes_on_in_another_server_from_any_byte_of_its_requests() {
+    on_both_rings(|ring| goes_on_from_any_byte(ring, 32, EXTENDED));
+}
+
+/// Writes of a client whose headers have so many bytes, cut anywhere.
+fn goes_on_from_any_byte(ring: RingKind, header: usize, wishes: Wishes) {
+    const LARGE: usize = 300 << 10;
+    let data: Vec<u8> = (0..LARGE).map(|at| (at / 512) as u8 ^ at as u8).collect();
+    let large = header + 4096;
+    let last = large + header + LARGE + header + 512;
+    let body = large + header;
+    let cuts = [1, header - 1, header, header + 1, header + 512, large - 1, large, body + 1];
+    let late = [body + 70_000, body + LARGE - 1, last - 513, last - 1, last];
+    for cut in cuts.into_iter().chain(late) {
+        let world = World::new(ring);
+        let disk = TestDisk::new(1 << 20);
+        world.export("volume", &disk);
+        let mut client = Client::open(&world.socket(), "volume", wishes);
+        let mut stream = client.write_bytes(0, 0, &data[..4096]);
+        stream.extend(client.write_bytes(0, 8192, &data));
+        stream.extend(client.write_bytes(0, 4096, &data[..512]));
+        assert_eq!(stream.len(), last);
+        client.stream.write_all(&stream[..cut]).unwrap();
+        // Some cuts come before the server has received all of it, and some after.
+        std::thread::sleep(Duration::from_millis(u64::from(cut % 2 == 0) * 5));
+        pause(&world, PATIENCE).unwrap();
+        let estate = part(&world);
+        assert_eq!(estate.connections.len(), 1, "cut at {cut}");
+        let server = heir(&world, &disk);
+        take_over(&server, estate);
+        client.stream.write_all(&stream[cut..]).unwrap();
+        let mut cookies = [0; 3].map(|_| client.reply(0).cookie);
+        cookies.sort_unstable();
+        assert_eq!(cookies, [1, 2, 3], "cut at {cut}");
+        assert_eq!(client.read(0, 4096), data[..4096]);
+        assert_eq!(client.read(4096, 512), data[..512]);
+        assert_eq!(client.read(8192, LARGE as u32), data, "cut at {cut}");
+        assert_eq!(server.users("volume"), 1);
+        // The socket listens again, too.
+        let mut other = Client::open(&world.socket(), "volume", Wishes::default());
+        assert_eq!(other.read(4096, 512), data[..512]);
+    }
 }
 
 #[test]
@@ -124,19 +138,28 @@ fn connection_goes_on_in_another_server_within_the_payload_of_a_refused_write() 
 #[test]
 fn what_was_negotiated_holds_in_the_other_server() {
     on_both_rings(|ring| {
-        let world = World::new(ring);
-        let disk = TestDisk::new(1 << 20);
-        world.export("volume", &disk);
-        let wishes = Wishes { structured: true, allocation: true, ..Wishes::default() };
-        let mut client = Client::open(&world.socket(), "volume", wishes);
-        pause(&world, PATIENCE).unwrap();
-        let estate = part(&world);
-        let server = heir(&world, &disk);
-        take_over(&server, estate);
-        client.send(command::BLOCK_STATUS, 0, 0, 4096);
-        let reply = client.reply(0);
-        assert_eq!((reply.error, reply.extents.len()), (0, 1));
+        for (structured, extended) in [(true, false), (false, true)] {
+            let world = World::new(ring);
+            let disk = TestDisk::new(1 << 20);
+            world.export("volume", &disk);
+            let wishes = Wishes { structured, extended, allocation: true, ..Wishes::default() };
+            let mut client = Client::open(&world.socket(), "volume", wishes);
+            pause(&world, PATIENCE).unwrap();
+            let estate = part(&world);
+            let server = heir(&world, &disk);
+            take_over(&server, estate);
+            client.send(command::BLOCK_STATUS, 0, 0, 4096);
+            let reply = client.reply(0);
+            assert_eq!((reply.error, reply.extents.len()), (0, 1));
+        }
     });
+}
+
+#[test]
+fn record_without_extended_headers_is_of_a_connection_without_them() {
+    let mut record = serde_json::to_value(Parted::default()).unwrap();
+    assert_ne!(record.as_object_mut().unwrap().remove("extended_headers"), None);
+    assert_eq!(serde_json::from_value::<Parted>(record).unwrap(), Parted::default());
 }
 
 #[test]

@@ -194,13 +194,7 @@ fn client_that_negotiates_too_slowly_is_closed() {
         let options =
             NbdOptions { handshake_timeout: Duration::from_millis(20), ..NbdOptions::default() };
         let world = World::with_options(ring, options);
-        let mut silent = Client {
-            stream: Client::connect(&world.socket()),
-            size: 0,
-            flags: 0,
-            block_sizes: None,
-            next_cookie: 0,
-        };
+        let mut silent = Client::over(Client::connect(&world.socket()));
         assert!(silent.is_closed());
         eventually("the connection has ended", || world.server.connections() == 0);
     });
@@ -214,7 +208,7 @@ fn connection_over_the_limit_gets_an_error_and_the_others_stay() {
     let mut first = Client::open(&world.socket(), "", Wishes::default());
     let second = Client::open(&world.socket(), "", Wishes::default());
     let stream = Client::connect(&world.socket());
-    let mut third = Client { stream, size: 0, flags: 0, block_sizes: None, next_cookie: 0 };
+    let mut third = Client::over(stream);
     third.option(option::STRUCTURED_REPLY, &[]);
     assert_eq!(third.option_replies()[0].0, option_reply::ACK);
     third.option(option::GO, &[0; 6]);
@@ -238,7 +232,7 @@ fn many_connections_over_the_limit_are_closed_and_do_not_count() {
     let connect = || std::os::unix::net::UnixStream::connect(world.socket()).unwrap();
     let mut silent: Vec<_> = (0..50).map(|_| connect()).collect();
     let last = silent.pop().unwrap();
-    let mut last = Client { stream: last, size: 0, flags: 0, block_sizes: None, next_cookie: 0 };
+    let mut last = Client::over(last);
     assert!(last.is_closed(), "only so many are told");
     let log = world.reactors.post();
     assert_eq!(log.log().counted("nbd: connection refused"), Some(49), "one line");
@@ -263,8 +257,7 @@ fn stop_answers_admitted_requests_and_closes_negotiations() {
         std::thread::scope(|scope| {
             let stop = scope.spawn(|| world.stop(LONG));
             for stream in [idle.stream, negotiating] {
-                let mut client =
-                    Client { stream, size: 0, flags: 0, block_sizes: None, next_cookie: 0 };
+                let mut client = Client::over(stream);
                 assert!(client.is_closed());
             }
             disk.release(0);

@@ -4,6 +4,8 @@
 #[cfg(test)]
 mod disk;
 #[cfg(test)]
+mod extended;
+#[cfg(test)]
 mod foreign;
 #[cfg(test)]
 mod handover;

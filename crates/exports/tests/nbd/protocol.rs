@@ -16,7 +16,8 @@ use crate::disk::{Seen, TestDisk};
 use crate::world::{World, eventually, on_both_rings};
 use cairn_testkit::nbd::{Client, Wishes};
 
-const ALL: Wishes = Wishes { structured: true, block_sizes: true, allocation: true };
+const ALL: Wishes =
+    Wishes { structured: true, extended: false, block_sizes: true, allocation: true };
 
 fn sectors(start: u64, count: u64) -> SectorRange {
     SectorRange::new(Sector(start), SectorCount(count))
@@ -132,8 +133,8 @@ fn illegal_requests_are_answered_and_the_connection_goes_on() {
         let world = World::new(ring);
         let disk = TestDisk::new(1 << 20);
         world.export("volume", &disk);
-        for structured in [false, true] {
-            let wishes = Wishes { structured, block_sizes: true, allocation: false };
+        for (structured, extended) in [(false, false), (true, false), (false, true)] {
+            let wishes = Wishes { structured, extended, block_sizes: true, allocation: false };
             let mut client = Client::open(&world.socket(), "volume", wishes);
             let (invalid, no_space) = (code(ErrorCode::Invalid), code(ErrorCode::NoSpace));
             assert_eq!(client.run(99, 0, 0, 0), invalid);
@@ -196,8 +197,8 @@ fn errors_of_the_disk_keep_their_meaning() {
     let world = World::new(cairn_reactor::RingKind::Auto);
     let disk = TestDisk::new(1 << 20);
     world.export("volume", &disk);
-    for structured in [false, true] {
-        let wishes = Wishes { structured, ..Wishes::default() };
+    for (structured, extended) in [(false, false), (true, false), (false, true)] {
+        let wishes = Wishes { structured, extended, ..Wishes::default() };
         let mut client = Client::open(&world.socket(), "volume", wishes);
         for (kind, expected) in [
             (ErrorKind::Io, ErrorCode::Io),
@@ -212,11 +213,11 @@ fn errors_of_the_disk_keep_their_meaning() {
             assert_eq!(client.write(0, 4096, &[1; 512]), code(expected));
         }
     }
-    // Two clients with four failures each; an unsupported operation and the disk's shutdown do not
-    // count.
+    // Three clients with four failures each; an unsupported operation and the disk's shutdown do
+    // not count.
     for op in ["read", "write"] {
         let key = format!("export 'volume': {op} failed");
-        assert_eq!(world.reactors.post().log().counted(&key), Some(2 * 4 - 1));
+        assert_eq!(world.reactors.post().log().counted(&key), Some(3 * 4 - 1));
     }
 }
 

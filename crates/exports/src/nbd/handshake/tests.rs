@@ -9,8 +9,8 @@ use super::{Closing, Handshake, MetaContext, Negotiated, OPTION_BYTES_MAX, Outco
 use crate::nbd::facts::tests::sample;
 use crate::nbd::facts::{ExportFacts, Exports};
 use crate::nbd::wire::{
-    BASE_ALLOCATION, OPTION_MAGIC, OPTION_REPLY_MAGIC, TransmissionFlags, info, option,
-    option_error, option_reply,
+    BASE_ALLOCATION, MessageForm, OPTION_MAGIC, OPTION_REPLY_MAGIC, TransmissionFlags, info,
+    option, option_error, option_reply,
 };
 
 const FIXED: u32 = 1;
@@ -162,7 +162,7 @@ fn export_name_answers_size_flags_and_zeroes_unless_declined() {
     let without = talk(FIXED_NO_ZEROES, &[opt(option::EXPORT_NAME, b"quiet")]);
     assert_eq!(without.output.len(), 18 + 10);
     let agreed = negotiated(without);
-    assert!(!agreed.client_knows_block_size && !agreed.structured_replies);
+    assert!(!agreed.client_knows_block_size && agreed.form == MessageForm::Simple);
     assert_eq!(agreed.export, 1);
 }
 
@@ -213,7 +213,7 @@ fn go_sends_requested_information_and_enters_transmission() {
     let wants = [info::NAME, info::DESCRIPTION, info::BLOCK_SIZE, info::NAME, 77];
     let talk = talk(FIXED, &[opt(option::GO, &info_payload("", &wants))]);
     let told: Vec<_> = replies(&talk).into_iter().map(|(_, _, payload)| payload).collect();
-    let flags = sample("disk").offered_flags(false).bits().to_be_bytes();
+    let flags = sample("disk").offered_flags(MessageForm::Simple).bits().to_be_bytes();
     assert_eq!(told[0], [&[0, 0], &(1u64 << 20).to_be_bytes()[..], &flags].concat());
     assert_eq!(told[1], b"\0\x01disk");
     assert_eq!(told[2], b"\0\x02the disk volume");
@@ -281,16 +281,53 @@ fn structured_replies_are_granted_and_offer_unfragmented_reads() {
     let structured = opt(option::STRUCTURED_REPLY, &[]);
     let go = opt(option::GO, &info_payload("disk", &[]));
     let agreed = negotiated(talk(FIXED, &[structured, go.clone()]));
-    assert!(agreed.structured_replies && agreed.flags.contains(TransmissionFlags::SEND_DF));
+    assert_eq!(agreed.form, MessageForm::Structured);
+    assert!(agreed.flags.contains(TransmissionFlags::SEND_DF));
     let plain = negotiated(talk(FIXED, &[go]));
-    assert!(!plain.structured_replies && !plain.flags.contains(TransmissionFlags::SEND_DF));
+    assert_eq!(plain.form, MessageForm::Simple);
+    assert!(!plain.flags.contains(TransmissionFlags::SEND_DF));
     let bad = talk(FIXED, &[opt(option::STRUCTURED_REPLY, b"x")]);
     assert_eq!(kinds(&bad), [option_error::INVALID]);
 }
 
 #[test]
+fn extended_headers_are_granted_with_and_without_structured_replies_and_never_left() {
+    let extended = || opt(option::EXTENDED_HEADERS, &[]);
+    let structured = || opt(option::STRUCTURED_REPLY, &[]);
+    let ack = option_reply::ACK;
+    for (options, expected) in [
+        (vec![extended()], vec![ack]),
+        (vec![structured(), extended()], vec![ack, ack]),
+        (vec![extended(), extended()], vec![ack, ack]),
+        (vec![extended(), structured()], vec![ack, option_error::EXT_HEADER_REQD]),
+    ] {
+        let then = [set("disk", &[BASE_ALLOCATION]), go("disk")];
+        let talk = talk(FIXED, &[&options[..], &then].concat());
+        assert_eq!(kinds(&talk)[..expected.len()], expected);
+        let agreed = negotiated(talk);
+        assert_eq!((agreed.form, agreed.contexts.len()), (MessageForm::Extended, 1));
+        assert!(agreed.flags.contains(TransmissionFlags::SEND_DF));
+    }
+}
+
+#[test]
+fn extended_headers_with_a_payload_are_invalid_and_not_in_use() {
+    let bad = opt(option::EXTENDED_HEADERS, b"x");
+    let talk = talk(FIXED, &[bad, opt(option::EXPORT_NAME, b"disk")]);
+    assert_eq!(negotiated(talk).form, MessageForm::Simple);
+}
+
+#[test]
+fn export_name_after_extended_headers_closes_without_reply() {
+    let extended = opt(option::EXTENDED_HEADERS, &[]);
+    let talk = talk(FIXED, &[extended, opt(option::EXPORT_NAME, b"disk")]);
+    assert_eq!(talk.output.len(), 18 + 20, "the greeting and the acknowledgement");
+    assert_eq!(closing(talk), Closing::ExportNameForExtended);
+}
+
+#[test]
 fn options_that_are_not_served_are_refused_and_their_payload_skipped() {
-    let unserved = [option::STARTTLS, option::EXTENDED_HEADERS, option::PEEK_EXPORT, 12, 4711];
+    let unserved = [option::STARTTLS, option::PEEK_EXPORT, 12, 4711];
     for number in unserved {
         let talk = talk(FIXED, &[opt(number, &[7; 99]), opt(option::ABORT, &[])]);
         assert_eq!(kinds(&talk), [option_error::UNSUP, option_reply::ACK]);
@@ -448,7 +485,7 @@ fn some_option() -> impl Strategy<Value = Vec<u8>> {
     let describe = (6u32..8, name(), vec(0u16..5, 0..4))
         .prop_map(|(number, name, wants)| opt(number, &info_payload(&name, &wants)));
     let noise = (0u32..14, vec(any::<u8>(), 0..40)).prop_map(|(number, data)| opt(number, &data));
-    let plain = prop_oneof![3u32..4, 8u32..9].prop_map(|number| opt(number, &[]));
+    let plain = prop_oneof![3u32..4, 8u32..9, 11u32..12].prop_map(|number| opt(number, &[]));
     prop_oneof![4 => meta, 4 => describe, 1 => noise, 4 => plain, 1 => vec(any::<u8>(), 0..40)]
 }
 

@@ -1,15 +1,17 @@
 //! Each rule of the transmission phase.
 
-use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
+use proptest::prelude::{Strategy, any, prop_assert, prop_assert_eq, proptest};
+use proptest::sample::select;
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 
 use super::{
-    Breach, ByteRange, Command, Decoded, PAYLOAD_SKIP_BYTES_MAX, REQUEST_BYTES, Refusal, Request,
-    Terms, decode, peek,
+    Breach, ByteRange, Command, Decoded, PAYLOAD_SKIP_BYTES_MAX, REQUEST_BYTES_MAX, Refusal,
+    Request, Terms, decode, peek,
 };
 use crate::nbd::wire::{
-    CommandFlags, Cookie, ErrorCode, REQUEST_MAGIC, RequestHeader, TransmissionFlags, command,
+    CommandFlags, Cookie, EXTENDED_REQUEST_MAGIC, ErrorCode, ExtendedRequestHeader, MessageForm,
+    REQUEST_MAGIC, RequestHeader, TransmissionFlags, command,
 };
 
 const COOKIE: Cookie = Cookie(0x1122_3344_5566_7788);
@@ -18,7 +20,7 @@ fn everything() -> Terms {
     Terms {
         size_bytes: 1 << 20,
         flags: TransmissionFlags::all() - TransmissionFlags::READ_ONLY,
-        structured_replies: true,
+        form: MessageForm::Structured,
         has_contexts: true,
         alignment: 512,
         payload_bytes_max: 64 << 10,
@@ -29,7 +31,11 @@ fn without(flags: TransmissionFlags) -> Terms {
     Terms { flags: everything().flags - flags, ..everything() }
 }
 
-fn header(number: u16, flags: CommandFlags, offset: u64, length: u32) -> [u8; REQUEST_BYTES] {
+fn extended() -> Terms {
+    Terms { form: MessageForm::Extended, ..everything() }
+}
+
+fn header(number: u16, flags: CommandFlags, offset: u64, length: u32) -> Vec<u8> {
     let header = RequestHeader {
         magic: U32::new(REQUEST_MAGIC),
         flags: U16::new(flags.bits()),
@@ -38,7 +44,24 @@ fn header(number: u16, flags: CommandFlags, offset: u64, length: u32) -> [u8; RE
         offset: U64::new(offset),
         length: U32::new(length),
     };
-    header.as_bytes().try_into().unwrap()
+    header.as_bytes().to_vec()
+}
+
+fn extended_header(number: u16, flags: CommandFlags, offset: u64, length: u64) -> Vec<u8> {
+    let header = ExtendedRequestHeader {
+        magic: U32::new(EXTENDED_REQUEST_MAGIC),
+        flags: U16::new(flags.bits()),
+        command: U16::new(number),
+        cookie: U64::new(COOKIE.0),
+        offset: U64::new(offset),
+        length: U64::new(length),
+    };
+    header.as_bytes().to_vec()
+}
+
+fn ask_extended(number: u16, flags: CommandFlags, offset: u64, length: u64) -> Decoded {
+    let terms = Terms { size_bytes: 1 << 43, ..extended() };
+    decode(&extended_header(number, flags, offset, length), &terms)
 }
 
 fn ask(terms: &Terms, number: u16, flags: CommandFlags, offset: u64, length: u32) -> Decoded {
@@ -47,8 +70,8 @@ fn ask(terms: &Terms, number: u16, flags: CommandFlags, offset: u64, length: u32
 
 fn accepted(decoded: Decoded) -> Command {
     match decoded {
-        Decoded::Request(Request { cookie, command }) => {
-            assert_eq!(cookie, COOKIE);
+        Decoded::Request(Request { echo, command }) => {
+            assert_eq!(echo.cookie, COOKIE);
             command
         }
         other => panic!("expected a request, found {other:?}"),
@@ -57,8 +80,8 @@ fn accepted(decoded: Decoded) -> Command {
 
 fn refused(decoded: Decoded) -> (ErrorCode, u32) {
     match decoded {
-        Decoded::Refused(Refusal { cookie, error, payload_to_skip, .. }) => {
-            assert_eq!(cookie, COOKIE);
+        Decoded::Refused(Refusal { echo, error, payload_to_skip, .. }) => {
+            assert_eq!(echo.cookie, COOKIE);
             (error, payload_to_skip)
         }
         other => panic!("expected a refusal, found {other:?}"),
@@ -115,7 +138,8 @@ fn a_wrong_magic_ends_the_connection() {
     let mut bytes = header(command::READ, NONE, 0, 512);
     bytes[0] ^= 1;
     let found = REQUEST_MAGIC ^ 0x0100_0000;
-    assert_eq!(decode(&bytes, &everything()), Decoded::Broken(Breach::BadMagic { found }));
+    let broken = Breach::BadMagic { found, expected: REQUEST_MAGIC };
+    assert_eq!(decode(&bytes, &everything()), Decoded::Broken(broken));
 }
 
 #[test]
@@ -146,8 +170,8 @@ fn a_refused_command_without_payload_skips_nothing() {
 
 #[test]
 fn write_with_oversized_payload_ends_the_connection() {
-    let length = PAYLOAD_SKIP_BYTES_MAX + 1;
-    let decoded = ask(&everything(), command::WRITE, NONE, 0, length);
+    let length = u64::from(PAYLOAD_SKIP_BYTES_MAX) + 1;
+    let decoded = ask(&everything(), command::WRITE, NONE, 0, length as u32);
     assert_eq!(decoded, Decoded::Broken(Breach::OversizedPayload { length }));
     let text = Breach::OversizedPayload { length }.to_string();
     assert!(text.contains(&PAYLOAD_SKIP_BYTES_MAX.to_string()), "{text}");
@@ -178,7 +202,7 @@ fn the_last_block_of_the_export_is_inside_it() {
 fn ranges_beyond_two_tebibytes_are_served() {
     let terms = Terms { size_bytes: 1 << 43, ..everything() };
     let range = ByteRange { offset: (1 << 43) - 512, length: 512 };
-    let decoded = ask(&terms, command::WRITE, NONE, range.offset, range.length);
+    let decoded = ask(&terms, command::WRITE, NONE, range.offset, range.length as u32);
     assert_eq!(accepted(decoded), Command::Write { range, fua: false });
 }
 
@@ -255,7 +279,7 @@ fn fua_is_taken_on_every_command_once_offered_and_on_none_before() {
 
 #[test]
 fn an_unfragmented_read_needs_structured_replies() {
-    let simple = Terms { structured_replies: false, ..everything() };
+    let simple = Terms { form: MessageForm::Simple, ..everything() };
     let decoded = ask(&simple, command::READ, CommandFlags::DF, 0, 512);
     assert_eq!(refused(decoded).0, ErrorCode::Invalid);
     let unoffered = without(TransmissionFlags::SEND_DF);
@@ -340,33 +364,111 @@ fn range_of(command: Command) -> Option<ByteRange> {
     }
 }
 
+#[test]
+fn an_extended_range_may_be_longer_than_32_bits_can_say() {
+    let range = ByteRange { offset: 1 << 33, length: 5 << 32 };
+    let plain = |number| accepted(ask_extended(number, NONE, range.offset, range.length));
+    assert_eq!(plain(command::TRIM), Command::Trim { range, fua: false });
+    assert_eq!(plain(command::CACHE), Command::Cache { range });
+    let zeroes = Command::WriteZeroes { range, fua: false, no_hole: false, fast_only: false };
+    assert_eq!(plain(command::WRITE_ZEROES), zeroes);
+    let status = Command::BlockStatus { range, one_extent: false };
+    assert_eq!(plain(command::BLOCK_STATUS), status);
+    let too_far = ask_extended(command::TRIM, NONE, 512, 1 << 43);
+    assert_eq!(refused(too_far), (ErrorCode::Invalid, 0));
+    let overflow = ask_extended(command::WRITE_ZEROES, NONE, 512, u64::MAX - 511);
+    assert_eq!(refused(overflow), (ErrorCode::NoSpace, 0));
+    let read = ask_extended(command::READ, NONE, 0, 5 << 32);
+    assert_eq!(refused(read), (ErrorCode::Invalid, 0));
+}
+
+#[test]
+fn an_extended_write_announces_its_payload_by_a_flag() {
+    let payload = CommandFlags::PAYLOAD_LEN;
+    let decoded = ask_extended(command::WRITE, payload | CommandFlags::FUA, 4096, 1024);
+    assert_eq!(accepted(decoded), Command::Write { range: RANGE, fua: true });
+    let without = ask_extended(command::WRITE, NONE, 4096, 1024);
+    assert_eq!(refused(without), (ErrorCode::Invalid, 0), "no payload follows");
+    let too_long = ask_extended(command::WRITE, payload, 0, 128 << 10);
+    assert_eq!(refused(too_long), (ErrorCode::Invalid, 128 << 10));
+    let (length, max) = (1 << 32, u64::from(PAYLOAD_SKIP_BYTES_MAX));
+    let oversized = Decoded::Broken(Breach::OversizedPayload { length });
+    assert_eq!(ask_extended(command::WRITE, payload, 0, length), oversized);
+    assert_eq!(refused(ask_extended(command::WRITE, payload, 0, max)).1, PAYLOAD_SKIP_BYTES_MAX);
+}
+
+#[test]
+fn an_extended_payload_where_none_belongs_is_skipped_and_refused() {
+    for number in RANGED.into_iter().chain([command::FLUSH, 99]) {
+        let decoded = ask_extended(number, CommandFlags::PAYLOAD_LEN, 0, 512);
+        match number {
+            command::WRITE => _ = accepted(decoded),
+            _ => assert_eq!(refused(decoded), (ErrorCode::Invalid, 512), "command {number}"),
+        }
+    }
+}
+
+#[test]
+fn the_payload_flag_is_invalid_in_a_compact_request() {
+    for number in [command::READ, command::WRITE, command::BLOCK_STATUS] {
+        let decoded = ask(&everything(), number, CommandFlags::PAYLOAD_LEN, 0, 512);
+        assert_eq!(refused(decoded).0, ErrorCode::Invalid);
+    }
+}
+
+#[test]
+fn a_request_of_the_other_form_ends_the_connection() {
+    let mut compact = header(command::READ, NONE, 0, 512);
+    compact.extend([0; 4]);
+    let broken = |found, expected| Decoded::Broken(Breach::BadMagic { found, expected });
+    let expected = broken(REQUEST_MAGIC, EXTENDED_REQUEST_MAGIC);
+    assert_eq!(decode(&compact, &extended()), expected);
+    let extended = extended_header(command::READ, NONE, 0, 512);
+    let expected = broken(EXTENDED_REQUEST_MAGIC, REQUEST_MAGIC);
+    assert_eq!(decode(&extended[..28], &everything()), expected);
+}
+
+#[test]
+fn a_request_echoes_its_cookie_and_the_offset_of_its_header() {
+    let decoded = ask_extended(command::TRIM, NONE, 0x1_0000_0200, 512);
+    let Decoded::Request(Request { echo, .. }) = decoded else { panic!("{decoded:?}") };
+    assert_eq!((echo.cookie, echo.offset), (COOKIE, 0x1_0000_0200));
+    let decoded = ask_extended(command::FLUSH, NONE, 7, 0);
+    let Decoded::Refused(Refusal { echo, .. }) = decoded else { panic!("{decoded:?}") };
+    assert_eq!((echo.cookie, echo.offset), (COOKIE, 7));
+}
+
+fn form() -> impl Strategy<Value = MessageForm> {
+    select(vec![MessageForm::Simple, MessageForm::Structured, MessageForm::Extended])
+}
+
 proptest! {
     #[test]
     fn arbitrary_headers_never_panic_and_accepted_ranges_lie_inside(
-        mut bytes in any::<[u8; REQUEST_BYTES]>(),
+        mut bytes in any::<[u8; REQUEST_BYTES_MAX]>(),
         magic in any::<bool>(),
         number in 0u16..10,
         near in any::<bool>(),
         flags in any::<u16>(),
-        structured_replies in any::<bool>(),
+        form in form(),
         has_contexts in any::<bool>(),
     ) {
         if magic {
-            bytes[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+            bytes[..4].copy_from_slice(&form.request_magic().to_be_bytes());
             bytes[6..8].copy_from_slice(&number.to_be_bytes());
         }
         if near {
             bytes[4] = 0;
-            bytes[5] &= 0x1f;
+            bytes[5] &= 0x3f;
             bytes[16..22].fill(0);
-            bytes[24..26].fill(0);
+            bytes[24..form.request_bytes() - 2].fill(0);
         }
         let flags = TransmissionFlags::from_bits_truncate(flags);
-        let terms = Terms { flags, structured_replies, has_contexts, ..everything() };
-        if let Decoded::Request(request) = decode(&bytes, &terms) {
+        let terms = Terms { flags, form, has_contexts, ..everything() };
+        if let Decoded::Request(request) = decode(&bytes[..form.request_bytes()], &terms) {
             let range = range_of(request.command).unwrap_or(ByteRange { offset: 0, length: 512 });
             prop_assert!(range.length > 0);
-            prop_assert!(range.offset + u64::from(range.length) <= terms.size_bytes);
+            prop_assert!(range.offset + range.length <= terms.size_bytes);
             prop_assert_eq!(range.offset % 512, 0);
             prop_assert_eq!(range.length % 512, 0);
         }
@@ -375,8 +477,14 @@ proptest! {
 
 #[test]
 fn peek_returns_offset_and_payload_length() {
-    let plain = CommandFlags::empty();
-    assert_eq!(peek(&header(command::READ, plain, 4096, 512)), Some((4096, 0)));
-    assert_eq!(peek(&header(command::WRITE, plain, u64::MAX, 512)), Some((u64::MAX, 512)));
-    assert_eq!(peek(&[0; REQUEST_BYTES]), None);
+    let (plain, form) = (CommandFlags::empty(), MessageForm::Simple);
+    assert_eq!(peek(&header(command::READ, plain, 4096, 512), form), Some((4096, 0)));
+    let write = header(command::WRITE, plain, u64::MAX, 512);
+    assert_eq!(peek(&write, form), Some((u64::MAX, 512)));
+    assert_eq!(peek(&[0; 28], form), None);
+    let form = MessageForm::Extended;
+    let status = extended_header(command::BLOCK_STATUS, CommandFlags::PAYLOAD_LEN, 4096, 12);
+    assert_eq!(peek(&status, form), Some((4096, 12)));
+    assert_eq!(peek(&extended_header(command::TRIM, plain, 4096, 12), form), Some((4096, 0)));
+    assert_eq!(peek(&[0; 32], form), None);
 }

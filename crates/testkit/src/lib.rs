@@ -1,7 +1,7 @@
 //! Test data and helpers for several crates: the golden images and the fuzzers' seeds, skipping of
-//! tests, files that fail as drives do, an NBD client, and a driver of vhost-user. A missing or damaged file fails the test
-//! that asks for it. A program that the machine lacks skips the test, by the rule of
-//! `scripts/test`.
+//! tests, files that fail as drives do, an NBD client, and a driver of vhost-user. A missing or
+//! damaged file fails the test that asks for it. A program that the machine lacks skips the test,
+//! by the rule of `scripts/test`.
 
 mod failing_files;
 #[cfg(feature = "nbd")]

@@ -97,10 +97,10 @@ pub struct Driver {
 impl Driver {
     /// A driver that has said nothing.
     pub fn connect(path: &Path) -> Driver {
-        let socket = UnixStream::connect(path).unwrap();
-        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let memory: File = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap().into();
-        memory.set_len(MEMORY_BYTES).unwrap();
+        let socket = UnixStream::connect(path).expect("a server");
+        socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a server");
+        let memory: File = memfd_create("guest", MemfdFlags::CLOEXEC).expect("memory").into();
+        memory.set_len(MEMORY_BYTES).expect("memory");
         let fds = || (0..RINGS).map(|_| event()).collect::<Vec<_>>();
         let available = vec![0; RINGS.into()];
         let (kicks, calls, errors) = (fds(), fds(), fds());
@@ -119,8 +119,8 @@ impl Driver {
     /// Connects again, to the server after the one that died, as an emulator does: with the memory
     /// for what is in flight, and rings that begin where they say that they were used.
     pub fn connect_again(&mut self, path: &Path, features: u64, rings: usize) {
-        self.socket = UnixStream::connect(path).unwrap();
-        self.socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        self.socket = UnixStream::connect(path).expect("a server");
+        self.socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a server");
         self.negotiate(features);
         self.share_all();
         if let Some((file, facts)) = &self.inflight {
@@ -181,17 +181,18 @@ impl Driver {
     /// The payload of the reply to a message of this number.
     pub fn reply(&mut self, number: u32) -> Vec<u8> {
         let mut head = [0; 12];
-        self.socket.read_exact(&mut head).unwrap();
-        let word = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap());
+        self.socket.read_exact(&mut head).expect("an answer");
+        let word =
+            |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().expect("as many bytes"));
         assert_eq!((word(0), word(4)), (number, 0b101));
         let mut payload = vec![0; word(8) as usize];
-        self.socket.read_exact(&mut payload).unwrap();
+        self.socket.read_exact(&mut payload).expect("an answer");
         payload
     }
 
     pub fn ask(&mut self, number: u32) -> u64 {
         self.say(number, &[], &[]);
-        u64::from_le_bytes(self.reply(number).try_into().unwrap())
+        u64::from_le_bytes(self.reply(number).try_into().expect("as many bytes"))
     }
 
     /// True once the server has hung up.
@@ -257,7 +258,7 @@ impl Driver {
         self.pair(message::GET_VRING_BASE, ring, 0);
         let reply = self.reply(message::GET_VRING_BASE);
         assert_eq!(reply[..4], (ring as u32).to_le_bytes());
-        u32::from_le_bytes(reply[4..].try_into().unwrap())
+        u32::from_le_bytes(reply[4..].try_into().expect("as many bytes"))
     }
 
     pub fn config(&mut self, offset: u32, bytes: u32) -> Vec<u8> {
@@ -275,12 +276,12 @@ impl Driver {
     // Rings.
 
     pub fn put(&self, at: u64, bytes: &[u8]) {
-        self.memory.write_all_at(bytes, at).unwrap();
+        self.memory.write_all_at(bytes, at).expect("memory");
     }
 
     pub fn get(&self, at: u64, bytes: usize) -> Vec<u8> {
         let mut data = vec![0; bytes];
-        self.memory.read_exact_at(&mut data, at).unwrap();
+        self.memory.read_exact_at(&mut data, at).expect("memory");
         data
     }
 
@@ -309,13 +310,13 @@ impl Driver {
         let index = &mut self.available[ring];
         self.memory
             .write_all_at(&head.to_le_bytes(), at + 4 + 2 * u64::from(*index % ENTRIES))
-            .unwrap();
+            .expect("a descriptor");
         *index = index.wrapping_add(1);
-        self.memory.write_all_at(&index.to_le_bytes(), at + 2).unwrap();
+        self.memory.write_all_at(&index.to_le_bytes(), at + 2).expect("memory");
     }
 
     pub fn kick(&self, ring: usize) {
-        rustix::io::write(&self.kicks[ring], &1_u64.to_ne_bytes()).unwrap();
+        rustix::io::write(&self.kicks[ring], &1_u64.to_ne_bytes()).expect("a descriptor");
     }
 
     pub fn kick_end(&self, ring: usize) -> BorrowedFd<'_> {
@@ -371,14 +372,15 @@ impl Driver {
     /// How many chains of a ring were used.
     pub fn used(&self, ring: usize) -> u16 {
         let at = ring as u64 * RING_BYTES + USED + 2;
-        u16::from_le_bytes(self.get(at, 2).try_into().unwrap())
+        u16::from_le_bytes(self.get(at, 2).try_into().expect("as many bytes"))
     }
 
     /// The head and the bytes written of a chain that was used.
     pub fn used_element(&self, ring: usize, index: u16) -> (u32, u32) {
         let at = ring as u64 * RING_BYTES + USED + 4 + 8 * u64::from(index % ENTRIES);
         let bytes = self.get(at, 8);
-        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        let word =
+            |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("as many bytes"));
         (word(0), word(4))
     }
 
@@ -418,7 +420,7 @@ fn pair(ring: usize, value: u32) -> Vec<u8> {
 }
 
 pub fn event() -> OwnedFd {
-    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("a descriptor")
 }
 
 /// Fills `bytes`, with which one descriptor comes.
@@ -427,7 +429,7 @@ fn receive_with_file(socket: &UnixStream, bytes: &mut [u8]) -> File {
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let expected = bytes.len();
     let pieces = &mut [IoSliceMut::new(bytes)];
-    let received = recvmsg(socket, pieces, &mut control, RecvFlags::WAITALL).unwrap();
+    let received = recvmsg(socket, pieces, &mut control, RecvFlags::WAITALL).expect("an answer");
     assert_eq!(received.bytes, expected);
     let passed = control.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut passed) => passed.next(),
@@ -444,7 +446,7 @@ pub fn was_notified(fd: &OwnedFd) -> bool {
 /// Sends a byte at a time, with the descriptors at the first one.
 pub fn trickle(driver: &Driver, bytes: &[u8]) {
     for byte in bytes {
-        (&driver.socket).write_all(&[*byte]).unwrap();
+        (&driver.socket).write_all(&[*byte]).expect("a descriptor");
     }
 }
 

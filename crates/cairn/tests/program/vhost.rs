@@ -1,5 +1,5 @@
-//! A server of a virtual machine's disk is killed while requests are in flight; the next server goes
-//! on with them.
+//! A server of a virtual machine's disk is killed while requests are in flight; the next server
+//! goes on with them.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -106,8 +106,8 @@ pub(super) struct VirtQueue {
     member: RefCell<Option<(Membership, Arc<Mutex<Ended>>)>>,
 }
 
-/// Starts a ring on the reactor of `env`. `stop` ends it; its last user leaves when it has ended, and
-/// `ended` says how.
+/// Starts a ring on the reactor of `env`. `stop` ends it; its last user leaves when it has ended,
+/// and `ended` says how.
 pub(super) fn start(
     env: &Env,
     setup: Setup,

@@ -1,8 +1,8 @@
 //! [`VhostUserServer`]: exports, each behind a socket of its own.
 //!
-//! A socket serves one driver at a time; the next one is heard when the session before it has ended.
-//! A stop drains: rings use what they have taken, then the sockets close. A request that a disk is
-//! working on always runs to its end.
+//! A socket serves one driver at a time; the next one is heard when the session before it has
+//! ended. A stop drains: rings use what they have taken, then the sockets close. A request that a
+//! disk is working on always runs to its end.
 
 use std::path::Path;
 use std::sync::Arc;

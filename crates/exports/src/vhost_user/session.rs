@@ -8,11 +8,11 @@
 //!   that was taken under the old ones is left.
 //! - S2. The session ends only when all of its rings have stopped. So what a driver that has gone
 //!   had submitted is done, and its memory no longer used, before another driver is heard.
-//! - S3. A loss that one ring's driver was not told of is owed to the ring that takes its place, also
-//!   in the next session.
-//! - S4. Writes are durable when they end unless the driver may and does flush: it accepted `FLUSH`,
-//!   and did not choose otherwise if it accepted `CONFIG_WCE`. The choice outlives the session, and
-//!   with memory for what is in flight this process.
+//! - S3. A loss that one ring's driver was not told of is owed to the ring that takes its place,
+//!   also in the next session.
+//! - S4. Writes are durable when they end unless the driver may and does flush: it accepted
+//!   `FLUSH`, and did not choose otherwise if it accepted `CONFIG_WCE`. The choice outlives the
+//!   session, and with memory for what is in flight this process.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -364,7 +364,8 @@ impl Session {
     async fn set_memory(&mut self, memory: GuestMemory) -> Result<(), Breach> {
         self.stop_all().await; // S1
         self.memory = memory;
-        // A ring whose memory is not there waits for it: a region that changes goes, and comes again.
+        // A ring whose memory is not there waits for it: a region that changes goes, and comes
+        // again.
         let started = (0..self.rings.len()).map(|index| self.start(index));
         for breach in started.filter_map(Result::err).collect::<Vec<_>>() {
             tracing::debug!("export '{}': a ring waits: {breach}", self.export.name);

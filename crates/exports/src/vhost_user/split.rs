@@ -7,8 +7,8 @@
 //! Source: the virtio specification 1.2, section 2.7.
 //!
 //! - R1. Every field that the driver wrote is read once, so that what was judged is what is used.
-//! - R2. A chain has at most [`CHAIN_MAX`] descriptors, and so has a table of indirect ones. So loops
-//!   end.
+//! - R2. A chain has at most [`CHAIN_MAX`] descriptors, and so has a table of indirect ones. So
+//!   loops end.
 //! - R3. A used element is complete before the index that publishes it is visible.
 //! - R4. Before this side sleeps it asks to be notified, and looks again. Before it omits a
 //!   notification it has published, and then reads whether the driver wants one. Between both steps

@@ -10,8 +10,8 @@ use super::wire::{Breach, RegionFacts, RingAddresses};
 /// Where the guest has the memory.
 const GUEST: u64 = 0x10000;
 
-/// Takes the chains that a ring of `entries` entries offers, as a session does, and publishes them as
-/// used. The memory is the file's first `bytes` bytes; descriptors, what is used and what is
+/// Takes the chains that a ring of `entries` entries offers, as a session does, and publishes them
+/// as used. The memory is the file's first `bytes` bytes; descriptors, what is used and what is
 /// available begin at `places`. Returns how many requests there were.
 ///
 /// # Errors

@@ -27,6 +27,9 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 const REGION_BYTES: usize = 64 << 10;
 const STRIPES: usize = 64;
+
+/// The most extents of one answer.
+const EXTENTS_MAX: usize = 1024;
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const REGIONS_PER_WORD: usize = 64;
 
@@ -322,8 +325,11 @@ impl Disk for MemoryDisk {
             let kind = if written { ExtentKind::Data } else { ExtentKind::Hole };
             let count = Sector::of_byte((piece.offset + piece.len) as u64)
                 - Sector::of_byte(piece.offset as u64);
+            let is_full = extents.len() == EXTENTS_MAX;
             match extents.last_mut() {
                 Some(last) if last.kind == kind => last.count += count,
+                // A caller that wants to know of more asks again.
+                _ if is_full => break,
                 _ => extents.push(Extent { count, kind }),
             }
         }

@@ -22,8 +22,8 @@ use std::sync::Arc;
 use std::task::Context;
 
 use cairn_block::{
-    CellGuard, CellMode, Client, Env, ErrorKind, FailureCursor, Io, IoError, IoResult, Op, Request,
-    SectorRange, StreamId,
+    CellGuard, CellMode, Client, Env, ErrorKind, FailureCursor, Io, IoError, IoResult, Limits, Op,
+    Request, SectorCount, SectorRange, StreamId,
 };
 
 use super::budget::Portion;
@@ -276,6 +276,18 @@ impl<T: 'static> Queue<T> {
             let guard = this.shared.gate.cells().hold(io.range, CellMode::Shared).await;
             this.start_past(client, io, (Pass::Cell { _guard: guard }, token));
         });
+    }
+
+    /// The unit in which the disk would rather have long requests, as a thin volume its blocks.
+    pub(super) fn unit(&self) -> SectorCount {
+        let Limits { io_opt, logical_block, .. } = self.shared.disk.limits();
+        let is_whole = io_opt > 0 && io_opt.is_multiple_of(logical_block.max(1));
+        SectorCount::of_bytes(if is_whole { io_opt } else { logical_block }.into())
+    }
+
+    /// True if nothing more is taken from the client for now.
+    pub(crate) fn is_halted(&self) -> bool {
+        self.intake.is_halted()
     }
 
     /// Carries out one piece of a long write-zeroes of whole blocks. It passes the gate as a write

@@ -44,8 +44,7 @@ fn blocks(start: u64, end: u64) -> SectorRange {
 }
 
 /// The longest discard or write-zeroes in bytes, as long as a compact request can be. A longer one
-/// goes to the disk in pieces, one after another, so that other requests are served in between. A
-/// piece is whole blocks: their size is a power of two.
+/// goes to the disk in pieces, one after another, so that other requests are served in between.
 const PIECE_BYTES: u64 = 4 << 30;
 
 /// True if a range goes to the disk in several pieces.
@@ -53,12 +52,15 @@ pub(crate) fn is_long(whole: SectorRange) -> bool {
     whole.to_bytes() > PIECE_BYTES
 }
 
-/// A range of whole blocks in pieces, in order.
-fn pieces(range: SectorRange) -> impl Iterator<Item = SectorRange> {
+/// A range of whole blocks in pieces, in order. A piece ends at a multiple of `unit`, in which the
+/// disk frees space: it would free nothing of a unit that two pieces share.
+fn pieces(range: SectorRange, unit: SectorCount) -> impl Iterator<Item = SectorRange> {
     let (mut at, end) = (range.start, range.end());
     std::iter::from_fn(move || {
-        let count = SectorCount::of_bytes(PIECE_BYTES).min(end - at);
-        let piece = SectorRange::new(at, count);
+        let longest = at + SectorCount::of_bytes(PIECE_BYTES);
+        let aligned = Sector(longest.0 - longest.0 % unit.0.max(1));
+        let next = if aligned > at { aligned } else { longest };
+        let piece = SectorRange::between(at, next.min(end));
         at = piece.end();
         (!piece.is_empty()).then_some(piece)
     })
@@ -71,7 +73,7 @@ pub(crate) async fn zero_pieces<T: 'static>(
     flags: Flags,
 ) -> IoResult {
     // If the disk refuses the first piece because it would not be fast, nothing was changed.
-    for piece in pieces(whole) {
+    for piece in pieces(whole, queue.unit()) {
         between_pieces(queue).await?;
         queue.write_piece(Io::on(Op::WriteZeroes, piece).with(flags)).await?;
     }
@@ -80,7 +82,7 @@ pub(crate) async fn zero_pieces<T: 'static>(
 
 /// Discards whole blocks, piece by piece.
 pub(crate) async fn discard_pieces<T: 'static>(queue: &Queue<T>, whole: SectorRange) -> IoResult {
-    for piece in pieces(whole) {
+    for piece in pieces(whole, queue.unit()) {
         between_pieces(queue).await?;
         queue.io(Io::on(Op::Discard, piece)).await?;
     }
@@ -162,7 +164,7 @@ async fn zero_parts<T: 'static>(
     let inner = inner(range, block_bytes);
     // The whole blocks come first: if the disk refuses because it would not be fast, nothing was
     // changed.
-    for piece in inner.into_iter().flat_map(pieces) {
+    for piece in inner.into_iter().flat_map(|inner| pieces(inner, queue.unit())) {
         between_pieces(queue).await?;
         queue.io(Io::on(Op::WriteZeroes, piece).with(flags)).await?;
     }
@@ -217,11 +219,24 @@ mod tests {
 
     #[test]
     fn pieces_cover_a_long_range_in_order_and_a_short_one_is_its_own_piece() {
+        let one = SectorCount(1);
         let piece = PIECE_BYTES / 512;
-        let all: Vec<_> = pieces(sectors(8, 2 * piece + 8)).collect();
+        let all: Vec<_> = pieces(sectors(8, 2 * piece + 8), one).collect();
         assert_eq!(all, [sectors(8, piece), sectors(8 + piece, piece), sectors(8 + 2 * piece, 8)]);
-        assert_eq!(pieces(sectors(8, piece)).collect::<Vec<_>>(), [sectors(8, piece)]);
-        assert_eq!(pieces(sectors(8, 0)).count(), 0);
+        assert_eq!(pieces(sectors(8, piece), one).collect::<Vec<_>>(), [sectors(8, piece)]);
+        assert_eq!(pieces(sectors(8, 0), one).count(), 0);
+    }
+
+    #[test]
+    fn pieces_end_where_units_of_the_disk_do() {
+        let (piece, unit) = (PIECE_BYTES / 512, SectorCount(384));
+        let all: Vec<_> = pieces(sectors(8, 3 * piece), unit).collect();
+        assert_eq!((all[0].start, all.len()), (Sector(8), 4));
+        for (before, after) in all.iter().zip(&all[1..]) {
+            assert_eq!((before.end(), before.end().0 % 384), (after.start, 0));
+            assert!(before.count.0 > piece - 384 && before.count.0 <= piece);
+        }
+        assert_eq!(all[3].end(), sectors(8, 3 * piece).end());
     }
 
     #[test]

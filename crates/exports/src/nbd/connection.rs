@@ -90,7 +90,7 @@ impl Channel {
     }
 
     /// Ends both directions at once: every send and receive returns.
-    fn cut(&self) {
+    pub(super) fn cut(&self) {
         self.intake.raise(Level::Cut);
         if let Err(error) = shutdown(&*self.socket, Shutdown::Both) {
             // The peer has closed already: the same result.

@@ -34,6 +34,10 @@ pub(super) async fn receive(
             Err(Ended::Halted) => {}
             Err(ended) => {
                 tracing::debug!("export `{name}`: connection ends: {ended:?}");
+                if let Ended::Failed(_) = ended {
+                    // A long request need not go on for a client that has died.
+                    conn.channel.cut();
+                }
                 break None;
             }
         }

@@ -23,6 +23,9 @@ const EXTENTS_MAX: usize = 1024;
 /// How often the source is asked for one reply, and how often before other tasks run.
 const ASKS_MAX: usize = 4096;
 const ASKS_PER_TURN: usize = 32;
+/// The most bytes that one reply tells of for contexts other than allocation: each ask may read
+/// metadata, or have a pool commit.
+const CONTEXT_BYTES_MAX: u64 = 4 << 30;
 
 /// Replies to one block status request.
 pub(super) async fn block_status(
@@ -66,9 +69,12 @@ async fn describe(
 ) -> Result<Vec<StatusExtent>, IoError> {
     let whole = widen::outer(range, conn.block_bytes());
     let mut list = ExtentList { range, at: whole.start.to_bytes(), limit, extents: Vec::new() };
-    let mut rest = whole;
+    let most = if context == BASE_ALLOCATION { u64::MAX } else { CONTEXT_BYTES_MAX };
+    let mut rest = SectorRange::new(whole.start, whole.count.min(SectorCount::of_bytes(most)));
     for asked in 1..=ASKS_MAX {
-        if rest.is_empty() || list.is_full() {
+        // What a pause or an end of the export waits for is answered as far as it is.
+        let is_awaited = asked > 1 && conn.queue.is_halted();
+        if rest.is_empty() || list.is_full() || is_awaited {
             break;
         }
         if asked.is_multiple_of(ASKS_PER_TURN) {

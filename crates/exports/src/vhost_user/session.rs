@@ -54,6 +54,7 @@ struct Ring {
     error: Call,
     enabled: bool,
     owes: bool,
+    was_started: bool,
     running: Option<Running>,
 }
 
@@ -102,9 +103,10 @@ pub(super) async fn serve(env: Env, export: Arc<Export>, socket: OwnedFd, reacto
     };
     let ended = session.hear().await;
     session.stop_all().await;
-    if session.rings.iter().any(|ring| ring.owes) {
-        export.owes.store(true, Ordering::SeqCst);
-    }
+    // A driver was told if one of the rings that it used was.
+    let mut used = session.rings.iter().filter(|ring| ring.was_started).peekable();
+    let still_owes = if used.peek().is_some() { used.all(|ring| ring.owes) } else { owes };
+    export.owes.fetch_or(still_owes, Ordering::SeqCst);
     match ended {
         Ok(()) | Err(Ended::Closed) => {}
         Err(Ended::Failed(error)) => {
@@ -471,6 +473,7 @@ impl Session {
             write_through: self.write_through.clone(),
             owes: std::mem::take(&mut ring.owes),
         };
+        ring.was_started = true;
         let (stop, ended) = (Arc::<Shutdown>::default(), Arc::default());
         ring.running = Some(Running { stop: stop.clone(), ended: Arc::clone(&ended) });
         let (member, memory) = (stop.join(), self.memory.clone());

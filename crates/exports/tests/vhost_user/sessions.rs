@@ -128,6 +128,26 @@ fn a_loss_is_told_once_and_is_owed_to_the_ring_that_follows() {
 }
 
 #[test]
+fn a_loss_that_another_client_was_told_of_is_owed_to_the_next_session_until_a_ring_tells_it() {
+    let world = World::new(cairn_reactor::RingKind::Auto);
+    let disk = TestDisk::new(1 << 20);
+    let path = world.export("vm", &disk);
+    let mut driver = Driver::start(&path, FLUSH, 2);
+    assert_eq!(driver.write(1, 0, &[1; 512]), DONE);
+    disk.shared.failures.raise();
+    disk.shared.failures.acknowledge(1);
+    drop(driver);
+    // One that starts no ring takes nothing away.
+    drop(Driver::start(&path, FLUSH, 0));
+    let mut driver = Driver::start(&path, FLUSH, 2);
+    assert_eq!(driver.run(0, SYNC, 0, &[]), FAILED);
+    drop(driver);
+    let mut driver = Driver::start(&path, FLUSH, 2);
+    assert_eq!(driver.run(0, SYNC, 0, &[]), DONE);
+    assert_eq!(driver.run(1, SYNC, 0, &[]), DONE);
+}
+
+#[test]
 fn a_volume_that_grows_is_announced() {
     let world = World::new(cairn_reactor::RingKind::Auto);
     let disk = TestDisk::new(1 << 20);

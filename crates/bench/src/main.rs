@@ -66,6 +66,7 @@ mod thinmaps;
 mod thinpeers;
 mod thintools;
 mod thinzeros;
+mod vhost;
 mod writecache;
 
 use std::process::ExitCode;
@@ -122,6 +123,8 @@ enum Bench {
     Thin,
     /// The NBD server, compared with others (needs fio; nbdkit and qemu-storage-daemon if found)
     Nbd,
+    /// The vhost-user server, compared with qemu-storage-daemon if found
+    VhostUser,
     /// How long a cache takes to open, and how much memory
     Recovery,
     /// How a write cache's index grows: inserts, the longest of them, hits and misses
@@ -151,6 +154,7 @@ impl Bench {
             Bench::Snapshot => snapshot::run(settings),
             Bench::Thin => thin::run(settings),
             Bench::Nbd => nbd::run(settings),
+            Bench::VhostUser => vhost::run(settings),
             Bench::Recovery => recovery::run(settings),
             Bench::Growth => growth::run(settings),
             Bench::Bcache => bcache::run(settings),
@@ -159,9 +163,13 @@ impl Bench {
             Bench::Sim => sim::run(settings),
             Bench::All => {
                 use Bench::{
-                    Bcache, Growth, Layers, Nbd, Recovery, Sim, Snapshot, Thin, Writecache,
+                    Bcache, Growth, Layers, Nbd, Recovery, Sim, Snapshot, Thin, VhostUser,
+                    Writecache,
                 };
-                let all = [Layers, Writecache, Snapshot, Thin, Nbd, Recovery, Growth, Bcache, Sim];
+                let all = [
+                    Layers, Writecache, Snapshot, Thin, Nbd, VhostUser, Recovery, Growth, Bcache,
+                    Sim,
+                ];
                 all.into_iter().try_fold(Report::default(), |mut report, bench| {
                     report.extend(bench.run(settings)?);
                     Ok(report)

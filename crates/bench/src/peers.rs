@@ -136,14 +136,7 @@ impl Server {
     /// # Errors
     /// The process is gone.
     pub fn processor_time(&self) -> Outcome<Duration> {
-        let path = format!("/proc/{}/stat", self.child.id());
-        let text = std::fs::read_to_string(&path).map_err(|error| system(&path, "read", error))?;
-        // The name before the last parenthesis may hold anything; utime and stime are the 12th
-        // and 13th words after it.
-        let rest = text.rsplit_once(')').map_or("", |(_, rest)| rest);
-        let ticks = rest.split_whitespace().skip(11).take(2).map(str::parse::<u32>);
-        let ticks = ticks.collect::<Result<Vec<u32>, _>>().unwrap_or_default();
-        Ok(TICK * ticks.iter().sum::<u32>())
+        processor_time(self.child.id())
     }
 }
 
@@ -152,6 +145,21 @@ impl Drop for Server {
         drop(self.child.kill());
         drop(self.child.wait());
     }
+}
+
+/// Processor time of a process so far, its own and the kernel's for it.
+///
+/// # Errors
+/// The process is gone.
+pub fn processor_time(process: u32) -> Outcome<Duration> {
+    let path = format!("/proc/{process}/stat");
+    let text = std::fs::read_to_string(&path).map_err(|error| system(&path, "read", error))?;
+    // The name before the last parenthesis may hold anything; utime and stime are the 12th and 13th
+    // words after it.
+    let rest = text.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let ticks = rest.split_whitespace().skip(11).take(2).map(str::parse::<u32>);
+    let ticks = ticks.collect::<Result<Vec<u32>, _>>().unwrap_or_default();
+    Ok(TICK * ticks.iter().sum::<u32>())
 }
 
 fn command(peer: Peer, folder: &Folder, socket: &Path, bytes: u64) -> std::io::Result<Command> {

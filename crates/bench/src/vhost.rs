@@ -1,0 +1,350 @@
+//! `bench vhost-user`: the same requests over shared memory on this program's vhost-user server and
+//! on qemu-storage-daemon's, in turns, over one queue or two.
+//!
+//! The driver is that of another project, in one thread of this process. Told per job and server:
+//! requests per second in wall time, the processor time of the server's process per request, and at
+//! depth 1 the time of a request.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use cairn_block::ConfigKind;
+use cairn_outcome::failure::{Outcome, refused, system};
+use cairn_outcome::program::sibling;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use virtio_driver::{
+    QueueNotifier, VhostUser, VirtioBlkFeatureFlags, VirtioBlkQueue, VirtioBlkTransport,
+    VirtioFeatureFlags,
+};
+
+use super::peers::{Folder, is_there, processor_time};
+use super::row::{Report, Row, Samples};
+use super::sample::{Subject, interleave};
+use super::settings::Settings;
+
+const NAME: &str = "vhost-user";
+const BYTES: usize = 4096;
+const DISK_BYTES: u64 = 256 << 20;
+const QUEUE_ENTRIES: u16 = 128;
+
+/// How long a server may take to listen.
+const START_TRIES: u32 = 500;
+const TRY_EVERY: Duration = Duration::from_millis(20);
+
+/// The kinds of server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Peer {
+    /// `cairn` on a disk that does nothing.
+    Null,
+    /// `cairn` on a memory disk.
+    Memory,
+    /// qemu-storage-daemon on its disk that does nothing.
+    Qemu,
+}
+
+impl Peer {
+    const ALL: [Peer; 3] = [Peer::Null, Peer::Memory, Peer::Qemu];
+
+    fn name(self) -> &'static str {
+        match self {
+            Peer::Null => "cairn_null",
+            Peer::Memory => "cairn_memory",
+            Peer::Qemu => "qemu_null",
+        }
+    }
+
+    fn command(self, folder: &Folder, socket: &Path) -> Command {
+        let (sectors, at) = (DISK_BYTES / 512, socket.display());
+        if self == Peer::Qemu {
+            let mut command = Command::new("qemu-storage-daemon");
+            let disk = format!("driver=null-co,node-name=disk,size={DISK_BYTES},read-zeroes=off");
+            command.args(["--blockdev", &disk]);
+            let export = "type=vhost-user-blk,id=disk,node-name=disk,writable=on,num-queues=2";
+            command.args(["--export", &format!("{export},addr.type=unix,addr.path={at}")]);
+            return command;
+        }
+        let kind = if self == Peer::Null { "null" } else { "mem" };
+        let mut command = Command::new(sibling("cairn"));
+        command.args(["serve", "--table", &format!("0 {sectors} linear {kind}:{DISK_BYTES} 0")]);
+        command.args(["--export", &format!("vhost-user-blk:{at},num-queues=2")]);
+        command.arg("--listen").arg(format!("unix:{at}.nbd"));
+        command.arg("--control").arg(folder.path(&format!("{}.control", self.name())));
+        command
+    }
+}
+
+/// A running server.
+struct Server {
+    peer: Peer,
+    socket: String,
+    child: Child,
+}
+
+impl Server {
+    /// Starts it; none if its program is not there.
+    fn start(peer: Peer, folder: &Folder) -> Outcome<Option<Server>> {
+        if peer == Peer::Qemu && !is_there("qemu-storage-daemon") {
+            return Ok(None);
+        }
+        let failed = |error| system(peer.name(), "start", error);
+        let socket = folder.path(&format!("{}.vhost", peer.name()));
+        let mut command = peer.command(folder, &socket);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().map_err(failed)?;
+        let mut server = Server { peer, socket: socket.display().to_string(), child };
+        for _ in 0..START_TRIES {
+            if socket.exists() {
+                return Ok(Some(server));
+            }
+            if server.child.try_wait().map_err(failed)?.is_some() {
+                break;
+            }
+            std::thread::sleep(TRY_EVERY);
+        }
+        Err(refused(ConfigKind::System, peer.name(), "server", "none", "one that listens"))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// What the driver does.
+#[derive(Clone, Copy)]
+struct Job {
+    writes: bool,
+    depth: usize,
+    queues: usize,
+}
+
+const JOBS: [Job; 6] = [
+    Job { writes: false, depth: 32, queues: 1 },
+    Job { writes: true, depth: 32, queues: 1 },
+    Job { writes: false, depth: 32, queues: 2 },
+    Job { writes: true, depth: 32, queues: 2 },
+    Job { writes: false, depth: 1, queues: 1 },
+    Job { writes: true, depth: 1, queues: 1 },
+];
+
+/// What a job on a server gave.
+struct Gave {
+    per_s: f64,
+    processor_us: f64,
+    latency_us: f64,
+}
+
+/// A unit and where to find the figure.
+type Figure = (&'static str, fn(&Gave) -> f64);
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// A server failed.
+pub fn run(settings: &Settings) -> Outcome<Report> {
+    let (mut report, folder) = (Report::default(), Folder::make()?);
+    let mut servers = Vec::new();
+    for peer in Peer::ALL {
+        match Server::start(peer, &folder)? {
+            Some(server) => servers.push(server),
+            None => report.note(format!("vhost-user: {} left out: not installed", peer.name())),
+        }
+    }
+    for job in &JOBS[..settings.pick(JOBS.len(), 2)] {
+        let measure =
+            |server| -> Subject<'_, Gave> { Box::new(move || one(server, *job, settings)) };
+        let taken = interleave(settings.runs, servers.iter().map(measure).collect())?;
+        tell(&mut report, *job, &servers, &taken);
+    }
+    Ok(report)
+}
+
+fn tell(report: &mut Report, job: Job, servers: &[Server], taken: &[Vec<Gave>]) {
+    let samples = |server: usize, of: fn(&Gave) -> f64| -> Samples {
+        Samples(taken[server].iter().map(of).collect())
+    };
+    let figures: [Figure; 3] = [
+        ("requests/s", |gave| gave.per_s),
+        ("server us/request", |gave| gave.processor_us),
+        ("us latency", |gave| gave.latency_us),
+    ];
+    let peer = servers.iter().position(|server| server.peer == Peer::Qemu);
+    for (unit, of) in figures {
+        for (index, server) in servers.iter().enumerate() {
+            let row = Row::new(NAME, samples(index, of), unit)
+                .with("server", server.peer.name())
+                .with("rw", if job.writes { "randwrite" } else { "randread" })
+                .with("bytes", BYTES)
+                .with("depth", job.depth)
+                .with("queues", job.queues);
+            match peer.filter(|peer| *peer != index) {
+                Some(peer) => {
+                    let row = row.with("beside", servers[peer].peer.name());
+                    report.push(row.against(&samples(peer, of)));
+                }
+                None => report.push(row),
+            }
+        }
+    }
+}
+
+fn one(server: &Server, job: Job, settings: &Settings) -> Outcome<Gave> {
+    let failed = |error| system(server.peer.name(), "driver", error);
+    let time = Duration::from_millis(settings.pick(2000, 100));
+    let mut load = Load::connect(&server.socket, job).map_err(failed)?;
+    let before = processor_time(server.child.id())?;
+    let began = Instant::now();
+    let requests = load.run(began + time).map_err(failed)?;
+    let taken = began.elapsed().as_secs_f64();
+    let spent = processor_time(server.child.id())?.saturating_sub(before);
+    let requests = (requests as f64).max(1.0);
+    Ok(Gave {
+        per_s: requests / taken,
+        processor_us: spent.as_secs_f64() * 1e6 / requests,
+        latency_us: taken * 1e6 * (job.depth * job.queues) as f64 / requests,
+    })
+}
+
+/// Memory that the server shares, a page for each request.
+struct Pages {
+    base: *mut u8,
+    bytes: usize,
+    file: File,
+}
+
+impl Pages {
+    fn new(bytes: usize) -> std::io::Result<Pages> {
+        let file: File = memfd_create("load", MemfdFlags::CLOEXEC)?.into();
+        ftruncate(&file, bytes as u64)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the system's choice.
+        let base =
+            unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, &file, 0)? };
+        Ok(Pages { base: base.cast(), bytes, file })
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new`; the driver, which names it, was dropped before.
+        let unmapped = unsafe { munmap(self.base.cast(), self.bytes) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// A driver that keeps so many requests in flight in each of its queues.
+struct Load {
+    // Dropped in this order: the queues lie in memory of the transport.
+    queues: Vec<VirtioBlkQueue<'static, usize>>,
+    notifiers: Vec<Box<dyn QueueNotifier>>,
+    transport: Box<VirtioBlkTransport>,
+    pages: Pages,
+    job: Job,
+    random: fastrand::Rng,
+}
+
+impl Load {
+    fn connect(socket: &str, job: Job) -> std::io::Result<Load> {
+        let ring = VirtioFeatureFlags::RING_INDIRECT_DESC | VirtioFeatureFlags::RING_EVENT_IDX;
+        let features = (ring | VirtioFeatureFlags::VERSION_1).bits();
+        let features = features | VirtioBlkFeatureFlags::all().bits();
+        let mut transport: Box<VirtioBlkTransport> = Box::new(VhostUser::new(socket, features)?);
+        let mut queues = VirtioBlkQueue::setup_queues(&mut *transport, job.queues, QUEUE_ENTRIES)?;
+        queues.iter_mut().for_each(|queue| queue.set_used_notif_enabled(true));
+        let pages = Pages::new(job.queues * job.depth * BYTES)?;
+        transport.map_mem_region(pages.base.addr(), pages.bytes, pages.file.as_raw_fd(), 0)?;
+        let random = fastrand::Rng::with_seed(7);
+        let notifier = |queue| transport.get_submission_notifier(queue);
+        let notifiers = (0..job.queues).map(notifier).collect();
+        Ok(Load { queues, notifiers, transport, pages, job, random })
+    }
+
+    /// Runs requests until `end`; answers how many have ended.
+    fn run(&mut self, end: Instant) -> std::io::Result<u64> {
+        let mut ended = 0;
+        for queue in 0..self.job.queues {
+            for slot in 0..self.job.depth {
+                self.submit(queue, slot)?;
+            }
+            self.kick(queue)?;
+        }
+        let mut slots = Vec::with_capacity(self.job.depth);
+        loop {
+            let before = ended;
+            let is_over = Instant::now() >= end;
+            for queue in 0..self.job.queues {
+                slots.clear();
+                slots.extend(self.queues[queue].completions().map(|it| (it.context, it.ret)));
+                ended += slots.len() as u64;
+                for (slot, result) in &slots {
+                    if *result != 0 {
+                        return Err(std::io::Error::from_raw_os_error(-*result));
+                    }
+                    if !is_over {
+                        self.submit(queue, *slot)?;
+                    }
+                }
+                if !slots.is_empty() && !is_over {
+                    self.kick(queue)?;
+                }
+            }
+            if is_over {
+                return Ok(ended);
+            }
+            if ended == before {
+                self.wait()?;
+            }
+        }
+    }
+
+    fn submit(&mut self, queue: usize, slot: usize) -> std::io::Result<()> {
+        let offset = self.random.u64(..DISK_BYTES / BYTES as u64) * BYTES as u64;
+        let page = (queue * self.job.depth + slot) * BYTES;
+        // SAFETY: within the pages, of which each slot has one.
+        let page = unsafe { self.pages.base.add(page) };
+        let queue = &mut self.queues[queue];
+        // SAFETY: the page is mapped until the driver is dropped, and used by this request alone.
+        unsafe {
+            match self.job.writes {
+                true => queue.write_raw(offset, page, BYTES, slot),
+                false => queue.read_raw(offset, page, BYTES, slot),
+            }
+        }
+    }
+
+    fn kick(&mut self, queue: usize) -> std::io::Result<()> {
+        match self.queues[queue].avail_notif_needed() {
+            true => self.notifiers[queue].notify(),
+            false => Ok(()),
+        }
+    }
+
+    /// Sleeps until a queue is notified.
+    fn wait(&self) -> std::io::Result<()> {
+        let ends: Vec<_> =
+            (0..self.job.queues).map(|queue| self.transport.get_completion_fd(queue)).collect();
+        let mut polled: Vec<_> =
+            ends.iter().map(|end| PollFd::from_borrowed_fd(end_of(end), PollFlags::IN)).collect();
+        poll(&mut polled, None)?;
+        let ready: Vec<bool> = polled.iter().map(|end| !end.revents().is_empty()).collect();
+        for (end, is_ready) in ends.iter().zip(ready) {
+            if is_ready {
+                end.read()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The driver's descriptor, as this version of the system's interface names it.
+fn end_of(end: &virtio_driver::EventFd) -> std::os::fd::BorrowedFd<'_> {
+    // SAFETY: it is open as long as `end`.
+    unsafe { std::os::fd::BorrowedFd::borrow_raw(end.as_raw_fd()) }
+}

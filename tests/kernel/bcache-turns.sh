@@ -130,6 +130,10 @@ killed_in() {
   sound 5 "$2" "killed in turn $1"
   read_it "$2"
   judge "$2" "$2.read" after
+  # The kernel knows of no crash log: it gets the set as a power cut leaves it.
+  rm -f "${CAIRN_CRASH_LOGS:?}"/*
+  read_it "$2"
+  judge "$2" "$2.read" after
   mv "$2.read" "$2.content"
 }
 

@@ -233,6 +233,12 @@ impl Exports {
         })
     }
 
+    /// The sockets for virtual machines whose exports are not served.
+    pub fn idle_sockets(&self) -> Vec<VhostSocket> {
+        let is_idle = |socket: &&VhostSocket| self.served_as(&socket.export).is_none();
+        self.sockets.iter().filter(is_idle).cloned().collect()
+    }
+
     /// The socket for virtual machines of an export.
     pub fn socket_of(&self, export: &str) -> Option<&VhostSocket> {
         self.sockets.iter().find(|socket| socket.export == export)

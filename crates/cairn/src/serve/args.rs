@@ -52,7 +52,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     pub state: Option<PathBuf>,
     /// The volume for clients that name no export (default: the only one). Or a socket for virtual
-    /// machines, which may be repeated: vhost-user-blk:PATH[,num-queues=N][,name=EXPORT]
+    /// machines, which may be repeated: vhost-user-blk:PATH,num-queues=N,name=EXPORT, where PATH
+    /// alone will do
     #[arg(long, value_name = "NAME")]
     export: Vec<String>,
     /// Where clients connect: unix:PATH or tcp:HOST:PORT (tcp:PORT is loopback); may be repeated

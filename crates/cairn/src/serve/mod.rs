@@ -370,6 +370,10 @@ impl Server {
             self.exports.add_volume(&self.world, name)?;
         }
         self.judge(&plan, &failed, wanted)?;
+        for VhostSocket { export, path, .. } in self.exports.idle_sockets() {
+            // A verb may bring it.
+            tracing::warn!("{}: no socket yet: there is no export '{export}'", path.display());
+        }
         if let Some(name) = &wanted.default {
             let chosen = self.exports.set_default(name, wanted.asked_by);
             match chosen {

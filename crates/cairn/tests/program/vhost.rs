@@ -91,6 +91,23 @@ fn connect(path: &Path) -> Driver {
 }
 
 #[test]
+fn a_socket_whose_export_is_missing_is_told_and_comes_with_the_export() {
+    let place = Place::new();
+    place.write(
+        "vm.toml",
+        "listen = 'unix:n'\ncontrol = 'c'\n[[volume]]\nname = 'a'\ntable = '0 8 zero'",
+    );
+    let server = place.serve(&["vm.toml", "--export", "vhost-user-blk:s,name=b"]);
+    place.cairn(&["create", "b", "--control", "c", "--table", "0 16 zero"]).ok();
+    let mut driver = connect(&place.path("s"));
+    driver.negotiate(FLUSH);
+    assert_eq!(driver.config(0, 8), 16_u64.to_le_bytes());
+    let ran = server.interrupt();
+    assert!(ran.err.contains("s: no socket yet: there is no export 'b'"), "{ran:?}");
+    assert!(!place.exists("s"));
+}
+
+#[test]
 fn requests_in_flight_outlive_kills_of_the_server() {
     let place = Place::new();
     place.sparse("slow", 4 << 20);

@@ -170,6 +170,10 @@ fn loss_that_a_client_was_not_told_of_is_told_by_the_other_server_once() {
         world.export("volume", &disk);
         let open = || Client::open(&world.socket(), "volume", Wishes::default());
         let [mut told, mut untold] = [open(), open()];
+        // The server knows what a client was told from its first request on.
+        for client in [&mut told, &mut untold] {
+            assert_eq!(client.write(0, 0, &[1; 512]), 0);
+        }
         disk.shared.failures.raise();
         assert_eq!(told.run(command::FLUSH, 0, 0, 0), EIO);
         pause(&world, PATIENCE).unwrap();

@@ -133,7 +133,9 @@ fn a_loss_that_another_client_was_told_of_is_owed_to_the_next_session_until_a_ri
     let disk = TestDisk::new(1 << 20);
     let path = world.export("vm", &disk);
     let mut driver = Driver::start(&path, FLUSH, 2);
-    assert_eq!(driver.write(1, 0, &[1; 512]), DONE);
+    for ring in 0..2 {
+        assert_eq!(driver.write(ring, 0, &[1; 512]), DONE);
+    }
     disk.shared.failures.raise();
     disk.shared.failures.acknowledge(1);
     drop(driver);

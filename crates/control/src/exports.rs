@@ -221,9 +221,7 @@ impl Exports {
 
     /// Serves an export at its socket for virtual machines, if it has one.
     fn add_socket(&self, export: &Export, disk: &Arc<dyn Disk>) -> Outcome<()> {
-        let Some(socket) = self.sockets.iter().find(|socket| socket.export == export.name) else {
-            return Ok(());
-        };
+        let Some(socket) = self.socket_of(&export.name) else { return Ok(()) };
         self.vhost.add_export(VhostExport {
             name: export.name.clone(),
             disk: disk.clone(),

@@ -213,6 +213,7 @@ fn vhost_sockets(
     for wanted in asked {
         sockets.push(wanted.judge(default)?);
     }
+    vhost::refuse_twice(&sockets)?;
     Ok(sockets)
 }
 

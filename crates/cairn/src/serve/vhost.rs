@@ -83,6 +83,23 @@ pub fn of_file(
     Ok(VhostSocket { export: export.to_owned(), path: base.join(path), queues })
 }
 
+/// An export has one socket: another one would never be served.
+///
+/// # Errors
+/// An export is named twice.
+pub fn refuse_twice(sockets: &[VhostSocket]) -> Outcome<()> {
+    for (index, socket) in sockets.iter().enumerate() {
+        let Some(other) = sockets[..index].iter().find(|other| other.export == socket.export)
+        else {
+            continue;
+        };
+        let found = format!("export '{}', which {} has", socket.export, other.path.display());
+        let path = socket.path.display().to_string();
+        return Err(wrong(path, "vhost-user socket", found, "an export without one"));
+    }
+    Ok(())
+}
+
 fn queues(path: &str, count: &str) -> Outcome<u16> {
     let queues = count.parse().ok().filter(|queues| (1..=QUEUES_MAX).contains(queues));
     queues.ok_or_else(|| wrong(path, "num-queues", format!("'{count}'"), "1 to 64"))
@@ -94,7 +111,7 @@ mod tests {
 
     use cairn_control::exports::VhostSocket;
 
-    use super::{Wanted, of_file};
+    use super::{Wanted, of_file, refuse_twice};
 
     #[test]
     fn an_export_of_the_command_line_has_a_path_and_options() {
@@ -118,6 +135,20 @@ mod tests {
             let refused = Wanted::parse(&format!("vhost-user-blk:{text}")).unwrap();
             assert!(refused.unwrap_err().to_string().contains("expected"), "{text}");
         }
+    }
+
+    #[test]
+    fn an_export_has_one_socket() {
+        let socket = |export, path| of_file(export, path, None, Path::new("/srv")).unwrap();
+        let both = [socket("a", "vhost-user:1"), socket("b", "vhost-user:2")];
+        refuse_twice(&both).unwrap();
+        let [first, second] = both;
+        let refused = refuse_twice(&[first, second, socket("a", "vhost-user:3")]).unwrap_err();
+        let line = refused.to_string();
+        assert!(
+            line.contains("/srv/3: vhost-user socket: found export 'a', which /srv/1 has"),
+            "{line}"
+        );
     }
 
     #[test]

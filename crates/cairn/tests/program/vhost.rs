@@ -102,6 +102,10 @@ fn a_socket_whose_export_is_missing_is_told_and_comes_with_the_export() {
     let mut driver = connect(&place.path("s"));
     driver.negotiate(FLUSH);
     assert_eq!(driver.config(0, 8), 16_u64.to_le_bytes());
+    let refused = place.cairn(&["upgrade", "--control", "c"]);
+    assert_eq!(refused.code, 4, "{refused:?}");
+    assert!(refused.err.contains("found vhost-user sockets"), "{refused:?}");
+    assert_eq!(driver.config(0, 8), 16_u64.to_le_bytes(), "its session goes on");
     let ran = server.interrupt();
     assert!(ran.err.contains("s: no socket yet: there is no export 'b'"), "{ran:?}");
     assert!(!place.exists("s"));

@@ -15,6 +15,7 @@ pub use failing_files::{FailingFiles, Faults};
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// A golden image of a format, unpacked, by its name without `.gz`: `image("thin", "snaps.meta")`.
 pub fn image(format: &str, name: &str) -> Vec<u8> {
@@ -46,6 +47,15 @@ pub fn seeds(fuzzer: &str) -> Vec<Vec<u8>> {
     paths.sort();
     assert!(!paths.is_empty(), "{fuzzer}");
     paths.into_iter().map(|path| fs::read(path).expect(fuzzer)).collect()
+}
+
+/// Waits for an event that must come; the limit only ends a test that has failed.
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < Duration::from_secs(60), "never: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Reports that a test is skipped because a program is missing; with `CAIRN_TEST_NO_SKIP=1` that is

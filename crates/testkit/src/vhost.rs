@@ -8,8 +8,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::eventually;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{
@@ -20,7 +21,7 @@ use rustix::net::{
 /// How many rings a driver has.
 pub const RINGS: u16 = 4;
 
-/// The numbers of messages.
+/// The numbers of messages: from the protocol's document, not from the server's decoder.
 pub mod message {
     pub const GET_FEATURES: u32 = 1;
     pub const SET_FEATURES: u32 = 2;
@@ -447,14 +448,5 @@ pub fn was_notified(fd: &OwnedFd) -> bool {
 pub fn trickle(driver: &Driver, bytes: &[u8]) {
     for byte in bytes {
         (&driver.socket).write_all(&[*byte]).expect("a descriptor");
-    }
-}
-
-/// Waits for an event that must come; the limit only ends a test that has failed.
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !holds() {
-        assert!(began.elapsed() < Duration::from_secs(60), "never: {what}");
-        std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cairn_block::{Disk, ReactorId};
 use cairn_exports::front::Front;
 use cairn_exports::vhost_user::{VhostExport, VhostUserServer};
 use cairn_reactor::{Options, Reactors, RingKind};
+pub use cairn_testkit::eventually;
 use cairn_testkit::vhost::RINGS;
 
 /// Reactors, and a server with sockets in a folder of its own.
@@ -72,13 +73,4 @@ impl Drop for World {
 pub fn on_both_rings(test: impl Fn(RingKind)) {
     test(RingKind::Auto);
     test(RingKind::Threads);
-}
-
-/// Waits for an event that must come; the limit only ends a test that has failed.
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !holds() {
-        assert!(began.elapsed() < Duration::from_secs(60), "never: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }

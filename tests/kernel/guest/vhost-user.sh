@@ -2,6 +2,7 @@
 # shellcheck shell=bash
 . "$tests/common.sh"
 mp virtio_blk
+# A kernel has them as modules, or built in; the mounts below fail if it has neither.
 for module in xfs btrfs; do mp "$module" 2>/dev/null || true; done
 mkdir -p /run/mnt
 cd "$1"

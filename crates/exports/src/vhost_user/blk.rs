@@ -1,7 +1,7 @@
 //! The virtio block device: its features, its configuration space, and the layout of requests.
 //!
 //! Source: the virtio specification 1.2, section 5.2. Sizes and positions are in sectors of 512
-//! bytes, whatever the block size is.
+//! bytes, also where a block is larger.
 
 use cairn_block::{Limits, SECTOR_BYTES, Segs};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

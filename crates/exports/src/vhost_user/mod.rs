@@ -12,8 +12,8 @@
 //! - [`trial`]: a ring on memory with any content, for fuzzers.
 //! - `export`, `server`: disks behind sockets; which driver is served.
 //!
-//! The peer is not trusted: whatever it sends or writes into its memory ends at most its session,
-//! or stops one of its rings. Data of requests stays in the peer's memory, which the disk reads and
+//! The peer is not trusted: what it sends, or writes into its memory, ends its session or stops one
+//! of its rings at most. Data of requests stays in the peer's memory, which the disk reads and
 //! writes directly.
 //!
 //! Deliberately absent: packed rings, the log of changed pages that a live migration needs, IOMMU.

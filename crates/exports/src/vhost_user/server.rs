@@ -137,7 +137,7 @@ impl VhostUserServer {
         self.with(name, |export| export.sessions.users()).unwrap_or(0)
     }
 
-    /// Disks may have another size: the drivers of those that have are told.
+    /// Tells the drivers of disks that have another size than before.
     pub fn look_at_sizes(&self) {
         let exports = self.0.exports.lock();
         exports.iter().for_each(|(export, _)| export.look_at_size());

@@ -322,8 +322,8 @@ impl Session {
     }
 
     async fn set_features(&mut self, bits: u64) -> Result<(), Breach> {
-        // An export may have become read-only, or writable, since a driver was told: it refuses
-        // what it must whatever the driver accepted.
+        // An export may have become read-only, or writable, since a driver was told. Requests are
+        // judged by what the export is now, not by what the driver accepted.
         let unknown = bits & !Features::all().bits();
         if unknown != 0 {
             let found = format!("{unknown:#x}");

@@ -158,7 +158,7 @@ pub struct InflightFacts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     number: u32,
-    /// The peer waits for an answer, whatever the message is.
+    /// The peer waits for an answer, also to a message that has none of its own.
     pub needs_reply: bool,
     /// Bytes of the payload that follows.
     pub payload_bytes: usize,

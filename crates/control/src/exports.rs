@@ -26,6 +26,7 @@ use std::time::Duration;
 use cairn_block::{Claimed, ConfigKind, Disk, MappedDevice, ReactorId};
 use cairn_exports::front::Front;
 use cairn_exports::nbd::{Estate, ListenAddress, NbdExport, NbdOptions, NbdServer, Parted};
+use cairn_exports::unix_socket::SocketRights;
 use cairn_exports::vhost_user::{VhostExport, VhostUserServer};
 use cairn_outcome::failure::{Outcome, refused, wrong};
 use parking_lot::Mutex;
@@ -62,6 +63,8 @@ pub struct VhostSocket {
     pub export: String,
     /// The path.
     pub path: PathBuf,
+    /// Who may connect.
+    pub rights: SocketRights,
     /// How many queues a driver may use.
     pub queues: u16,
 }
@@ -227,6 +230,7 @@ impl Exports {
             disk: disk.clone(),
             read_only: export.read_only,
             socket: socket.path.clone(),
+            rights: socket.rights,
             queues: socket.queues,
         })
     }
@@ -494,12 +498,13 @@ impl Exports {
         matches!(&*self.empty_name.lock(), EmptyName::Fixed(Some(meant)) if meant == name)
     }
 
-    /// Listens at another address; the first is the one that URIs name.
+    /// Listens at another address; the first is the one that URIs name. A unix socket gets
+    /// `rights`.
     ///
     /// # Errors
     /// Another program listens there, or the system refuses.
-    pub fn listen(&self, address: &ListenAddress) -> Outcome<()> {
-        let bound = self.server.listen(address)?;
+    pub fn listen(&self, address: &ListenAddress, rights: SocketRights) -> Outcome<()> {
+        let bound = self.server.listen_with(address, rights)?;
         self.addresses.lock().push(bound);
         Ok(())
     }

@@ -5,4 +5,5 @@ pub mod front;
 mod listener;
 pub mod nbd;
 pub mod occupied;
+pub mod unix_socket;
 pub mod vhost_user;

@@ -1,15 +1,14 @@
 //! Listening sockets: where a server can be reached.
 //!
-//! Binding a path on which a server listens is refused. A socket left behind by a server that died
-//! is replaced, after a wait if necessary (see `occupied`). The path is removed when listening
-//! stops, unless another socket has replaced it.
+//! An address at which a server listens is refused (see `unix_socket` and `occupied`). The path of
+//! a unix socket is removed when listening stops, unless another socket has replaced it.
 
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -17,7 +16,8 @@ use cairn_block::{ConfigError, ConfigKind};
 use rustix::net::sockopt;
 use serde::{Deserialize, Serialize};
 
-use crate::occupied::{is_path_held, once_free};
+use crate::occupied::once_free;
+use crate::unix_socket::{SocketRights, listen_unix, system_error};
 
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,27 +47,21 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Listens at `address`; waits for a short time if it is in use.
-    pub(crate) fn bind(address: &ListenAddress) -> Result<Listener, ConfigError> {
+    /// Listens at `address`; waits for a short time if it is in use. A unix socket gets `rights`.
+    pub(crate) fn bind(
+        address: &ListenAddress,
+        rights: SocketRights,
+    ) -> Result<Listener, ConfigError> {
         match address {
-            ListenAddress::Unix(path) => {
-                once_free(|| is_path_held(path), || Listener::bind_unix(path))
-            }
+            ListenAddress::Unix(path) => Listener::bind_unix(path, rights),
             // The system does not tell which process listens on a TCP port.
             ListenAddress::Tcp(address) => once_free(|| false, || Listener::bind_tcp(*address)),
         }
     }
 
-    fn bind_unix(path: &Path) -> Result<Listener, ConfigError> {
+    fn bind_unix(path: &Path, rights: SocketRights) -> Result<Listener, ConfigError> {
         let refused = |error| system_error(&path.display().to_string(), error);
-        let socket = match UnixListener::bind(path) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                check_stale(path)?;
-                std::fs::remove_file(path).map_err(refused)?;
-                UnixListener::bind(path).map_err(refused)?
-            }
-            other => other.map_err(refused)?,
-        };
+        let socket = UnixListener::from(listen_unix(path, rights)?);
         socket.set_nonblocking(true).map_err(refused)?;
         let found = std::fs::symlink_metadata(path).map_err(refused)?;
         Ok(Listener {
@@ -142,32 +136,6 @@ impl Listener {
     }
 }
 
-fn system_error(device: &str, error: io::Error) -> ConfigError {
-    if error.kind() == io::ErrorKind::NotFound {
-        let detail = "cannot listen: the folder of the socket does not exist; make it first";
-        return ConfigError::new(ConfigKind::System, device, detail);
-    }
-    ConfigError::new(ConfigKind::System, device, "cannot listen").with_source(error)
-}
-
-/// Refuses to replace anything but a socket on which no process listens.
-fn check_stale(path: &Path) -> Result<(), ConfigError> {
-    let device = path.display().to_string();
-    let refused = |detail: &str| Err(ConfigError::new(ConfigKind::Busy, &device, detail));
-    match std::fs::symlink_metadata(path) {
-        Err(error) => return Err(system_error(&device, error)),
-        Ok(found) if !found.file_type().is_socket() => {
-            return refused("found a file that is not a socket, expected a free path");
-        }
-        Ok(_) => {}
-    }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
-        Err(error) => Err(system_error(&device, error)),
-        Ok(_) => refused("found a server listening on the socket, expected a free path"),
-    }
-}
-
 fn percent_encoded(bytes: &[u8]) -> String {
     use std::fmt::Write;
     let mut out = String::new();
@@ -184,38 +152,19 @@ fn percent_encoded(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use cairn_block::ConfigKind;
+    use super::{ListenAddress, Listener, SocketRights};
 
-    use super::{ListenAddress, Listener};
-
-    #[test]
-    fn stale_socket_is_replaced_and_live_socket_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let address = ListenAddress::Unix(folder.path().join("nbd"));
-        let first = Listener::bind(&address).unwrap();
-        let error = Listener::bind(&address).err().unwrap();
-        assert_eq!(error.kind, ConfigKind::Busy);
-        drop(first);
-        Listener::bind(&address).unwrap();
-    }
-
-    #[test]
-    fn file_that_is_not_a_socket_is_never_replaced() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("precious");
-        std::fs::write(&path, "data").unwrap();
-        let error = Listener::bind(&ListenAddress::Unix(path.clone())).err().unwrap();
-        assert_eq!(error.kind, ConfigKind::Busy);
-        assert_eq!(std::fs::read(&path).unwrap(), b"data");
+    fn bind(address: &ListenAddress) -> Listener {
+        Listener::bind(address, SocketRights::default()).unwrap()
     }
 
     #[test]
     fn only_its_own_file_is_unlinked() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("nbd");
-        let first = Listener::bind(&ListenAddress::Unix(path.clone())).unwrap();
+        let first = bind(&ListenAddress::Unix(path.clone()));
         std::fs::rename(&path, folder.path().join("moved")).unwrap();
-        let second = Listener::bind(&ListenAddress::Unix(path.clone())).unwrap();
+        let second = bind(&ListenAddress::Unix(path.clone()));
         first.unlink();
         assert!(path.exists());
         second.unlink();
@@ -226,11 +175,11 @@ mod tests {
     fn uris_percent_encode_special_characters() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a b?");
-        let listener = Listener::bind(&ListenAddress::Unix(path)).unwrap();
+        let listener = bind(&ListenAddress::Unix(path));
         let uri = listener.uri("x&y");
         assert!(uri.starts_with("nbd+unix:///x%26y?socket=/") && uri.ends_with("/a%20b%3F"));
         let address = ListenAddress::Tcp("127.0.0.1:0".parse().unwrap());
-        let uri = Listener::bind(&address).unwrap().uri("v");
+        let uri = bind(&address).uri("v");
         assert!(uri.starts_with("nbd://127.0.0.1:") && uri.ends_with("/v"));
     }
 }

@@ -52,14 +52,15 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     pub state: Option<PathBuf>,
     /// The volume for clients that name no export (default: the only one). Or a socket for virtual
-    /// machines, which may be repeated: vhost-user-blk:PATH,num-queues=N,name=EXPORT, where PATH
-    /// alone will do
+    /// machines, which may be repeated: vhost-user-blk:PATH,num-queues=N,name=EXPORT and the rights
+    /// of --listen, where PATH alone will do
     #[arg(long, value_name = "NAME")]
     export: Vec<String>,
-    /// Where clients connect: unix:PATH or tcp:HOST:PORT (tcp:PORT is loopback); may be repeated
+    /// Where clients connect: unix:PATH,mode=MODE,group=GROUP, where PATH alone will do, or
+    /// tcp:HOST:PORT (tcp:PORT is loopback); may be repeated
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<String>,
-    /// The control socket for the other verbs
+    /// The control socket for the other verbs; mode and group as for --listen
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
     /// Write no byte to any device

@@ -31,6 +31,7 @@ use std::time::Duration;
 use cairn_backends::Handles;
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_exports::nbd::ListenAddress;
+use cairn_exports::unix_socket::SocketRights;
 use cairn_exports::vhost_user::qemu_arguments;
 use cairn_outcome::exit;
 use cairn_outcome::failure::{Outcome, system, wrong};
@@ -52,6 +53,7 @@ use cairn_control::verbs::Verbs;
 use cairn_control::world::{Ended, World, WorldOptions, is_of};
 use command::{PrivateFolder, Running};
 use config::Config;
+use listen::Listen;
 use patience::with_patience;
 use upgrade::Heir;
 
@@ -262,8 +264,9 @@ fn leave_caches_out(plan: &mut Plan, read_only: bool, stale_ok: bool) -> Outcome
 
 /// Where to listen.
 struct Sockets {
-    listen: Vec<ListenAddress>,
+    listen: Vec<Listen>,
     control: PathBuf,
+    control_rights: SocketRights,
     /// A failure to make the control socket ends the start only if an option named it.
     control_asked: bool,
     /// Removed when the server ends.
@@ -275,7 +278,7 @@ impl Sockets {
         let mut listen = Vec::new();
         let private = args.run.as_ref().map(|_| PrivateFolder::make()).transpose()?;
         if let Some(private) = &private {
-            listen.push(ListenAddress::Unix(private.path().join(sockets::NBD_NAME)));
+            listen.push(Listen::beside(private.path()));
         }
         let (wanted, base) = match args.listen.is_empty() {
             true => (&config.listen, config.base.as_path()),
@@ -285,16 +288,17 @@ impl Sockets {
             listen.push(listen::parse(address, base)?);
         }
         if listen.is_empty() {
-            listen.push(ListenAddress::Unix(sockets::runtime_folder()?.join(sockets::NBD_NAME)));
+            listen.push(Listen::beside(&sockets::runtime_folder()?));
         }
         let asked = args.control.clone().or_else(|| config.control.clone());
         let control_asked = asked.is_some();
-        let control = match (asked, &private) {
-            (Some(control), _) => control,
-            (None, Some(private)) => private.path().join(sockets::CONTROL_NAME),
-            (None, None) => sockets::runtime_folder()?.join(sockets::CONTROL_NAME),
+        let own = |folder: &Path| (folder.join(sockets::CONTROL_NAME), SocketRights::OWNER);
+        let (control, control_rights) = match (asked, &private) {
+            (Some(control), _) => listen::control(&control)?,
+            (None, Some(private)) => own(private.path()),
+            (None, None) => own(&sockets::runtime_folder()?),
         };
-        Ok(Sockets { listen, control, control_asked, _private: private })
+        Ok(Sockets { listen, control, control_rights, control_asked, _private: private })
     }
 }
 
@@ -415,7 +419,11 @@ impl Server {
                 let control = ControlServer::start_on(listener, &path, verbs);
                 (path, control)
             }
-            None => (sockets.control.clone(), ControlServer::start(&sockets.control, verbs)),
+            None => {
+                let path = sockets.control.clone();
+                let control = ControlServer::start(&path, sockets.control_rights, verbs);
+                (path, control)
+            }
         };
         match control {
             Ok(server) => self.control = Some((path, server)),
@@ -437,7 +445,7 @@ impl Server {
             |address: &ListenAddress| matches!(address, ListenAddress::Tcp(tcp) if tcp.port() == 0);
         let mut wanted = sockets.listen.clone();
         if !inherited.is_empty() {
-            wanted.retain(|address| {
+            wanted.retain(|Listen { address, .. }| {
                 !is_chosen_by_system(address) && inherited.iter().all(|(other, _)| other != address)
             });
         }
@@ -445,7 +453,7 @@ impl Server {
             let socket = Arc::try_unwrap(socket).expect("it was just received");
             self.exports.listen_on(&address, socket)?;
         }
-        wanted.iter().try_for_each(|address| self.exports.listen(address))
+        wanted.iter().try_for_each(|it| self.exports.listen(&it.address, it.rights))
     }
 
     /// Decides whether to serve without the missing volumes. If not, returns the first reason, and

@@ -3,8 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use cairn_control::exports::VhostSocket;
+use cairn_exports::unix_socket::SocketRights;
 use cairn_exports::vhost_user::QUEUES_MAX;
 use cairn_outcome::failure::{Outcome, wrong};
+
+use super::listen::{right, with_mode, words};
 
 /// What an export by this protocol begins with: in `--export`, and in the TOML file.
 const OPTION: &str = "vhost-user-blk:";
@@ -18,12 +21,14 @@ const QUEUES: u16 = 16;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     path: PathBuf,
+    rights: SocketRights,
     queues: u16,
     export: Option<String>,
 }
 
 impl Wanted {
-    /// Parses `vhost-user-blk:PATH[,num-queues=N][,name=EXPORT]`; none if it is no such export.
+    /// Parses `vhost-user-blk:PATH[,num-queues=N][,name=EXPORT][,mode=MODE][,group=GROUP]`; none if
+    /// it is no such export.
     ///
     /// # Errors
     /// The path is missing, or an option is unknown or has a value that makes no sense.
@@ -32,19 +37,21 @@ impl Wanted {
     }
 
     fn parse_rest(text: &str) -> Outcome<Wanted> {
-        let expected = "vhost-user-blk:PATH[,num-queues=N][,name=EXPORT]";
-        let mut parts = text.split(',');
-        let path = parts.next().filter(|path| !path.is_empty());
+        let expected = "vhost-user-blk:PATH[,num-queues=N][,name=EXPORT][,mode=MODE][,group=GROUP]";
+        let mut words = words(text).into_iter();
+        let path = words.next().filter(|path| !path.is_empty());
         let Some(path) = path else { return Err(wrong("", "--export", "no path", expected)) };
-        let mut wanted = Wanted { path: path.into(), queues: QUEUES, export: None };
-        for part in parts {
-            match part.split_once('=') {
-                Some(("num-queues", count)) => wanted.queues = queues(path, count)?,
+        let rights = SocketRights::default();
+        let mut wanted = Wanted { path: path.clone().into(), rights, queues: QUEUES, export: None };
+        for word in words {
+            match word.split_once('=') {
+                Some(("num-queues", count)) => wanted.queues = queues(&path, count)?,
                 Some(("name", name)) => wanted.export = Some(name.to_owned()),
-                _ => return Err(wrong(path, "--export", format!("'{part}'"), expected)),
+                Some((key, value)) if right(&mut wanted.rights, &path, key, value)? => {}
+                _ => return Err(wrong(path, "--export", format!("'{word}'"), expected)),
             }
         }
-        Ok(wanted)
+        Ok(Wanted { rights: with_mode(wanted.rights), ..wanted })
     }
 
     /// The socket, of `default` if it names no export.
@@ -52,9 +59,9 @@ impl Wanted {
     /// # Errors
     /// It has no export.
     pub fn judge(self, default: Option<&str>) -> Outcome<VhostSocket> {
-        let Wanted { path, queues, export } = self;
+        let Wanted { path, rights, queues, export } = self;
         match export.or_else(|| default.map(str::to_owned)) {
-            Some(export) => Ok(VhostSocket { export, path, queues }),
+            Some(export) => Ok(VhostSocket { export, path, rights, queues }),
             None => {
                 let shown = path.display().to_string();
                 let expected = "name=EXPORT: there is not exactly one volume";
@@ -64,7 +71,8 @@ impl Wanted {
     }
 }
 
-/// The socket of a TOML file's export: `vhost-user:PATH`, relative to `base`.
+/// The socket of a TOML file's export: `vhost-user:PATH[,mode=MODE][,group=GROUP]`, relative to
+/// `base`.
 ///
 /// # Errors
 /// It is none.
@@ -74,13 +82,22 @@ pub fn of_file(
     count: Option<u16>,
     base: &Path,
 ) -> Outcome<VhostSocket> {
-    let path = listen.strip_prefix(KEY).filter(|path| !path.is_empty());
-    let Some(path) = path else {
-        let device = format!("export '{export}'");
-        return Err(wrong(device, "listen", format!("'{listen}'"), "vhost-user:PATH"));
+    let refused = |found: &str| {
+        let expected = "vhost-user:PATH[,mode=MODE][,group=GROUP]";
+        wrong(format!("export '{export}'"), "listen", format!("'{found}'"), expected)
     };
-    let queues = count.map_or(Ok(QUEUES), |count| queues(path, &count.to_string()))?;
-    Ok(VhostSocket { export: export.to_owned(), path: base.join(path), queues })
+    let mut words = listen.strip_prefix(KEY).map(words).unwrap_or_default().into_iter();
+    let path = words.next().filter(|path| !path.is_empty()).ok_or_else(|| refused(listen))?;
+    let mut rights = SocketRights::default();
+    for word in words {
+        match word.split_once('=') {
+            Some((key, value)) if right(&mut rights, &path, key, value)? => {}
+            _ => return Err(refused(&word)),
+        }
+    }
+    let queues = count.map_or(Ok(QUEUES), |count| queues(&path, &count.to_string()))?;
+    let (export, rights) = (export.to_owned(), with_mode(rights));
+    Ok(VhostSocket { export, path: base.join(path), rights, queues })
 }
 
 /// An export has one socket: another one would never be served.
@@ -110,6 +127,7 @@ mod tests {
     use std::path::Path;
 
     use cairn_control::exports::VhostSocket;
+    use cairn_exports::unix_socket::SocketRights;
 
     use super::{Wanted, of_file, refuse_twice};
 
@@ -119,6 +137,7 @@ mod tests {
         let socket = |export: &str, queues| VhostSocket {
             export: export.to_owned(),
             path: "/run/a.sock".into(),
+            rights: SocketRights::default(),
             queues,
         };
         let plain = parse("vhost-user-blk:/run/a.sock").unwrap();
@@ -126,12 +145,23 @@ mod tests {
         assert!(plain.judge(None).unwrap_err().to_string().contains("name=EXPORT"));
         let named = parse("vhost-user-blk:/run/a.sock,num-queues=4,name=b").unwrap();
         assert_eq!(named.judge(Some("vm")).unwrap(), socket("b", 4));
+        let open = parse("vhost-user-blk:/run/a.sock,mode=0666,name=b,group=7").unwrap();
+        let rights = SocketRights { mode: Some(0o666), group: Some(7) };
+        assert_eq!(open.judge(None).unwrap(), VhostSocket { rights, ..socket("b", 16) });
         assert!(Wanted::parse("vm").is_none());
     }
 
     #[test]
     fn an_export_that_makes_no_sense_is_refused() {
-        for text in ["", ",num-queues=1", "s,x=1", "s,num-queues=0", "s,num-queues=65", "s,name"] {
+        for text in [
+            "",
+            ",num-queues=1",
+            "s,x=1",
+            "s,num-queues=0",
+            "s,num-queues=65",
+            "s,name",
+            "s,mode=9",
+        ] {
             let refused = Wanted::parse(&format!("vhost-user-blk:{text}")).unwrap();
             assert!(refused.unwrap_err().to_string().contains("expected"), "{text}");
         }
@@ -155,9 +185,17 @@ mod tests {
     fn a_socket_of_the_file_is_relative_to_it() {
         let socket = of_file("vm", "vhost-user:a.sock", Some(2), Path::new("/srv")).unwrap();
         let path = "/srv/a.sock".into();
-        assert_eq!(socket, VhostSocket { export: "vm".to_owned(), path, queues: 2 });
-        for (listen, queues) in [("unix:a", None), ("vhost-user:", None), ("vhost-user:a", Some(0))]
-        {
+        let (export, rights) = ("vm".to_owned(), SocketRights::default());
+        assert_eq!(socket, VhostSocket { export, path, rights, queues: 2 });
+        let open = of_file("vm", "vhost-user:a,mode=0666", None, Path::new("/")).unwrap();
+        assert_eq!(open.rights.mode, Some(0o666));
+        let queues = Some(0);
+        for (listen, queues) in [
+            ("unix:a", None),
+            ("vhost-user:", None),
+            ("vhost-user:a", queues),
+            ("vhost-user:a,b", None),
+        ] {
             assert!(of_file("vm", listen, queues, Path::new("/")).is_err(), "{listen}");
         }
     }

@@ -24,6 +24,7 @@ mod replace;
 mod serve;
 mod snap;
 mod snapshot_tools;
+mod sockets;
 mod state;
 mod thin_held;
 mod thin_large;

@@ -20,6 +20,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cairn_block::{ConfigError, ConfigKind};
+use cairn_exports::unix_socket::{SocketRights, listen_unix};
 use cairn_outcome::failure::{Outcome, system};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -28,7 +29,6 @@ use serde_json::Value;
 
 use super::log::Verb;
 use super::rpc::{LINE_BYTES_MAX, Request, Response, RpcError};
-use crate::sockets;
 
 const CONNECTIONS_MAX: usize = 64;
 
@@ -120,12 +120,16 @@ impl Drop for ControlServer {
 }
 
 impl ControlServer {
-    /// Listens at `path` and answers with `answer`.
+    /// Listens at `path`, a socket with these rights, and answers with `answer`.
     ///
     /// # Errors
     /// The path is taken, or the system refuses.
-    pub fn start(path: &Path, answer: Arc<dyn Answer>) -> Outcome<ControlServer> {
-        ControlServer::start_on(sockets::listen_unix(path)?, path, answer)
+    pub fn start(
+        path: &Path,
+        rights: SocketRights,
+        answer: Arc<dyn Answer>,
+    ) -> Outcome<ControlServer> {
+        ControlServer::start_on(listen_unix(path, rights)?.into(), path, answer)
     }
 
     /// The same on a socket that listens at `path`.
@@ -382,6 +386,7 @@ mod tests {
     };
     use crate::control::rpc::{Response, RpcError};
     use cairn_block::ConfigKind;
+    use cairn_exports::unix_socket::SocketRights;
     use proptest::prelude::{any, proptest};
     use serde_json::{Value, json};
     use std::io::{BufRead, BufReader, Read, Write};
@@ -446,7 +451,7 @@ mod tests {
     fn a_verb_that_panics_gives_its_slot_back() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
-        let _server = ControlServer::start(&path, Arc::new(Careless)).unwrap();
+        let _server = ControlServer::start(&path, SocketRights::OWNER, Arc::new(Careless)).unwrap();
         // No answer: the verb panicked, or there was no place.
         let ask = |method: &str| {
             let mut stream = UnixStream::connect(&path).unwrap();
@@ -482,7 +487,8 @@ mod tests {
     fn connections_that_wait_leave_the_places_to_others() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
-        let _server = ControlServer::start(&path, Arc::new(WaitOrAnswer)).unwrap();
+        let _server =
+            ControlServer::start(&path, SocketRights::OWNER, Arc::new(WaitOrAnswer)).unwrap();
         let ask = |method: &str| {
             let mut stream = UnixStream::connect(&path).unwrap();
             let line = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}"}}"#);

@@ -30,6 +30,7 @@ use super::negotiate::{negotiate, refuse};
 use super::receiver::Receiver;
 use super::serve::receive;
 use crate::listener::{ListenAddress, Listener};
+use crate::unix_socket::SocketRights;
 
 /// How long cut connections may take to end.
 const CUT_GRACE: Duration = Duration::from_secs(1);
@@ -201,7 +202,19 @@ impl NbdServer {
     /// # Errors
     /// The address is in use, or the system refused.
     pub fn listen(&self, address: &ListenAddress) -> Result<ListenAddress, ConfigError> {
-        let listener = Listener::bind(address)?;
+        self.listen_with(address, SocketRights::default())
+    }
+
+    /// The same; a unix socket gets `rights`.
+    ///
+    /// # Errors
+    /// Those of [`NbdServer::listen`]; the rights cannot be set.
+    pub fn listen_with(
+        &self,
+        address: &ListenAddress,
+        rights: SocketRights,
+    ) -> Result<ListenAddress, ConfigError> {
+        let listener = Listener::bind(address, rights)?;
         let bound = listener.address.clone();
         self.accept_on(listener);
         Ok(bound)

@@ -8,6 +8,7 @@ use cairn_block::{Disk, SECTOR_BYTES};
 use event_listener::Event;
 
 use crate::front::{SharedDisk, Shutdown};
+use crate::unix_socket::SocketRights;
 
 use super::blk::{Config, SERIAL_BYTES};
 
@@ -21,6 +22,8 @@ pub struct VhostExport {
     pub read_only: bool,
     /// The path of the unix socket.
     pub socket: PathBuf,
+    /// Who may connect to it.
+    pub rights: SocketRights,
     /// How many queues a driver may use.
     pub queues: u16,
 }

@@ -69,7 +69,8 @@ impl VhostUserServer {
             return Err(in_use());
         }
         // May wait for a socket that is in use.
-        let listener = Arc::new(Listener::bind(&ListenAddress::Unix(export.socket.clone()))?);
+        let address = ListenAddress::Unix(export.socket.clone());
+        let listener = Arc::new(Listener::bind(&address, export.rights)?);
         let mut exports = self.0.exports.lock();
         if is_used(&exports) {
             listener.unlink();

@@ -236,6 +236,7 @@ fn names_and_numbers_of_queues_that_make_no_sense_are_refused() {
         disk: disk.clone(),
         read_only: false,
         socket: socket.with_extension("other"),
+        rights: Default::default(),
         queues,
     };
     let refused = |name, queues| world.server.add_export(export(name, queues)).unwrap_err();

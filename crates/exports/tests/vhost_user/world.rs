@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use cairn_block::{Disk, ReactorId};
 use cairn_exports::front::Front;
+use cairn_exports::unix_socket::SocketRights;
 use cairn_exports::vhost_user::{VhostExport, VhostUserServer};
 use cairn_reactor::{Options, Reactors, RingKind};
 pub use cairn_testkit::eventually;
@@ -40,7 +41,8 @@ impl World {
     ) -> PathBuf {
         let socket = self.folder.path().join(name);
         let (disk, name): (Arc<dyn Disk>, _) = (disk.clone(), name.to_owned());
-        let export = VhostExport { name, disk, read_only, socket, queues: RINGS };
+        let (rights, queues) = (SocketRights::default(), RINGS);
+        let export = VhostExport { name, disk, read_only, socket, rights, queues };
         let socket = export.socket.clone();
         self.server.add_export(export).unwrap();
         socket

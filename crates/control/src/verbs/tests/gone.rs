@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::yield_now;
 
+use cairn_exports::unix_socket::SocketRights;
 use serde_json::{Value, json};
 
 use super::half_way::full_house;
@@ -92,7 +93,7 @@ fn callers_that_hang_up_while_their_verbs_wait_leave_the_control_socket_to_other
     let server = TestServer::fresh(&work, "v=0 1024 linear disk 0");
     server.verbs.create("e", "0 8 zero").unwrap();
     let path = work.join("control");
-    let _control = ControlServer::start(&path, server.verbs.clone()).unwrap();
+    let _control = ControlServer::start(&path, SocketRights::OWNER, server.verbs.clone()).unwrap();
     let ask = |method: &str| {
         let mut stream = UnixStream::connect(&path).unwrap();
         let line = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": {"name": "e"}});

@@ -25,7 +25,9 @@ use std::time::Duration;
 
 use cairn_block::{Claimed, ConfigKind, Disk, MappedDevice, ReactorId};
 use cairn_exports::front::Front;
-use cairn_exports::nbd::{Estate, ListenAddress, NbdExport, NbdOptions, NbdServer, Parted};
+use cairn_exports::nbd::{
+    Estate, ListenAddress, Listening, NbdExport, NbdOptions, NbdServer, Parted,
+};
 use cairn_exports::unix_socket::SocketRights;
 use cairn_exports::vhost_user::{VhostExport, VhostUserServer};
 use cairn_outcome::failure::{Outcome, refused, wrong};
@@ -509,13 +511,14 @@ impl Exports {
         Ok(())
     }
 
-    /// Listens on a socket of an earlier process.
+    /// Listens on a socket that another process opened.
     ///
     /// # Errors
     /// It does not listen.
-    pub fn listen_on(&self, address: &ListenAddress, socket: OwnedFd) -> Outcome<()> {
-        self.server.listen_on(address.clone(), socket)?;
-        self.addresses.lock().push(address.clone());
+    pub fn listen_on(&self, given: Listening) -> Outcome<()> {
+        let address = given.address.clone();
+        self.server.listen_on(given)?;
+        self.addresses.lock().push(address);
         Ok(())
     }
 

@@ -7,9 +7,8 @@
 //! - [`thin_line`], [`live_pool`], [`contexts`]: queries of live snapshots and pools.
 //! - [`state`], [`exports`]: the state file, and the exports that clients find.
 //! - [`caches`]: rules for tables that touch caches that were left dirty.
-//! - [`handover`]: what a server leaves to its successor, another process.
-//! - [`sockets`], [`control`], [`keeper_calls`], [`arguments`], [`devices`], [`report`]: the parts
-//!   of verbs.
+//! - [`sockets`], [`handover`]: what a server leaves to its successor, another process.
+//! - [`control`], [`keeper_calls`], [`arguments`], [`devices`], [`report`]: the parts of verbs.
 //! - [`reach`], [`turns`]: which verbs may change something at the same time.
 //! - [`verbs`]: one struct per verb, which the command line, the client and the server share.
 //! - [`plan`]: the order of a start. [`client`]: asks a running server.

@@ -2,6 +2,7 @@
 
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 
 use cairn_block::ConfigKind;
@@ -11,6 +12,16 @@ use cairn_outcome::failure::{Outcome, refused, system};
 pub const CONTROL_NAME: &str = "control.sock";
 /// Name of the NBD socket in the runtime folder.
 pub const NBD_NAME: &str = "nbd.sock";
+
+/// A control socket that listens.
+pub struct ControlSocket {
+    /// Where.
+    pub path: PathBuf,
+    /// The socket.
+    pub listener: UnixListener,
+    /// It was given by socket activation: its path belongs to the program that made it.
+    pub is_activated: bool,
+}
 
 /// The folder of the default sockets: `$XDG_RUNTIME_DIR/cairn`, else `/tmp/cairn-UID`. Made if it
 /// is missing.

@@ -1,19 +1,22 @@
 //! Listening sockets: where a server can be reached.
 //!
 //! An address at which a server listens is refused (see `unix_socket` and `occupied`). The path of
-//! a unix socket is removed when listening stops, unless another socket has replaced it.
+//! a unix socket is removed when listening stops, unless another socket has replaced it, or another
+//! program made it (socket activation).
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cairn_block::{ConfigError, ConfigKind};
-use rustix::net::sockopt;
+use rustix::net::{SocketAddrUnix, SocketType, sockopt};
 use serde::{Deserialize, Serialize};
 
 use crate::occupied::once_free;
@@ -37,13 +40,49 @@ impl fmt::Display for ListenAddress {
     }
 }
 
+impl ListenAddress {
+    /// Where a socket listens that another program opened.
+    ///
+    /// # Errors
+    /// It is no stream socket that listens at a path or at a TCP port.
+    pub fn of(socket: impl AsFd) -> Result<ListenAddress, &'static str> {
+        let socket = socket.as_fd();
+        match sockopt::socket_type(socket) {
+            Ok(SocketType::STREAM) => {}
+            Ok(_) => return Err("a socket of another type than stream"),
+            Err(_) => return Err("a descriptor that is no socket"),
+        }
+        if !sockopt::socket_acceptconn(socket).is_ok_and(|it| it) {
+            return Err("a socket that does not listen");
+        }
+        let name = rustix::net::getsockname(socket).map_err(|_| "a socket without a name")?;
+        if let Ok(address) = SocketAddr::try_from(name.clone()) {
+            return Ok(ListenAddress::Tcp(address));
+        }
+        let address = SocketAddrUnix::try_from(name).map_err(|_| "a socket of another family")?;
+        let path = address.path().ok_or("a unix socket without a path")?;
+        Ok(ListenAddress::Unix(OsStr::from_bytes(path.to_bytes()).into()))
+    }
+}
+
+/// A socket that listens and that another process opened.
+pub struct Listening {
+    /// Where.
+    pub address: ListenAddress,
+    /// The socket.
+    pub socket: Arc<OwnedFd>,
+    /// It was given by socket activation: its path belongs to the program that made it.
+    pub is_activated: bool,
+}
+
 /// A bound, non-blocking socket.
 pub(crate) struct Listener {
     pub(crate) socket: Arc<OwnedFd>,
     /// With the port that the system chose.
     pub(crate) address: ListenAddress,
-    /// Device and inode of the socket's file.
+    /// Device and inode of the socket's file, if the file is removed at the end.
     file: Option<(u64, u64)>,
+    is_activated: bool,
 }
 
 impl Listener {
@@ -68,6 +107,7 @@ impl Listener {
             socket: Arc::new(OwnedFd::from(socket)),
             address: ListenAddress::Unix(path.to_owned()),
             file: Some((found.dev(), found.ino())),
+            is_activated: false,
         })
     }
 
@@ -86,29 +126,33 @@ impl Listener {
             socket: Arc::new(OwnedFd::from(socket)),
             address: ListenAddress::Tcp(bound),
             file: None,
+            is_activated: false,
         })
     }
 
-    /// A socket on which another process listened at this address.
-    pub(crate) fn inherited(
-        address: ListenAddress,
-        socket: OwnedFd,
-    ) -> Result<Listener, ConfigError> {
-        let is_listening = sockopt::socket_acceptconn(&socket).is_ok_and(|it| it);
+    /// A socket on which another process listened.
+    pub(crate) fn inherited(given: Listening) -> Result<Listener, ConfigError> {
+        let Listening { address, socket, is_activated } = given;
+        if !sockopt::socket_acceptconn(&socket).is_ok_and(|it| it) {
+            let detail = "found a descriptor that does not listen, expected a socket that does";
+            return Err(ConfigError::new(ConfigKind::System, address.to_string(), detail));
+        }
+        rustix::io::ioctl_fionbio(&socket, true)
+            .map_err(|error| system_error(&address.to_string(), error.into()))?;
         let file = match &address {
-            ListenAddress::Unix(path) => {
+            ListenAddress::Unix(path) if !is_activated => {
                 let found = std::fs::symlink_metadata(path);
                 Some(found.map_or((0, 0), |found| (found.dev(), found.ino())))
             }
-            ListenAddress::Tcp(_) => None,
+            _ => None,
         };
-        match is_listening {
-            true => Ok(Listener { socket: Arc::new(socket), address, file }),
-            false => {
-                let detail = "found a descriptor that does not listen, expected a socket that does";
-                Err(ConfigError::new(ConfigKind::System, address.to_string(), detail))
-            }
-        }
+        Ok(Listener { socket, address, file, is_activated })
+    }
+
+    /// The socket for another process.
+    pub(crate) fn leave(&self) -> Listening {
+        let (address, socket) = (self.address.clone(), self.socket.clone());
+        Listening { address, socket, is_activated: self.is_activated }
     }
 
     /// Removes the socket's file, if it is still this socket's.
@@ -152,7 +196,12 @@ fn percent_encoded(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{ListenAddress, Listener, SocketRights};
+    use std::net::{TcpListener, UdpSocket};
+    use std::os::fd::AsFd;
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+
+    use super::{ListenAddress, Listener, Listening, SocketRights};
 
     fn bind(address: &ListenAddress) -> Listener {
         Listener::bind(address, SocketRights::default()).unwrap()
@@ -169,6 +218,39 @@ mod tests {
         assert!(path.exists());
         second.unlink();
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn path_of_an_activated_socket_is_not_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("nbd");
+        let own = bind(&ListenAddress::Unix(path.clone()));
+        assert_eq!(ListenAddress::of(&own.socket), Ok(own.address.clone()));
+        let given = Listening { is_activated: true, ..own.leave() };
+        let activated = Listener::inherited(given).unwrap();
+        activated.unlink();
+        assert!(path.exists());
+        assert!(activated.leave().is_activated && !own.leave().is_activated);
+        Listener::inherited(own.leave()).unwrap().unlink();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn descriptors_that_do_not_listen_for_streams_are_told_apart() {
+        let (stream, _other) = UnixStream::pair().unwrap();
+        let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let of = |socket: &dyn AsFd| ListenAddress::of(socket.as_fd()).unwrap_err();
+        assert_eq!(of(&stream), "a socket that does not listen");
+        assert_eq!(of(&udp), "a socket of another type than stream");
+        assert_eq!(of(&file), "a descriptor that is no socket");
+        let name = format!("cairn-test-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(name).unwrap();
+        let nameless = UnixListener::bind_addr(&address).unwrap();
+        assert_eq!(of(&nameless), "a unix socket without a path");
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        let expected = ListenAddress::Tcp(tcp.local_addr().unwrap());
+        assert_eq!(ListenAddress::of(&tcp), Ok(expected));
     }
 
     #[test]

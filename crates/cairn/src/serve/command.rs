@@ -12,6 +12,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use cairn_control::exports::Exports;
 
+use super::activation;
+
 /// A folder that only this user can enter. Removed when dropped, or when the process leaves.
 pub struct PrivateFolder(Unfinished);
 
@@ -60,6 +62,7 @@ impl Running {
         if let Some(control) = control {
             shell.env("CAIRN_CONTROL", control);
         }
+        activation::forget(&mut shell);
         let mut child = shell.spawn().map_err(|error| system("sh", "--run", error))?;
         let running = Running(pid_of(&child));
         let wait = move || {

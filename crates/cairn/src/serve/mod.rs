@@ -10,6 +10,7 @@
 //! reason, and its record stays. The start fails with `--strict`, with `--run`, if the volume is
 //! the default export, and if no other volume is there.
 
+mod activation;
 pub mod args;
 mod command;
 pub mod config;
@@ -22,7 +23,6 @@ mod vhost;
 
 use std::collections::BTreeSet;
 use std::io::Write;
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -38,6 +38,7 @@ use cairn_outcome::failure::{Outcome, system, wrong};
 use cairn_outcome::signals::{self, Event};
 use cairn_outcome::stderr::say;
 
+use activation::Activated;
 pub use args::{RingChoice, ServeArgs};
 use args::{Step, parse_message, split_table};
 
@@ -47,7 +48,7 @@ use cairn_control::exports::{Exports, VhostSocket};
 use cairn_control::handover::Estate;
 use cairn_control::names::is_hidden;
 use cairn_control::plan::{self, BroughtUp, Failure, Plan};
-use cairn_control::sockets;
+use cairn_control::sockets::{self, ControlSocket};
 use cairn_control::state::{StateFile, ZoneFiles};
 use cairn_control::verbs::Verbs;
 use cairn_control::world::{Ended, World, WorldOptions, is_of};
@@ -140,7 +141,8 @@ fn serve(args: ServeArgs, inherited: Option<(&Heir, Estate, Signals)>) -> Outcom
     if let Some(state) = state.as_ref().filter(|_| !read_only) {
         state.record_exported(exported)?;
     }
-    let sockets = Sockets::choose(&args, &config)?;
+    let activated = if heir.is_some() { Activated::default() } else { activation::take()? };
+    let sockets = Sockets::choose(&args, &config, &activated)?;
     let (default, vhost) = args.exports()?;
     let vhost = vhost_sockets(vhost, default.as_deref(), &config, &plan)?;
     if !read_only {
@@ -176,6 +178,7 @@ fn serve(args: ServeArgs, inherited: Option<(&Heir, Estate, Signals)>) -> Outcom
         handles,
         verbs: None,
         control: None,
+        activated,
     };
     let waits = (&events, &happened);
     let started = server.start(plan, &wanted, &sockets, state, estate.as_mut(), waits);
@@ -269,12 +272,16 @@ struct Sockets {
     control_rights: SocketRights,
     /// A failure to make the control socket ends the start only if an option named it.
     control_asked: bool,
+    /// No option and no key says where to listen.
+    is_default: bool,
+    /// Other programs opened sockets for NBD clients: they know where.
+    is_activated: bool,
     /// Removed when the server ends.
     _private: Option<PrivateFolder>,
 }
 
 impl Sockets {
-    fn choose(args: &ServeArgs, config: &Config) -> Outcome<Sockets> {
+    fn choose(args: &ServeArgs, config: &Config, activated: &Activated) -> Outcome<Sockets> {
         let mut listen = Vec::new();
         let private = args.run.as_ref().map(|_| PrivateFolder::make()).transpose()?;
         if let Some(private) = &private {
@@ -287,18 +294,33 @@ impl Sockets {
         for address in wanted {
             listen.push(listen::parse(address, base)?);
         }
-        if listen.is_empty() {
+        let is_activated = !activated.nbd.is_empty();
+        let is_default = listen.is_empty();
+        if is_default && !is_activated {
             listen.push(Listen::beside(&sockets::runtime_folder()?));
         }
         let asked = args.control.clone().or_else(|| config.control.clone());
         let control_asked = asked.is_some();
         let own = |folder: &Path| (folder.join(sockets::CONTROL_NAME), SocketRights::OWNER);
-        let (control, control_rights) = match (asked, &private) {
-            (Some(control), _) => listen::control(&control)?,
-            (None, Some(private)) => own(private.path()),
-            (None, None) => own(&sockets::runtime_folder()?),
+        let (control, control_rights) = match (asked, &private, &activated.control) {
+            (Some(control), ..) => listen::control(&control)?,
+            (None, _, Some(activated)) => (activated.path.clone(), SocketRights::OWNER),
+            (None, Some(private), None) => own(private.path()),
+            (None, None, None) => own(&sockets::runtime_folder()?),
         };
-        Ok(Sockets { listen, control, control_rights, control_asked, _private: private })
+        if let Some(activated) = activated.control.as_ref().filter(|it| it.path != control) {
+            let found = format!("{} by socket activation, too", activated.path.display());
+            return Err(wrong(control.display().to_string(), "control", found, "one socket"));
+        }
+        Ok(Sockets {
+            listen,
+            control,
+            control_rights,
+            control_asked,
+            is_default,
+            is_activated,
+            _private: private,
+        })
     }
 }
 
@@ -344,6 +366,8 @@ struct Server {
     exports: Arc<Exports>,
     verbs: Option<Arc<Verbs>>,
     control: Option<(PathBuf, ControlServer)>,
+    /// The sockets that other programs opened, until they are used.
+    activated: Activated,
 }
 
 impl Server {
@@ -405,20 +429,13 @@ impl Server {
 
     /// Takes verbs, perhaps at the control socket of an earlier process, and begins what is done
     /// without being asked for.
-    fn take_verbs(
-        &mut self,
-        inherited: Option<(PathBuf, UnixListener)>,
-        sockets: &Sockets,
-    ) -> Outcome<()> {
+    fn take_verbs(&mut self, inherited: Option<ControlSocket>, sockets: &Sockets) -> Outcome<()> {
         let Some(verbs) = self.verbs.clone() else { return Ok(()) };
         if !self.world.read_only() {
             verbs.watch_over()?;
         }
         let (path, control) = match inherited {
-            Some((path, listener)) => {
-                let control = ControlServer::start_on(listener, &path, verbs);
-                (path, control)
-            }
+            Some(socket) => (socket.path.clone(), ControlServer::start_on(socket, verbs)),
             None => {
                 let path = sockets.control.clone();
                 let control = ControlServer::start(&path, sockets.control_rights, verbs);
@@ -434,25 +451,26 @@ impl Server {
         Ok(())
     }
 
-    /// Listens where an earlier process did, and at the other addresses.
-    fn listen(&self, sockets: &Sockets, estate: Option<&mut Estate>) -> Outcome<()> {
-        let inherited = estate.map(|estate| {
+    /// Listens on the sockets that other programs opened or an earlier process left, and at the
+    /// other addresses.
+    fn listen(&mut self, sockets: &Sockets, estate: Option<&mut Estate>) -> Outcome<()> {
+        let mut given = std::mem::take(&mut self.activated.nbd);
+        let is_heir = estate.is_some();
+        if let Some(estate) = estate {
             self.exports.begin_paused();
-            std::mem::take(&mut estate.nbd.listeners)
-        });
-        let inherited = inherited.unwrap_or_default();
+            given.append(&mut estate.nbd.listeners);
+        }
         let is_chosen_by_system =
             |address: &ListenAddress| matches!(address, ListenAddress::Tcp(tcp) if tcp.port() == 0);
         let mut wanted = sockets.listen.clone();
-        if !inherited.is_empty() {
+        if !given.is_empty() {
             wanted.retain(|Listen { address, .. }| {
-                !is_chosen_by_system(address) && inherited.iter().all(|(other, _)| other != address)
+                let is_given = given.iter().any(|given| given.address == *address);
+                let is_inherited = is_heir && is_chosen_by_system(address);
+                !(is_given || is_inherited || sockets.is_default)
             });
         }
-        for (address, socket) in inherited {
-            let socket = Arc::try_unwrap(socket).expect("it was just received");
-            self.exports.listen_on(&address, socket)?;
-        }
+        given.into_iter().try_for_each(|given| self.exports.listen_on(given))?;
         wanted.iter().try_for_each(|it| self.exports.listen(&it.address, it.rights))
     }
 
@@ -518,11 +536,16 @@ impl Server {
 
     /// Takes verbs, and starts the command of `--run` or says where the volumes are.
     fn run(&mut self, sockets: &Sockets, events: Sender<Event>) -> Outcome<Option<Running>> {
-        self.take_verbs(None, sockets)?;
+        let control = self.activated.control.take();
+        self.take_verbs(control, sockets)?;
         if let Some(command) = &self.args.run {
             return Running::start(command, &self.exports, self.control_path(), events).map(Some);
         }
-        self.announce()?;
+        match sockets.is_activated {
+            // Their owner knows the sockets, and may read stdout for answers of its own.
+            true => self.exports.uris().iter().for_each(|uri| tracing::info!("serving {uri}")),
+            false => self.announce()?,
+        }
         self.ask_for_upgrades(events);
         Ok(None)
     }

@@ -23,7 +23,7 @@ use cairn_outcome::failure::{Outcome, one_line, refused, system};
 use cairn_outcome::signals::Event;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{ServeArgs, Server, Sockets, prepare, settle};
+use super::{ServeArgs, Server, Sockets, activation, prepare, settle};
 
 /// How long the new program may take for each of its steps.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -152,6 +152,8 @@ fn serve_command(program: &Path, end: OwnedFd) -> Command {
     }
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::from(end));
+    // It gets the sockets with the estate.
+    activation::forget(&mut command);
     command
 }
 
@@ -251,10 +253,7 @@ impl Server {
     /// this one writes.
     fn give_away(&mut self) -> Estate {
         let log = |error| tracing::error!("upgrade: {error}");
-        let control = self.control.as_mut().and_then(|(path, server)| {
-            let left = server.leave().map_err(log).ok();
-            left.map(|listener| (path.clone(), listener))
-        });
+        let control = self.control.as_mut().and_then(|(_, it)| it.leave().map_err(log).ok());
         // The clients are told at their next flush.
         settle(self.world.suspend_each(), self.verbs.as_deref()).1.into_iter().for_each(log);
         if let Err(error) = self.world.let_crash_logs_go() {

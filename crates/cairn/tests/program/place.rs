@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -146,6 +147,16 @@ impl Place {
         shell.envs(like.get_envs().filter_map(|(key, value)| Some((key, value?))));
         shell.env("CAIRN_CONTROL", "c");
         ran(shell.output().unwrap())
+    }
+
+    /// The process that answers at a control socket in this folder.
+    pub fn pid_at(&self, control: &str) -> Option<i32> {
+        let mut stream = UnixStream::connect(self.path(control)).ok()?;
+        let request = r#"{"jsonrpc":"2.0","id":1,"method":"server_info"}"#;
+        writeln!(stream, "{request}").ok()?;
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).ok()?;
+        Some(json(&line)["result"]["pid"].as_i64().unwrap() as i32)
     }
 
     /// Serves while `script` runs.

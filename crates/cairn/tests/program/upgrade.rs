@@ -9,7 +9,7 @@ use std::process::{Child, Stdio};
 use cairn_testkit::nbd::{Client, Wishes};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
-use super::place::{Place, Ran, json, until};
+use super::place::{Place, Ran, until};
 
 /// Nothing is committed before a flush.
 const CACHE: &str = "vm=0 N writecache s slow fast 4096 \
@@ -50,11 +50,7 @@ impl<'a> Serving<'a> {
 
     /// The process that serves.
     fn pid(&self) -> Option<i32> {
-        let request = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('c'); \
-            s.sendall(b'{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"server_info\"}\\n'); \
-            print(s.makefile().readline())";
-        let ran = self.place.shell(&format!("python3 -c \"{}\"", request.replace('"', "\\\"")));
-        (ran.code == 0).then(|| json(&ran.out)["result"]["pid"].as_i64().unwrap() as i32)
+        self.place.pid_at("c")
     }
 
     fn client(&self, export: &str) -> Client {

@@ -27,6 +27,8 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use serde_json::Value;
 
+use crate::sockets::ControlSocket;
+
 use super::log::Verb;
 use super::rpc::{LINE_BYTES_MAX, Request, Response, RpcError};
 
@@ -97,10 +99,12 @@ impl Caller for UnixStream {
     }
 }
 
-/// A control socket being served until the process ends; its path goes with this.
+/// A control socket being served until the process ends; its path goes with this, unless it was
+/// given by socket activation.
 pub struct ControlServer {
     path: PathBuf,
     listener: Arc<UnixListener>,
+    is_activated: bool,
     /// Ends the thread that accepts.
     stop: UnixStream,
     thread: Option<JoinHandle<()>>,
@@ -112,7 +116,7 @@ pub struct ControlServer {
 
 impl Drop for ControlServer {
     fn drop(&mut self) {
-        if !self.is_left {
+        if !self.is_left && !self.is_activated {
             // The path may be removed already.
             drop(std::fs::remove_file(&self.path));
         }
@@ -129,18 +133,17 @@ impl ControlServer {
         rights: SocketRights,
         answer: Arc<dyn Answer>,
     ) -> Outcome<ControlServer> {
-        ControlServer::start_on(listen_unix(path, rights)?.into(), path, answer)
+        let listener = listen_unix(path, rights)?.into();
+        let (path, is_activated) = (path.to_owned(), false);
+        ControlServer::start_on(ControlSocket { path, listener, is_activated }, answer)
     }
 
-    /// The same on a socket that listens at `path`.
+    /// The same on a socket that listens.
     ///
     /// # Errors
     /// The system refuses a thread.
-    pub fn start_on(
-        listener: UnixListener,
-        path: &Path,
-        answer: Arc<dyn Answer>,
-    ) -> Outcome<ControlServer> {
+    pub fn start_on(socket: ControlSocket, answer: Arc<dyn Answer>) -> Outcome<ControlServer> {
+        let ControlSocket { path, listener, is_activated } = socket;
         let shown = path.display().to_string();
         let listener = Arc::new(listener);
         listener.set_nonblocking(true).map_err(|error| system(&shown, "listen", error))?;
@@ -152,22 +155,24 @@ impl ControlServer {
             .name("control".to_owned())
             .spawn(move || accept(&accepts, &stopped, &count, &answer))
             .map_err(|error| system(&shown, "control thread", error))?;
-        let (path, thread) = (path.to_owned(), Some(thread));
-        Ok(ControlServer { path, listener, stop, thread, open, is_left: false })
+        let (thread, is_left) = (Some(thread), false);
+        Ok(ControlServer { path, listener, is_activated, stop, thread, open, is_left })
     }
 
     /// Accepts no more connections, and leaves the socket to another process.
     ///
     /// # Errors
     /// The system refused.
-    pub fn leave(&mut self) -> Outcome<UnixListener> {
+    pub fn leave(&mut self) -> Outcome<ControlSocket> {
         self.is_left = true;
         let shown = || self.path.display().to_string();
         self.stop.shutdown(Shutdown::Both).map_err(|error| system(shown(), "stop", error))?;
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::debug!("the thread of the control socket panicked");
         }
-        self.listener.try_clone().map_err(|error| system(shown(), "copy", error))
+        let listener = self.listener.try_clone().map_err(|error| system(shown(), "copy", error))?;
+        let (path, is_activated) = (self.path.clone(), self.is_activated);
+        Ok(ControlSocket { path, listener, is_activated })
     }
 
     /// Waits until the connections have ended, at most for `patience`.

@@ -29,17 +29,18 @@ use std::borrow::Cow;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_backends::Handle;
 use cairn_block::{ConfigError, ConfigKind};
-use cairn_exports::nbd::{ListenAddress, Parted};
+use cairn_exports::nbd::{ListenAddress, Listening, Parted};
 use cairn_outcome::failure::{Outcome, refused, system};
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
+
+use crate::sockets::ControlSocket;
 
 use self::channel::{Channel, DESCRIPTORS_MAX, Message, Silence};
 
@@ -48,8 +49,8 @@ use self::channel::{Channel, DESCRIPTORS_MAX, Message, Silence};
 pub struct Estate {
     /// The lock of the state file.
     pub state_lock: Option<File>,
-    /// The control socket, and its path.
-    pub control: Option<(PathBuf, UnixListener)>,
+    /// The control socket.
+    pub control: Option<ControlSocket>,
     /// The devices, with their locks.
     pub devices: Vec<Handle>,
     /// Volumes that lost writes of which no client was told.
@@ -64,6 +65,9 @@ struct Manifest<'a> {
     untold: Vec<String>,
     state_lock: Option<usize>,
     control: Option<(PathBuf, usize)>,
+    /// The numbers of the sockets that were given by socket activation.
+    #[serde(default)]
+    activated: Vec<usize>,
     devices: Vec<DeviceRow>,
     listeners: Vec<(ListenAddress, usize)>,
     connections: Vec<ConnectionRow<'a>>,
@@ -101,16 +105,17 @@ impl<'a> Named<'a> {
 pub fn leave(channel: &Channel, estate: &Estate) -> Outcome<()> {
     let mut named = Named::default();
     let device = |handle: &'_ Handle, fd| DeviceRow { fd, read_only: handle.read_only };
-    let manifest = Manifest {
+    let mut manifest = Manifest {
+        activated: Vec::new(),
         untold: estate.untold.clone(),
         state_lock: estate.state_lock.as_ref().map(|lock| named.add(lock)),
-        control: estate.control.as_ref().map(|(path, it)| (path.clone(), named.add(it))),
+        control: estate.control.as_ref().map(|it| (it.path.clone(), named.add(&it.listener))),
         devices: estate.devices.iter().map(|it| device(it, named.add(&*it.fd))).collect(),
         listeners: estate
             .nbd
             .listeners
             .iter()
-            .map(|(address, socket)| (address.clone(), named.add(&**socket)))
+            .map(|listening| (listening.address.clone(), named.add(&*listening.socket)))
             .collect(),
         connections: estate
             .nbd
@@ -123,6 +128,11 @@ pub fn leave(channel: &Channel, estate: &Estate) -> Outcome<()> {
             })
             .collect(),
     };
+    let control = manifest.control.iter().zip(&estate.control);
+    let control = control.map(|((_, fd), socket)| (*fd, socket.is_activated));
+    let listeners = manifest.listeners.iter().zip(&estate.nbd.listeners);
+    let listeners = listeners.map(|((_, fd), listening)| (*fd, listening.is_activated));
+    manifest.activated = control.chain(listeners).filter(|(_, it)| *it).map(|(fd, _)| fd).collect();
     for descriptors in named.0.chunks(DESCRIPTORS_MAX) {
         channel.send(&Message::Descriptors, descriptors)?;
     }
@@ -180,13 +190,16 @@ fn estate_of(
         ..Estate::default()
     };
     if let Some((path, fd)) = manifest.control {
-        estate.control = Some((path, take(fd)?.into()));
+        let is_activated = manifest.activated.contains(&fd);
+        estate.control = Some(ControlSocket { path, listener: take(fd)?.into(), is_activated });
     }
     for DeviceRow { fd, read_only } in manifest.devices {
         estate.devices.push(Handle { fd: Arc::new(take(fd)?), read_only });
     }
     for (address, fd) in manifest.listeners {
-        estate.nbd.listeners.push((address, Arc::new(take(fd)?)));
+        let is_activated = manifest.activated.contains(&fd);
+        let socket = Arc::new(take(fd)?);
+        estate.nbd.listeners.push(Listening { address, socket, is_activated });
     }
     for ConnectionRow { fd, bytes: count, parted } in manifest.connections {
         let mut parted = parted.into_owned();
@@ -209,7 +222,7 @@ mod tests {
     use std::time::Duration;
 
     use cairn_backends::Handle;
-    use cairn_exports::nbd::{ListenAddress, Parted};
+    use cairn_exports::nbd::{ListenAddress, Listening, Parted};
 
     use super::channel::{Channel, Message};
     use super::{Estate, inherit, leave};
@@ -234,8 +247,11 @@ mod tests {
             let parted = Parted { export: format!("vm{at}"), bytes, ..Parted::default() };
             estate.nbd.connections.push((parted, Arc::new(file())));
         }
-        let address = ListenAddress::Unix("/run/s".into());
-        estate.nbd.listeners.push((address, Arc::new(file())));
+        for is_activated in [false, true] {
+            let address = ListenAddress::Unix(format!("/run/{is_activated}").into());
+            let socket = Arc::new(file());
+            estate.nbd.listeners.push(Listening { address, socket, is_activated });
+        }
         leave(&server, &estate).unwrap();
         server.send(&Message::Go, &[]).unwrap();
         let got = inherit(&successor, PATIENCE).unwrap().unwrap();
@@ -249,7 +265,10 @@ mod tests {
             estate.nbd.connections.iter().map(|(parted, _)| parted.clone()).collect()
         };
         assert_eq!(parted(&got), parted(&estate));
-        assert_eq!(got.nbd.listeners[0].0, estate.nbd.listeners[0].0);
+        for (got, left) in got.nbd.listeners.iter().zip(&estate.nbd.listeners) {
+            assert_eq!((&got.address, got.is_activated), (&left.address, left.is_activated));
+        }
+        assert_eq!(got.nbd.listeners.len(), 2);
         assert_eq!(successor.receive(PATIENCE).unwrap().unwrap().0, Message::Go);
     }
 

@@ -16,7 +16,7 @@ use cairn_block::{ConfigError, Env, Mail};
 use serde::{Deserialize, Serialize};
 
 use crate::front::{Level, Membership, Phase, first};
-use crate::listener::{ListenAddress, Listener};
+use crate::listener::{Listener, Listening};
 
 use super::connection::{Channel, Connection};
 use super::export::Export;
@@ -70,7 +70,7 @@ impl Parted {
 #[derive(Default)]
 pub struct Estate {
     /// Where it listened.
-    pub listeners: Vec<(ListenAddress, Arc<OwnedFd>)>,
+    pub listeners: Vec<Listening>,
     /// Its connections.
     pub connections: Vec<(Parted, Arc<OwnedFd>)>,
 }
@@ -119,19 +119,18 @@ impl NbdServer {
         shared.pause.set(Phase::Leaving);
         first(shared.shutdown.empty(), env.sleep(patience)).await;
         let listeners = std::mem::take(&mut *shared.listeners.lock());
-        let socket = |listener: Arc<Listener>| (listener.address.clone(), listener.socket.clone());
         Estate {
-            listeners: listeners.into_iter().map(socket).collect(),
+            listeners: listeners.iter().map(|listener| listener.leave()).collect(),
             connections: std::mem::take(&mut *shared.parted.lock()),
         }
     }
 
-    /// Listens on a socket on which another process did.
+    /// Listens on a socket that another process opened.
     ///
     /// # Errors
-    /// It is no socket of this address.
-    pub fn listen_on(&self, address: ListenAddress, socket: OwnedFd) -> Result<(), ConfigError> {
-        self.accept_on(Listener::inherited(address, socket)?);
+    /// It does not listen.
+    pub fn listen_on(&self, given: Listening) -> Result<(), ConfigError> {
+        self.accept_on(Listener::inherited(given)?);
         Ok(())
     }
 

@@ -38,7 +38,7 @@ mod server;
 mod status;
 pub mod wire;
 
-pub use crate::listener::ListenAddress;
+pub use crate::listener::{ListenAddress, Listening};
 pub use contexts::{ContextRun, Contexts};
 pub use export::NbdExport;
 pub use handover::{Estate, Parted};

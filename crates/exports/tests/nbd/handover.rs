@@ -39,8 +39,8 @@ fn socket(it: Arc<OwnedFd>) -> OwnedFd {
 
 /// Has a server go on with all that another one left.
 fn take_over(server: &NbdServer, estate: Estate) {
-    for (address, listening) in estate.listeners {
-        server.listen_on(address, socket(listening)).unwrap();
+    for listening in estate.listeners {
+        server.listen_on(listening).unwrap();
     }
     for (parted, connected) in estate.connections {
         server.take_over(parted, socket(connected));

@@ -139,6 +139,7 @@ fn exports() -> Arc<Exports> {
         flags: TransmissionFlags::SEND_FLUSH | TransmissionFlags::SEND_FUA,
         block_sizes: BlockSizes { minimum, preferred: 4096, maximum: 32 << 20 },
         contexts: vec![BASE_ALLOCATION.to_owned()],
+        clients: Vec::new(),
     };
     let facts = vec![export("a", 512), export("b", 4096)];
     Arc::new(Exports::new(facts, Some("a")).expect("two proper exports"))

@@ -26,7 +26,7 @@ use std::time::Duration;
 use cairn_block::{Claimed, ConfigKind, Disk, MappedDevice, ReactorId};
 use cairn_exports::front::Front;
 use cairn_exports::nbd::{
-    Estate, ListenAddress, Listening, NbdExport, NbdOptions, NbdServer, Parted,
+    Estate, ListenAddress, Listening, NbdExport, NbdOptions, NbdServer, Parted, Tls,
 };
 use cairn_exports::unix_socket::SocketRights;
 use cairn_exports::vhost_user::{VhostExport, VhostUserServer};
@@ -38,6 +38,7 @@ use crate::contexts::SnapContexts;
 use crate::live_pool::is_pool;
 use crate::names::{is_hidden, parent_of};
 use crate::state::{Export, ExportChanges};
+use crate::tls_names::TlsNames;
 use crate::world::World;
 
 /// How long connections may finish their requests when their export is removed.
@@ -137,6 +138,7 @@ pub struct Exports {
     server: Arc<NbdServer>,
     vhost: VhostUserServer,
     sockets: Vec<VhostSocket>,
+    tls_names: TlsNames,
     /// The exports that the configuration names; none means every volume.
     configured: Vec<Export>,
     /// The changes that verbs made.
@@ -163,12 +165,13 @@ impl Exports {
         let front = Front::new(&*post, options.memory_bytes, options.connections_max);
         let vhost = VhostUserServer::new(front.clone(), post.clone());
         let server = Arc::new(NbdServer::with_front(front, post, options));
-        let (served, arranged, addresses) = Default::default();
+        let (served, arranged, addresses, tls_names) = Default::default();
         let (changes, empty_name) = (Mutex::new(changes), Mutex::default());
         Exports {
             server,
             vhost,
             sockets,
+            tls_names,
             configured,
             changes,
             served,
@@ -176,6 +179,16 @@ impl Exports {
             empty_name,
             addresses,
         }
+    }
+
+    /// The same with TLS, if there is any; clients find the exports that have a name of their
+    /// certificates.
+    #[must_use]
+    pub fn with_tls(self, tls: Option<Tls>, tls_names: TlsNames) -> Exports {
+        if let Some(tls) = tls {
+            self.server.offer_tls(tls);
+        }
+        Exports { tls_names, ..self }
     }
 
     /// Serves a volume under each of its names. Its present exports stay.
@@ -216,7 +229,8 @@ impl Exports {
             };
             let contexts = Arc::new(SnapContexts::new(world.names(), volume));
             self.add_socket(&export, &disk)?;
-            let added = self.server.add_export_with(served, contexts);
+            let clients = self.tls_names.of(&export, &self.configured);
+            let added = self.server.add_export_for(served, contexts, clients);
             added.inspect_err(|_| self.vhost.withdraw(&export.name))?;
             self.served.lock().push(export);
         }

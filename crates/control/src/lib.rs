@@ -5,7 +5,7 @@
 //! - [`names`], [`kept`], [`lasting`], [`measure`], [`under_way`], [`world`]: reactors, volumes and
 //!   their names.
 //! - [`thin_line`], [`live_pool`], [`contexts`]: queries of live snapshots and pools.
-//! - [`state`], [`exports`]: the state file, and the exports that clients find.
+//! - [`state`], [`tls_names`], [`exports`]: the state file, and the exports that clients find.
 //! - [`caches`]: rules for tables that touch caches that were left dirty.
 //! - [`sockets`], [`handover`]: what a server leaves to its successor, another process.
 //! - [`control`], [`keeper_calls`], [`arguments`], [`devices`], [`report`]: the parts of verbs.
@@ -37,6 +37,7 @@ pub mod report;
 pub mod sockets;
 pub mod state;
 pub mod thin_line;
+pub mod tls_names;
 pub mod turns;
 pub mod under_way;
 pub mod verbs;

@@ -166,16 +166,17 @@ impl Listener {
         }
     }
 
-    /// The URI of an export, as NBD clients take it.
-    pub(crate) fn uri(&self, export: &str) -> String {
+    /// The URI of an export, as NBD clients take it; of one to be used over TLS if `is_secured`.
+    pub(crate) fn uri(&self, export: &str, is_secured: bool) -> String {
+        let scheme = if is_secured { "nbds" } else { "nbd" };
         let export = percent_encoded(export.as_bytes());
         match &self.address {
             ListenAddress::Unix(path) => {
                 let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
                 let path = percent_encoded(path.as_os_str().as_encoded_bytes());
-                format!("nbd+unix:///{export}?socket={path}")
+                format!("{scheme}+unix:///{export}?socket={path}")
             }
-            ListenAddress::Tcp(address) => format!("nbd://{address}/{export}"),
+            ListenAddress::Tcp(address) => format!("{scheme}://{address}/{export}"),
         }
     }
 }
@@ -258,10 +259,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a b?");
         let listener = bind(&ListenAddress::Unix(path));
-        let uri = listener.uri("x&y");
+        let uri = listener.uri("x&y", false);
         assert!(uri.starts_with("nbd+unix:///x%26y?socket=/") && uri.ends_with("/a%20b%3F"));
         let address = ListenAddress::Tcp("127.0.0.1:0".parse().unwrap());
-        let uri = bind(&address).uri("v");
+        let uri = bind(&address).uri("v", false);
         assert!(uri.starts_with("nbd://127.0.0.1:") && uri.ends_with("/v"));
+        assert!(listener.uri("v", true).starts_with("nbds+unix:///v?socket=/"));
     }
 }

@@ -11,6 +11,7 @@ use cairn_reactor::RingKind;
 
 use super::config::KEYS;
 use super::limits::{CONNECTIONS, parse_crash_log, parse_memory};
+use super::tls::TlsChoice;
 use super::vhost;
 
 /// The longest time that an idle reactor may poll before it sleeps, in microseconds.
@@ -60,6 +61,16 @@ pub struct ServeArgs {
     /// tcp:HOST:PORT (tcp:PORT is loopback); may be repeated
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<String>,
+    /// Whether NBD clients use TLS (default: require with --tls-certificates, else off)
+    #[arg(long, value_enum)]
+    pub tls: Option<TlsChoice>,
+    /// The folder of server-cert.pem and server-key.pem, and of ca-cert.pem and ca-crl.pem for
+    /// --tls-verify-peer
+    #[arg(long, value_name = "DIR")]
+    pub tls_certificates: Option<PathBuf>,
+    /// Refuse NBD clients over TLS that have no certificate of ca-cert.pem
+    #[arg(long)]
+    pub tls_verify_peer: bool,
     /// The control socket for the other verbs; mode and group as for --listen
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,

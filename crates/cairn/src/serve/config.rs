@@ -14,9 +14,11 @@ use serde::Deserialize;
 
 use super::args::{RingChoice, SPIN_US_MAX, parse_message};
 use super::limits::{CRASH_LOG_BYTES_MIN, CRASH_LOG_EXPECTED, MEMORY_BYTES_MIN, MEMORY_EXPECTED};
+use super::tls::TlsChoice;
 use super::vhost;
 use cairn_control::exports::VhostSocket;
 use cairn_control::state::Export;
+use cairn_control::tls_names::TlsNames;
 use cairn_control::verbs::volume::VolumeMessage;
 
 /// A file with every key, explained.
@@ -57,6 +59,14 @@ pub struct Config {
     pub exports: Vec<Export>,
     /// Sockets for virtual machines.
     pub vhost: Vec<VhostSocket>,
+    /// Whether clients use TLS.
+    pub tls: Option<TlsChoice>,
+    /// The folder of certificates.
+    pub tls_certificates: Option<PathBuf>,
+    /// Clients need a certificate.
+    pub tls_verify_peer: bool,
+    /// Which clients find an export.
+    pub tls_names: TlsNames,
 }
 
 /// A sparse image to make if it is missing.
@@ -94,6 +104,10 @@ struct RawConfig {
     connections: Option<u16>,
     memory: Option<Size>,
     crash_log: Option<Size>,
+    tls: Option<TlsChoice>,
+    tls_certificates: Option<PathBuf>,
+    #[serde(default)]
+    tls_verify_peer: bool,
     #[serde(default)]
     image: Vec<RawImage>,
     #[serde(default)]
@@ -134,6 +148,7 @@ struct RawVolume {
     line: Vec<RawLine>,
     #[serde(default)]
     messages: Vec<String>,
+    tls_names: Option<Vec<String>>,
 }
 
 #[derive(Deserialize)]
@@ -156,6 +171,7 @@ struct RawExport {
     read_only: bool,
     listen: Option<String>,
     num_queues: Option<u16>,
+    tls_names: Option<Vec<String>>,
 }
 
 /// A size: bytes as a number, or text with a suffix.
@@ -213,6 +229,10 @@ impl Config {
             memory_bytes: raw.memory.map(|size| size.memory_bytes(&shown)).transpose()?,
             crash_log_bytes: raw.crash_log.map(|size| size.crash_log_bytes(&shown)).transpose()?,
             default_export: raw.default_export,
+            tls: raw.tls,
+            tls_certificates: raw.tls_certificates.map(|path| base.join(path)),
+            tls_verify_peer: raw.tls_verify_peer,
+            tls_names: tls_names(&shown, &raw.volume, &raw.export)?,
             images: collect(&shown, raw.image, |image, shown| image.judge(shown, &base))?,
             volumes: collect(&shown, raw.volume, RawVolume::judge)?,
             vhost: vhost_sockets(&shown, &raw.export, &base)?,
@@ -374,6 +394,24 @@ fn vhost_sockets(shown: &str, exports: &[RawExport], base: &Path) -> Outcome<Vec
     Ok(sockets)
 }
 
+/// The names that volumes and exports give to clients.
+fn tls_names(shown: &str, volumes: &[RawVolume], exports: &[RawExport]) -> Outcome<TlsNames> {
+    let volumes = volumes.iter().map(|volume| (&volume.name, &volume.tls_names));
+    let exports = exports.iter().map(|export| (&export.name, &export.tls_names));
+    let given = |(name, names): (&String, &Option<Vec<String>>)| {
+        let names = names.clone()?;
+        if names.iter().all(|name| !name.is_empty()) && !names.is_empty() {
+            return Some(Ok((name.clone(), names)));
+        }
+        let expected = "names in certificates, at least one";
+        Some(Err(wrong(shown, &format!("tls_names of '{name}'"), "none", expected)))
+    };
+    Ok(TlsNames {
+        volumes: volumes.filter_map(given).collect::<Outcome<_>>()?,
+        exports: exports.filter_map(given).collect::<Outcome<_>>()?,
+    })
+}
+
 impl RawExport {
     fn judge(self) -> Export {
         Export {
@@ -481,6 +519,14 @@ mod tests {
         let cases = [
             ("\n\nfrob = 1", "vm.toml: line 3: unknown field `frob`, expected one of `listen`"),
             ("[[volume]]\nname = 'v'", "volume 'v': found no table, expected table or line"),
+            (
+                "tls = 'yes'",
+                "line 1: unknown variant `yes`, expected one of `off`, `on`, `require`",
+            ),
+            (
+                "[[export]]\nname='e'\ntls_names=[]",
+                "tls_names of 'e': found none, expected names in certificates, at least one",
+            ),
             ("reactors = 0", "reactors: found 0, expected 1 to 256"),
             ("connections = 0", "connections: found 0, expected 1 to 65535"),
             ("memory = '63M'", "memory: found 66060288, expected a size of 64M or more"),

@@ -139,19 +139,45 @@ fn tcp(rest: &str) -> Option<SocketAddr> {
     rest.to_socket_addrs().ok()?.next()
 }
 
-/// One line each on attaching an export with nbdcopy, qemu and nbd-client.
-pub fn attach_lines(address: &ListenAddress, export: &str, uri: &str) -> [String; 3] {
-    let reach = match address {
+/// One line each on attaching an export with nbdcopy, qemu and nbd-client. Over TLS they need the
+/// client's certificates, in a folder DIR.
+pub fn attach_lines(
+    address: &ListenAddress,
+    export: &str,
+    uri: &str,
+    is_secured: bool,
+) -> [String; 3] {
+    let (reach, server) = match address {
         ListenAddress::Unix(path) => {
             let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-            format!("-unix '{}'", path.display())
+            let path = path.display();
+            (format!("-unix '{path}'"), format!("type=unix,file.server.path={path}"))
         }
-        ListenAddress::Tcp(address) => format!("{} {}", address.ip(), address.port()),
+        ListenAddress::Tcp(address) => {
+            let (host, port) = (address.ip(), address.port());
+            let server = format!("type=inet,file.server.host={host},file.server.port={port}");
+            (format!("{host} {port}"), server)
+        }
     };
+    if !is_secured {
+        return [
+            format!("nbdcopy '{uri}' copy.img"),
+            format!("qemu-system-x86_64 -drive 'file={uri},format=raw,if=virtio'"),
+            format!("nbd-client {reach} -N '{export}' /dev/nbd0"),
+        ];
+    }
+    let more = if uri.contains('?') { '&' } else { '?' };
     [
-        format!("nbdcopy '{uri}' copy.img"),
-        format!("qemu-system-x86_64 -drive 'file={uri},format=raw,if=virtio'"),
-        format!("nbd-client {reach} -N '{export}' /dev/nbd0"),
+        format!("nbdcopy '{uri}{more}tls-certificates=DIR' copy.img"),
+        format!(
+            "qemu-system-x86_64 -object tls-creds-x509,id=tls,dir=DIR,endpoint=client \
+             -drive 'file.driver=nbd,file.server.{server},file.export={export},\
+             file.tls-creds=tls,format=raw,if=virtio'"
+        ),
+        format!(
+            "nbd-client {reach} -N '{export}' -cacertfile DIR/ca-cert.pem \
+             -certfile DIR/client-cert.pem -keyfile DIR/client-key.pem /dev/nbd0"
+        ),
     ]
 }
 
@@ -226,8 +252,12 @@ mod tests {
     #[test]
     fn attaching_names_the_socket_and_the_export() {
         let address = ListenAddress::Unix("/run/s".into());
-        let lines = attach_lines(&address, "vm", "nbd+unix:///vm?socket=/run/s");
+        let lines = attach_lines(&address, "vm", "nbd+unix:///vm?socket=/run/s", false);
         assert_eq!(lines[0], "nbdcopy 'nbd+unix:///vm?socket=/run/s' copy.img");
         assert_eq!(lines[2], "nbd-client -unix '/run/s' -N 'vm' /dev/nbd0");
+        let address = ListenAddress::Tcp("127.0.0.1:7".parse().unwrap());
+        let lines = attach_lines(&address, "vm", "nbds://127.0.0.1:7/vm", true);
+        assert_eq!(lines[0], "nbdcopy 'nbds://127.0.0.1:7/vm?tls-certificates=DIR' copy.img");
+        assert!(lines[1].contains("file.server.host=127.0.0.1,file.server.port=7,file.export=vm,"));
     }
 }

@@ -18,6 +18,7 @@ mod image;
 pub mod limits;
 mod listen;
 mod patience;
+mod tls;
 mod upgrade;
 mod vhost;
 
@@ -30,7 +31,7 @@ use std::time::Duration;
 
 use cairn_backends::Handles;
 use cairn_block::{ConfigError, ConfigKind};
-use cairn_exports::nbd::ListenAddress;
+use cairn_exports::nbd::{ListenAddress, Tls};
 use cairn_exports::unix_socket::SocketRights;
 use cairn_exports::vhost_user::qemu_arguments;
 use cairn_outcome::exit;
@@ -92,6 +93,7 @@ struct Prepared {
     plan: Plan,
     /// Volumes made by verbs that the configuration exports.
     exported: BTreeSet<String>,
+    tls: Option<Tls>,
 }
 
 /// Reads the configuration and the state file. `open` opens that, read-only or not.
@@ -121,7 +123,8 @@ fn prepare(
         leave_caches_out(&mut plan, read_only, args.stale_ok)?;
     }
     let exported = plan::refuse_unknown(&config.exports, state.as_ref(), &plan)?;
-    Ok(Prepared { config, state, plan, exported })
+    let tls = tls::load(args, &config)?;
+    Ok(Prepared { config, state, plan, exported, tls })
 }
 
 /// Serves, perhaps what an earlier process left.
@@ -135,7 +138,7 @@ fn serve(args: ServeArgs, inherited: Option<(&Heir, Estate, Signals)>) -> Outcom
         (None, true) => StateFile::open_to_read(path),
         (None, false) => StateFile::open_alone(path),
     })?;
-    let Prepared { config, state, mut plan, exported } = prepared;
+    let Prepared { config, state, mut plan, exported, tls } = prepared;
     let read_only = args.read_only || config.read_only;
     let changes = state.as_ref().map(StateFile::exports).unwrap_or_default();
     if let Some(state) = state.as_ref().filter(|_| !read_only) {
@@ -171,9 +174,13 @@ fn serve(args: ServeArgs, inherited: Option<(&Heir, Estate, Signals)>) -> Outcom
         strict: args.strict || args.run.is_some(),
     };
     let args = Arc::new(args);
+    let is_secured = tls.is_some();
+    let exports = Exports::new(&world, config.exports, vhost, changes, nbd);
+    let exports = exports.with_tls(tls, config.tls_names);
     let mut server = Server {
         args: args.clone(),
-        exports: Arc::new(Exports::new(&world, config.exports, vhost, changes, nbd)),
+        exports: Arc::new(exports),
+        is_secured,
         world,
         handles,
         verbs: None,
@@ -364,6 +371,8 @@ struct Server {
     world: Arc<World>,
     handles: Arc<Handles>,
     exports: Arc<Exports>,
+    /// Clients use TLS.
+    is_secured: bool,
     verbs: Option<Arc<Verbs>>,
     control: Option<(PathBuf, ControlServer)>,
     /// The sockets that other programs opened, until they are used.
@@ -515,7 +524,8 @@ impl Server {
             let sole = served.len() == 1 && self.exports.is_default(&export.name);
             let name = if sole { "" } else { export.name.as_str() };
             let uri = self.exports.uri(name).unwrap_or_default();
-            let mut lines = listen::attach_lines(&address, &export.name, &uri).to_vec();
+            let lines = listen::attach_lines(&address, &export.name, &uri, self.is_secured);
+            let mut lines = lines.to_vec();
             if sole && volumes_may_come {
                 // At the next start it may not be the only export.
                 let by_name = self.exports.uri(&export.name).unwrap_or_default();

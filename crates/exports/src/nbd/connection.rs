@@ -12,7 +12,7 @@
 //!   client that vanished may connect again. A client that may only read is told of no loss: its
 //!   flushes are answered without reaching the disk.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::future::{Future, poll_fn};
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
@@ -32,6 +32,7 @@ use super::payload::{Batch, Payload};
 use super::receiver::{Ended, Rest};
 use super::reply;
 use super::request::Terms;
+use super::tls::{Session, Taken};
 use super::wire::{Echo, ErrorCode, MessageForm, TransmissionFlags};
 
 /// A socket as one reactor uses it, and how far its use has been stopped.
@@ -39,18 +40,86 @@ pub(super) struct Channel {
     driver: Rc<Driver>,
     socket: Arc<OwnedFd>,
     intake: Rc<Intake>,
+    /// TLS, once it is in use. Its bytes are sent by one task at a time: the one that negotiates,
+    /// then the sender. What a session wants to say of itself while it receives leaves with the
+    /// next reply.
+    tls: OnceCell<Session>,
 }
 
 impl Channel {
     /// A channel over `socket` on `env`'s reactor.
     pub(super) fn new(env: &Env, socket: OwnedFd) -> Channel {
-        Channel { driver: Driver::of(env).clone(), socket: Arc::new(socket), intake: Rc::default() }
+        let (driver, intake) = (Driver::of(env).clone(), Rc::default());
+        Channel { driver, socket: Arc::new(socket), intake, tls: OnceCell::new() }
+    }
+
+    /// Runs the handshake of TLS; from now on all bytes are those of the session. Answers the names
+    /// in the client's certificate.
+    pub(super) async fn start_tls(&self, session: Session) -> Result<Vec<String>, Ended> {
+        let session = self.tls.get_or_init(|| session);
+        loop {
+            self.send_output(session).await?;
+            if !session.is_handshaking() {
+                return Ok(session.client_names());
+            }
+            let fed = session.feed();
+            if fed.is_err() {
+                // Tells the client why.
+                self.send_output(session).await?;
+                return Err(Ended::Insecure);
+            }
+            if fed == Ok(false) {
+                self.receive_input(session).await?;
+            }
+        }
+    }
+
+    /// The TLS session, if there is one.
+    pub(super) fn tls(&self) -> Option<&Session> {
+        self.tls.get()
     }
 
     /// Receives at least one byte into `segs` (with `all`, as many as the system gives at once), or
     /// returns why nothing more arrives. If this side stops receiving, that ends as soon as the
     /// system has let go of `segs`.
     pub(super) async fn receive(&self, segs: &mut Segs, all: bool) -> Result<usize, Ended> {
+        match self.tls.get() {
+            None => self.receive_bytes(segs, all).await,
+            Some(session) => self.receive_secured(session, segs).await,
+        }
+    }
+
+    /// The same over TLS.
+    async fn receive_secured(&self, session: &Session, segs: &Segs) -> Result<usize, Ended> {
+        if self.intake.is_halted() {
+            return Err(Ended::Halted);
+        }
+        // Waits only as long as there is nothing to return: what was taken is not lost by a halt.
+        let mut count = 0;
+        loop {
+            match session.take(segs, count) {
+                Taken::Bytes(more) => count += more,
+                Taken::Closed if count == 0 => return Err(Ended::Closed),
+                Taken::Closed => {}
+            }
+            let is_fed = count < segs.bytes() && session.feed().map_err(|()| Ended::Insecure)?;
+            match (is_fed, count) {
+                (true, _) => {}
+                (false, 0) => self.receive_input(session).await?,
+                (false, count) => return Ok(count),
+            }
+        }
+    }
+
+    /// Receives bytes for the session, which has looked at all that came before.
+    async fn receive_input(&self, session: &Session) -> Result<(), Ended> {
+        let mut room = session.room();
+        let count = self.receive_bytes(&mut room, false).await?;
+        session.received(count);
+        Ok(())
+    }
+
+    async fn receive_bytes(&self, segs: &mut Segs, all: bool) -> Result<usize, Ended> {
         while !self.intake.is_halted() {
             let mut op = self.driver.recv(&self.socket, std::mem::take(segs), all);
             let mut called_off = false;
@@ -76,6 +145,33 @@ impl Channel {
 
     /// Sends all of `segs`, and leaves it empty.
     pub(super) async fn send(&self, segs: &mut Segs) -> Result<(), Ended> {
+        let Some(session) = self.tls.get() else { return self.send_bytes(segs).await };
+        while segs.bytes() > 0 {
+            segs.advance(session.encrypt(segs));
+            self.send_output(session).await?;
+        }
+        Ok(())
+    }
+
+    /// Sends what the session has for the client.
+    async fn send_output(&self, session: &Session) -> Result<(), Ended> {
+        while let Some(mut segs) = session.take_output() {
+            self.send_bytes(&mut segs).await?;
+        }
+        Ok(())
+    }
+
+    /// Tells the client that nothing more is sent, if its bytes are protected: otherwise it could
+    /// not tell the end from one that another party has made.
+    async fn finish(&self) {
+        let Some(session) = self.tls.get() else { return };
+        session.end();
+        if let Err(ended) = self.send_output(session).await {
+            tracing::debug!("ending a TLS session: {ended:?}");
+        }
+    }
+
+    async fn send_bytes(&self, segs: &mut Segs) -> Result<(), Ended> {
         while segs.bytes() > 0 {
             let mut op = self.driver.send(&self.socket, std::mem::take(segs));
             let count = Pin::new(&mut op).await;
@@ -291,6 +387,9 @@ impl Connection {
             let (requests, held) = (batch.requests, batch.held);
             batch.clear();
             self.queue.release(requests, held);
+        }
+        if !self.queue.is_cut() {
+            self.channel.finish().await;
         }
         self.end();
     }

@@ -37,6 +37,8 @@ pub(super) struct Export {
     pub(super) shared: Arc<SharedDisk>,
     /// Contexts other than `base:allocation`.
     pub(super) contexts: Arc<dyn Contexts>,
+    /// See [`ExportFacts::clients`].
+    clients: Vec<String>,
     pub(super) shutdown: Arc<Shutdown>,
 }
 
@@ -44,10 +46,12 @@ impl Export {
     pub(super) fn new(
         export: NbdExport,
         contexts: Arc<dyn Contexts>,
+        clients: Vec<String>,
         shared: Arc<SharedDisk>,
     ) -> Export {
         let NbdExport { name, description, read_only, .. } = export;
-        Export { name, description, read_only, shared, contexts, shutdown: Arc::default() }
+        let shutdown = Arc::default();
+        Export { name, description, read_only, shared, contexts, clients, shutdown }
     }
 
     /// The smallest unit that the disk takes now, in bytes.
@@ -77,6 +81,7 @@ impl Export {
             flags: flags(self.read_only || limits.read_only),
             // The server does the read-modify-write of partial blocks itself (`widen`).
             block_sizes: BlockSizes { minimum: 1, preferred, maximum: PAYLOAD_BYTES_USUAL_MAX },
+            clients: self.clients.clone(),
             contexts: [vec![BASE_ALLOCATION.to_owned()], self.contexts.names()].concat(),
         }
     }

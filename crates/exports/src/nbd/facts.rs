@@ -41,6 +41,9 @@ pub struct ExportFacts {
     pub block_sizes: BlockSizes,
     /// Names of the metadata contexts that block status can report, as `namespace:leaf`.
     pub contexts: Vec<String>,
+    /// Names in certificates: clients that have none of them do not find the export. Empty: every
+    /// client finds it.
+    pub clients: Vec<String>,
 }
 
 /// Why a set of exports cannot be served.
@@ -137,6 +140,11 @@ impl Exports {
 }
 
 impl ExportFacts {
+    /// True if a client whose certificate has these names may find the export.
+    pub fn admits(&self, names: &[String]) -> bool {
+        self.clients.is_empty() || self.clients.iter().any(|name| names.contains(name))
+    }
+
     /// The flags told to a client, which depend on the form of messages that it negotiated.
     pub fn offered_flags(&self, form: MessageForm) -> TransmissionFlags {
         let mut flags = self.flags | TransmissionFlags::HAS_FLAGS;
@@ -208,6 +216,7 @@ pub(crate) mod tests {
             flags: TransmissionFlags::all() - TransmissionFlags::READ_ONLY,
             block_sizes: BlockSizes { minimum: 512, preferred: 4096, maximum: 1 << 20 },
             contexts: vec![BASE_ALLOCATION.to_owned(), "x-cairn:dirty".to_owned()],
+            clients: Vec::new(),
         }
     }
 

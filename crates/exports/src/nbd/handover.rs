@@ -6,6 +6,9 @@
 //! their bytes that no request has used among it. The other process makes connections of that
 //! ([`NbdServer::take_over`]), which answer the client's next request as this one would have.
 //!
+//! A connection with TLS does not leave: its keys are this process's. It is closed between two
+//! requests, and its client connects again.
+//!
 //! Negotiations get a moment to end. One that has not ended when the connections part is closed.
 
 use std::os::fd::OwnedFd;
@@ -151,9 +154,13 @@ async fn go_on(env: Env, shared: Arc<Shared>, parted: Parted, socket: OwnedFd, m
         let now = export.facts().flags;
         now.contains(TransmissionFlags::READ_ONLY) && !flags.contains(TransmissionFlags::READ_ONLY)
     };
+    let is_required = shared.tls.get().is_some_and(|tls| tls.is_required);
+    let needs_tls = |export: &Export| is_required || !export.facts().admits(&[]);
     let reason = match &export {
         None => Some("it is not served"),
         Some(export) if may_only_read(export) => Some("it may only be read now"),
+        // A connection with TLS does not come here.
+        Some(export) if needs_tls(export) => Some("it needs TLS now"),
         Some(_) => None,
     };
     let (Some(export), None) = (export, reason) else {

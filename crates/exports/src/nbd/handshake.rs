@@ -9,6 +9,9 @@
 //!                                          \-> skipped  -/             \-> outcome
 //! ```
 //!
+//! One outcome is not the end: [`Outcome::StartTls`]. The negotiation goes on over TLS, by
+//! [`Handshake::secured`], and remembers nothing that was agreed before.
+//!
 //! Invariants:
 //! - I1: while output waits, nothing is consumed. So a client that sends options without reading
 //!   replies holds the reply to one option and no more.
@@ -18,6 +21,8 @@
 //!   transmission.
 //! - I4: metadata contexts belong to the export they were selected for; entering transmission
 //!   with another export drops them.
+//! - I5: a client finds only the exports that admit the names in its certificate, which a client
+//!   without TLS has not. If TLS is required, a client without it learns nothing about exports.
 //!
 //! Must never: wait, know a socket, or trust a length before the bytes are there.
 
@@ -44,6 +49,9 @@ pub const OPTION_BYTES_MAX: u32 = 64 << 10;
 /// How a negotiation ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
+    /// Once the output is sent, the bytes of the connection are those of TLS, and the negotiation
+    /// goes on within.
+    StartTls,
     /// Requests follow, under the terms agreed on.
     Transmission(Negotiated),
     /// The connection must be closed once the output is sent.
@@ -72,6 +80,22 @@ pub struct MetaContext {
     pub id: u32,
     /// Its name, one of [`ExportFacts::contexts`].
     pub name: String,
+}
+
+/// How the bytes of a negotiation are protected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Security {
+    /// TLS is not offered.
+    Plain,
+    /// The client may start TLS.
+    Offered,
+    /// The client must start TLS.
+    Required,
+    /// TLS is in use.
+    Secured {
+        /// The names in the client's certificate.
+        client: Vec<String>,
+    },
 }
 
 /// Why a negotiation ended without transmission.
@@ -104,6 +128,13 @@ pub enum Closing {
         /// The name found, perhaps shortened.
         name: String,
     },
+    /// TLS is required; `EXPORT_NAME` has no error reply.
+    #[error("EXPORT_NAME without TLS, which is required")]
+    TlsRequired,
+    /// The client sent bytes after `STARTTLS` before it had the reply: they would be taken for
+    /// protected ones, or lost.
+    #[error("found bytes behind STARTTLS, expected the client to wait for the reply")]
+    BytesBehindStartTls,
     /// A client that uses extended headers must ask with `GO`; this option has no error reply.
     #[error("option 1 (EXPORT_NAME) after extended headers, expected option 7 (GO)")]
     ExportNameForExtended,
@@ -150,6 +181,7 @@ pub struct Handshake {
     selected: Option<(usize, Vec<MetaContext>)>,
     /// Why the client gets no export.
     refusal: Option<String>,
+    security: Security,
 }
 
 /// What the next bytes are.
@@ -163,8 +195,13 @@ enum State {
 }
 
 impl Handshake {
-    /// Starts a negotiation over `exports`; the greeting waits in the output.
+    /// Starts a negotiation without TLS over `exports`; the greeting waits in the output.
     pub fn new(exports: Arc<Exports>) -> Self {
+        Handshake::with_security(exports, Security::Plain)
+    }
+
+    /// The same with this much of TLS.
+    pub fn with_security(exports: Arc<Exports>, security: Security) -> Self {
         let greeting = Greeting {
             magic: U64::new(GREETING_MAGIC),
             option_magic: U64::new(OPTION_MAGIC),
@@ -180,7 +217,15 @@ impl Handshake {
             form: MessageForm::Simple,
             selected: None,
             refusal: None,
+            security,
         }
+    }
+
+    /// Goes on over TLS, after [`Outcome::StartTls`]. `client` are the names in the certificate
+    /// that the client has shown.
+    pub fn secured(&mut self, client: Vec<String>) {
+        self.security = Security::Secured { client };
+        self.state = State::OptionHeader;
     }
 
     /// Starts a negotiation that ends with the first option that asks for an export: the client is
@@ -282,11 +327,15 @@ impl Handshake {
         if number == option::EXPORT_NAME && length as usize > STRING_BYTES_MAX {
             return self.close(Closing::BadExportName { reason: "it is longer than 4096 bytes" });
         }
+        if self.needs_tls(number) && number == option::EXPORT_NAME {
+            return self.close(Closing::TlsRequired);
+        }
         // I2
-        self.state = match is_served(number) && length <= OPTION_BYTES_MAX {
-            true => State::Payload { option: number, length },
-            false => State::Skipped { option: number, left: length },
-        };
+        self.state =
+            match is_served(number) && !self.needs_tls(number) && length <= OPTION_BYTES_MAX {
+                true => State::Payload { option: number, length },
+                false => State::Skipped { option: number, left: length },
+            };
     }
 
     fn on_option(&mut self, number: u32, payload: &[u8]) {
@@ -299,6 +348,7 @@ impl Handshake {
             return self.close(Closing::Refused { reason });
         }
         match number {
+            option::STARTTLS => self.on_starttls(payload),
             option::EXPORT_NAME => self.on_export_name(payload),
             option::LIST => self.on_list(payload),
             option::INFO | option::GO => self.on_info(number, payload),
@@ -316,12 +366,54 @@ impl Handshake {
                 self.ack(number);
                 self.close(Closing::Aborted);
             }
-            option::STARTTLS => self.refuse(number, option_error::UNSUP, "TLS is not served"),
+            number if self.needs_tls(number) => {
+                self.refuse(number, option_error::TLS_REQD, "TLS is required: start it first");
+            }
             number if is_served(number) => {
                 self.refuse(number, option_error::TOO_BIG, "the option's payload is too long");
             }
             _ => self.refuse(number, option_error::UNSUP, "the option is not served"),
         }
+    }
+
+    /// True if the option is refused as long as the client has not started TLS.
+    fn needs_tls(&self, number: u32) -> bool {
+        let is_allowed = matches!(number, option::STARTTLS | option::ABORT);
+        self.security == Security::Required && !is_allowed
+    }
+
+    fn on_starttls(&mut self, payload: &[u8]) {
+        let number = option::STARTTLS;
+        match self.security {
+            Security::Plain => {
+                self.refuse(number, option_error::UNSUP, "TLS is not served");
+            }
+            _ if !payload.is_empty() => {
+                self.refuse(number, option_error::INVALID, "the option has no payload");
+            }
+            Security::Secured { .. } => {
+                self.refuse(number, option_error::INVALID, "TLS is in use already");
+            }
+            Security::Offered | Security::Required => {
+                self.ack(number);
+                (self.form, self.selected) = (MessageForm::Simple, None);
+                self.state = State::Finished;
+                self.outcome = Some(Outcome::StartTls);
+            }
+        }
+    }
+
+    /// The names in the client's certificate.
+    fn client_names(&self) -> &[String] {
+        match &self.security {
+            Security::Secured { client } => client,
+            _ => &[],
+        }
+    }
+
+    /// The export that this client means by `name`. (I5)
+    fn find<'a>(&self, exports: &'a Exports, name: &str) -> Option<(usize, &'a ExportFacts)> {
+        exports.find(name).filter(|(_, facts)| facts.admits(self.client_names()))
     }
 
     fn on_export_name(&mut self, payload: &[u8]) {
@@ -335,7 +427,7 @@ impl Handshake {
             }
         };
         let exports = Arc::clone(&self.exports);
-        let Some((export, facts)) = exports.find(name) else {
+        let Some((export, facts)) = self.find(&exports, name) else {
             return self.close(Closing::ExportUnknown { name: shortened(name).to_owned() });
         };
         let reply = ExportNameReply {
@@ -355,6 +447,9 @@ impl Handshake {
         }
         let exports = Arc::clone(&self.exports);
         for facts in exports.all() {
+            if !facts.admits(self.client_names()) {
+                continue;
+            }
             let length = U32::new(facts.name.len() as u32);
             let parts = [length.as_bytes(), facts.name.as_bytes(), facts.description.as_bytes()];
             self.reply(option::LIST, option_reply::SERVER, &parts);
@@ -385,7 +480,7 @@ impl Handshake {
             Err(malformed) => return self.refuse(number, malformed.kind, malformed.message),
         };
         let exports = Arc::clone(&self.exports);
-        let Some((export, facts)) = exports.find(request.name) else {
+        let Some((export, facts)) = self.find(&exports, request.name) else {
             return self.refuse_unknown_export(number, request.name);
         };
         self.describe(number, facts, &request);
@@ -439,7 +534,7 @@ impl Handshake {
             Err(malformed) => return self.refuse(number, malformed.kind, malformed.message),
         };
         let exports = Arc::clone(&self.exports);
-        let Some((export, facts)) = exports.find(request.name) else {
+        let Some((export, facts)) = self.find(&exports, request.name) else {
             return self.refuse_unknown_export(number, request.name);
         };
         let matching = match is_set {
@@ -518,6 +613,7 @@ fn is_served(number: u32) -> bool {
             | option::LIST
             | option::INFO
             | option::GO
+            | option::STARTTLS
             | option::STRUCTURED_REPLY
             | option::EXTENDED_HEADERS
             | option::LIST_META_CONTEXT
@@ -552,3 +648,5 @@ fn shortened(name: &str) -> &str {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tls_tests;

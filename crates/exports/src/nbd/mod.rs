@@ -17,10 +17,12 @@
 //! - `connection`: what its tasks share: completions, replies. Admission and memory are the
 //!   [front](crate::front)'s.
 //! - `receiver`, `payload`: received and sent bytes, with as few copies as possible.
+//! - `tls`, `certificate`: the bytes of a connection under TLS, and the names of its client.
 //! - `status`, `contexts`: block status from extents, and further metadata contexts of an export.
 //!
-//! Deliberately absent: how a volume is built, TLS, block status of a choice of contexts.
+//! Deliberately absent: how a volume is built, block status of a choice of contexts.
 
+mod certificate;
 mod connection;
 mod contexts;
 mod export;
@@ -36,6 +38,7 @@ pub mod request;
 mod serve;
 mod server;
 mod status;
+mod tls;
 pub mod wire;
 
 pub use crate::listener::{ListenAddress, Listening};
@@ -43,3 +46,4 @@ pub use contexts::{ContextRun, Contexts};
 pub use export::NbdExport;
 pub use handover::{Estate, Parted};
 pub use server::{NbdOptions, NbdServer};
+pub use tls::{Tls, TlsFiles};

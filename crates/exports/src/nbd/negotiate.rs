@@ -1,7 +1,7 @@
 //! The first part of a connection: moves the bytes of a [`Handshake`] over a socket.
 //!
 //! Bytes that a client sent before the negotiation ended stay in the [`Receiver`]: they are its
-//! first requests.
+//! first requests. Those behind `STARTTLS` are refused, since no TLS protects them.
 
 use std::sync::Arc;
 
@@ -9,23 +9,62 @@ use cairn_block::{Env, Segs};
 
 use super::connection::Channel;
 use super::facts::Exports;
-use super::handshake::{Closing, Handshake, Negotiated, Outcome};
+use super::handshake::{Closing, Handshake, Negotiated, Outcome, Security};
 use super::receiver::{Ended, Receiver};
+use super::tls::{Session, Tls};
 
 /// Negotiates; none if the connection ends here. The reason was logged.
 pub(super) async fn negotiate(
     env: &Env,
     channel: &Channel,
     exports: Arc<Exports>,
+    tls: Option<&Tls>,
 ) -> Option<(Negotiated, Receiver)> {
     let mut receiver = Receiver::new(env);
-    match run(env, channel, &mut receiver, Handshake::new(exports)).await {
-        Ok(Outcome::Transmission(negotiated)) => return Some((negotiated, receiver)),
-        Ok(Outcome::Closed(Closing::Aborted)) => tracing::debug!("{}", Closing::Aborted),
-        Ok(Outcome::Closed(closing)) => {
+    let security = match tls {
+        None => Security::Plain,
+        Some(tls) if tls.is_required => Security::Required,
+        Some(_) => Security::Offered,
+    };
+    let mut handshake = Handshake::with_security(exports, security);
+    let ended = loop {
+        match (run(env, channel, &mut receiver, &mut handshake).await, tls) {
+            (Ok(Outcome::Transmission(negotiated)), _) => return Some((negotiated, receiver)),
+            (Ok(Outcome::StartTls), Some(tls)) if receiver.is_empty() => {
+                let client = match Session::new(env, tls) {
+                    Ok(session) => channel.start_tls(session).await,
+                    Err(error) => {
+                        env.warn("nbd: TLS", || format!("nbd: TLS: {error}"));
+                        return None;
+                    }
+                };
+                match client {
+                    Ok(client) => handshake.secured(client),
+                    Err(ended) => break ended,
+                }
+            }
+            // T2
+            (Ok(Outcome::StartTls), _) => return refused(env, &Closing::BytesBehindStartTls),
+            (Ok(Outcome::Closed(closing)), _) => return refused(env, &closing),
+            (Err(ended), _) => break ended,
+        }
+    };
+    match channel.tls().and_then(Session::error) {
+        Some(error) => {
+            let line = format!("nbd: TLS client refused: {error}");
+            env.warn(&line, || line.clone());
+        }
+        None => tracing::debug!("negotiation ended: {ended:?}"),
+    }
+    None
+}
+
+fn refused<T>(env: &Env, closing: &Closing) -> Option<T> {
+    match closing {
+        Closing::Aborted => tracing::debug!("{closing}"),
+        closing => {
             env.warn("nbd: negotiation refused", || format!("nbd: negotiation refused: {closing}"));
         }
-        Err(ended) => tracing::debug!("negotiation ended: {ended:?}"),
     }
     None
 }
@@ -33,7 +72,8 @@ pub(super) async fn negotiate(
 /// Tells a client why it is not served.
 pub(super) async fn refuse(env: &Env, channel: &Channel, reason: String) {
     let mut receiver = Receiver::new(env);
-    if let Err(ended) = run(env, channel, &mut receiver, Handshake::refusing(reason)).await {
+    let mut handshake = Handshake::refusing(reason);
+    if let Err(ended) = run(env, channel, &mut receiver, &mut handshake).await {
         tracing::debug!("connection of a refused client ended: {ended:?}");
     }
 }
@@ -42,7 +82,7 @@ async fn run(
     env: &Env,
     channel: &Channel,
     receiver: &mut Receiver,
-    mut handshake: Handshake,
+    handshake: &mut Handshake,
 ) -> Result<Outcome, Ended> {
     loop {
         let output = handshake.take_output();

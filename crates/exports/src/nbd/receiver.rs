@@ -41,6 +41,8 @@ pub(super) enum Ended {
     Failed(i32),
     /// This side stops receiving.
     Halted,
+    /// The TLS session has failed, and knows why.
+    Insecure,
 }
 
 impl From<Halted> for Ended {

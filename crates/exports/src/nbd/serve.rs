@@ -19,6 +19,7 @@ use super::receiver::{Ended, Receiver};
 use super::reply;
 use super::request::{ByteRange, Command, Decoded, Request, decode, peek};
 use super::status;
+use super::tls::Session;
 use super::wire::Echo;
 
 /// Serves requests until the client leaves or breaks the protocol, or until the connection leaves
@@ -34,6 +35,10 @@ pub(super) async fn receive(
             Err(Ended::Halted) => {}
             Err(ended) => {
                 tracing::debug!("export `{name}`: connection ends: {ended:?}");
+                if let Some(error) = conn.channel.tls().and_then(Session::error) {
+                    let key = format!("export '{name}': TLS connection closed");
+                    conn.queue.env.warn(&key, || format!("{key}: {error}"));
+                }
                 if let Ended::Failed(_) = ended {
                     // A long request need not go on for a client that has died.
                     conn.channel.cut();
@@ -45,6 +50,8 @@ pub(super) async fn receive(
         let rest = receiver.into_rest();
         match turn {
             Turn::Serve => receiver = Receiver::after(&conn.queue.env, rest),
+            // Another process cannot go on with the keys: the client connects again.
+            Turn::Leave if conn.channel.tls().is_some() => break None,
             Turn::Leave => break Some(conn.hand_over(rest)),
             Turn::End => break None,
         }

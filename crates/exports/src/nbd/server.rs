@@ -10,7 +10,7 @@
 
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cairn_block::sync::Mutex;
@@ -29,6 +29,7 @@ use super::handover::Parted;
 use super::negotiate::{negotiate, refuse};
 use super::receiver::Receiver;
 use super::serve::receive;
+use super::tls::Tls;
 use crate::listener::{ListenAddress, Listener};
 use crate::unix_socket::SocketRights;
 
@@ -79,6 +80,7 @@ pub(super) struct Shared {
     pub(super) post: Arc<dyn Post>,
     options: NbdOptions,
     front: Arc<Front>,
+    pub(super) tls: OnceLock<Tls>,
     table: Mutex<Table>,
     pub(super) listeners: Mutex<Vec<Arc<Listener>>>,
     /// Counts the connections.
@@ -126,6 +128,7 @@ impl NbdServer {
             post,
             options,
             front,
+            tls: OnceLock::new(),
             table: Mutex::new(Table::default()),
             listeners: Mutex::new(Vec::new()),
             shutdown: Arc::default(),
@@ -136,6 +139,12 @@ impl NbdServer {
             parted: Mutex::default(),
             next_reactor: AtomicU16::new(0),
         }))
+    }
+
+    /// Offers TLS to clients, or requires it; to be called once, before the server listens.
+    pub fn offer_tls(&self, tls: Tls) {
+        let is_first = self.0.tls.set(tls).is_ok();
+        assert!(is_first, "TLS is offered once");
     }
 
     /// Adds an export.
@@ -155,12 +164,26 @@ impl NbdServer {
         export: NbdExport,
         contexts: Arc<dyn Contexts>,
     ) -> Result<(), ConfigError> {
+        self.add_export_for(export, contexts, Vec::new())
+    }
+
+    /// The same for the clients alone that have one of these names in their certificates; all
+    /// clients if there is no name.
+    ///
+    /// # Errors
+    /// Those of [`NbdServer::add_export`].
+    pub fn add_export_for(
+        &self,
+        export: NbdExport,
+        contexts: Arc<dyn Contexts>,
+        clients: Vec<String>,
+    ) -> Result<(), ConfigError> {
         let mut table = self.0.table.lock();
         if table.exports.iter().any(|other| other.name == export.name) {
             return Err(ConfigError::argument("nbd", "export", &export.name, "a name not in use"));
         }
         let shared = self.0.front.share(&export.disk);
-        let export = Export::new(export, contexts, shared);
+        let export = Export::new(export, contexts, clients, shared);
         Exports::new(vec![export.facts()], None).map_err(|error| {
             ConfigError::new(ConfigKind::Argument, "nbd", "cannot export").with_source(error)
         })?;
@@ -230,7 +253,8 @@ impl NbdServer {
 
     /// The URI of an export (empty: the default one) at the first address listened on.
     pub fn uri(&self, export: &str) -> Option<String> {
-        self.0.listeners.lock().first().map(|listener| listener.uri(export))
+        let is_secured = self.0.tls.get().is_some();
+        self.0.listeners.lock().first().map(|listener| listener.uri(export, is_secured))
     }
 
     /// How many clients are connected.
@@ -366,7 +390,8 @@ async fn connect(
     let facts = Arc::new(exports);
     let limit =
         first(env.sleep(shared.options.handshake_timeout), shared.shutdown.above(Level::Serving));
-    let agreed = match first(negotiate(&env, &channel, facts.clone()), limit).await {
+    let negotiated = negotiate(&env, &channel, facts.clone(), shared.tls.get());
+    let agreed = match first(negotiated, limit).await {
         First::Left(agreed) => agreed,
         First::Right(First::Left(())) => {
             let seconds = shared.options.handshake_timeout.as_secs_f32();

@@ -163,7 +163,7 @@ pub mod option {
     pub const LIST: u32 = 3;
     /// Withdrawn from the protocol; refused.
     pub const PEEK_EXPORT: u32 = 4;
-    /// Start TLS; refused.
+    /// Start TLS.
     pub const STARTTLS: u32 = 5;
     /// Describe an export.
     pub const INFO: u32 = 6;
@@ -199,6 +199,8 @@ pub mod option_error {
     pub const POLICY: u32 = (1 << 31) + 2;
     /// The option's payload is malformed, or it came at the wrong moment.
     pub const INVALID: u32 = (1 << 31) + 3;
+    /// The server takes no client without TLS.
+    pub const TLS_REQD: u32 = (1 << 31) + 5;
     /// No such export.
     pub const UNKNOWN: u32 = (1 << 31) + 6;
     /// The server is shutting down.

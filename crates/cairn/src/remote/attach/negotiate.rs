@@ -47,8 +47,11 @@ impl<T: Read + Write> Stream for T {}
 
 impl Place {
     /// The place in a URI of this program: `nbd+unix:///EXPORT?socket=PATH` or
-    /// `nbd://HOST:PORT/EXPORT`.
+    /// `nbd://HOST:PORT/EXPORT`. `nbds` for TLS is the same place; the kernel has no TLS, so a
+    /// server that requires it refuses.
     pub fn of_uri(uri: &str) -> Option<Place> {
+        let plain = uri.strip_prefix("nbds").map(|rest| format!("nbd{rest}"));
+        let uri = plain.as_deref().unwrap_or(uri);
         if let Some(rest) = uri.strip_prefix("nbd+unix:///") {
             let (_, path) = rest.split_once("?socket=")?;
             return Some(Place::Unix(PathBuf::from(decoded(path)?)));
@@ -186,6 +189,7 @@ mod tests {
         assert_eq!(Place::of_uri("nbd+unix:///vm?socket=/run/a%20b%3F"), unix("/run/a b?"));
         let tcp = Some(Place::Tcp("127.0.0.1:10809".to_owned()));
         assert_eq!(Place::of_uri("nbd://127.0.0.1:10809/vm"), tcp);
+        assert_eq!(Place::of_uri("nbds://127.0.0.1:10809/vm"), tcp);
         for uri in ["", "nbd+unix:///vm", "nbd://x", "nbd+unix:///?socket=%4"] {
             assert_eq!(Place::of_uri(uri), None, "{uri}");
         }

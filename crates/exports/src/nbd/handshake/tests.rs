@@ -27,7 +27,7 @@ fn exports() -> Arc<Exports> {
 }
 
 /// An option as a client sends it.
-fn opt(number: u32, payload: &[u8]) -> Vec<u8> {
+pub(super) fn opt(number: u32, payload: &[u8]) -> Vec<u8> {
     let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
     bytes.extend(number.to_be_bytes());
     bytes.extend((payload.len() as u32).to_be_bytes());
@@ -57,10 +57,21 @@ fn meta_payload(name: &str, queries: &[&str]) -> Vec<u8> {
 
 /// The result of a whole negotiation.
 #[derive(Debug, PartialEq, Eq)]
-struct Talk {
-    output: Vec<u8>,
-    consumed: usize,
-    outcome: Option<Outcome>,
+pub(super) struct Talk {
+    pub(super) output: Vec<u8>,
+    pub(super) consumed: usize,
+    pub(super) outcome: Option<Outcome>,
+}
+
+/// What comes of bytes in a negotiation that has begun.
+pub(super) fn talk_on(handshake: &mut Handshake, bytes: &[u8]) -> Talk {
+    let mut talk = Talk { output: Vec::new(), consumed: 0, outcome: None };
+    while talk.consumed < bytes.len() && talk.outcome.is_none() {
+        talk.consumed += handshake.input(&bytes[talk.consumed..]);
+        talk.output.extend(handshake.take_output());
+        talk.outcome = handshake.take_outcome();
+    }
+    talk
 }
 
 /// Feeds `bytes` in pieces of the given lengths, repeatedly, and takes output as it comes.
@@ -85,9 +96,10 @@ fn talk(client_flags: u32, options: &[Vec<u8>]) -> Talk {
     talk_in_pieces(&bytes, &[usize::MAX / 2])
 }
 
-/// The replies after the greeting, as option, kind and payload.
-fn replies(talk: &Talk) -> Vec<(u32, u32, Vec<u8>)> {
-    let mut rest = &talk.output[18..];
+/// The replies, after the greeting if there is one, as option, kind and payload.
+pub(super) fn replies(talk: &Talk) -> Vec<(u32, u32, Vec<u8>)> {
+    let mut rest = talk.output.as_slice();
+    rest = rest.strip_prefix(b"NBDMAGICIHAVEOPT\0\x03").unwrap_or(rest);
     let mut replies = Vec::new();
     while !rest.is_empty() {
         let number = |at: usize| u32::from_be_bytes(rest[at..at + 4].try_into().unwrap());
@@ -99,11 +111,11 @@ fn replies(talk: &Talk) -> Vec<(u32, u32, Vec<u8>)> {
     replies
 }
 
-fn kinds(talk: &Talk) -> Vec<u32> {
+pub(super) fn kinds(talk: &Talk) -> Vec<u32> {
     replies(talk).into_iter().map(|(_, kind, _)| kind).collect()
 }
 
-fn negotiated(talk: Talk) -> Negotiated {
+pub(super) fn negotiated(talk: Talk) -> Negotiated {
     match talk.outcome {
         Some(Outcome::Transmission(negotiated)) => negotiated,
         other => panic!("expected transmission, found {other:?}"),
@@ -354,15 +366,15 @@ fn structured_then(options: &[Vec<u8>]) -> Talk {
     talk(FIXED, &[&[opt(option::STRUCTURED_REPLY, &[])], options].concat())
 }
 
-fn set(name: &str, queries: &[&str]) -> Vec<u8> {
+pub(super) fn set(name: &str, queries: &[&str]) -> Vec<u8> {
     opt(option::SET_META_CONTEXT, &meta_payload(name, queries))
 }
 
-fn list(name: &str, queries: &[&str]) -> Vec<u8> {
+pub(super) fn list(name: &str, queries: &[&str]) -> Vec<u8> {
     opt(option::LIST_META_CONTEXT, &meta_payload(name, queries))
 }
 
-fn go(name: &str) -> Vec<u8> {
+pub(super) fn go(name: &str) -> Vec<u8> {
     opt(option::GO, &info_payload(name, &[]))
 }
 

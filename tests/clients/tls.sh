@@ -1,0 +1,118 @@
+#!/bin/bash
+# NBD over TLS: libnbd and qemu (both by GnuTLS), certificates made by openssl, and the clients that
+# are refused.
+. "$(dirname "$0")/../lib.sh"
+. "$tests/certificates.sh"
+need nbdinfo nbdcopy qemu-img openssl
+
+authority pki
+authority stranger
+certificate pki pki server localhost DNS:localhost,IP:127.0.0.1
+certificate alice pki client alice
+certificate bob pki client someone DNS:bob.example
+certificate expired pki client alice "" -1
+certificate mallory stranger client alice
+cp pki/ca-cert.pem mallory/
+mkdir nobody && cp pki/ca-cert.pem nobody/
+
+truncate -s 4M disk secret
+pattern aa 4194304 >data
+cat >vm.toml <<END
+listen = ["unix:nbd.sock", "tcp:127.0.0.1:0"]
+control = "control.sock"
+tls_certificates = "pki"
+tls_verify_peer = true
+[[volume]]
+name = "disk"
+table = "$(linear disk)"
+[[volume]]
+name = "secret"
+table = "$(linear secret)"
+tls_names = ["bob.example"]
+END
+# unix CLIENT [EXPORT]: a URI; the folder of a client's certificates is its own.
+unix() { echo "nbds+unix:///${2:-disk}?socket=$work/nbd.sock&tls-certificates=$work/$1"; }
+
+start() { # ARG...
+  rm -f serve.out
+  "$CAIRN" serve vm.toml "$@" >serve.out 2>"$work/serve.log" </dev/null &
+  server=$!
+  await "the server serves" grep -qs "control socket" serve.out
+  address=$(ss -Hltnp 2>/dev/null | sed -n "s/.* \(127[.0-9]*:[0-9]*\) .*pid=$server,.*/\1/p")
+}
+
+start
+grep -q '^nbds+unix:///disk?socket=/' serve.out || fail "the URI is not one of TLS"
+same "$(nbdinfo --size "$(unix alice)")" 4194304 "size over TLS"
+nbdinfo "$(unix alice)" | grep -q "with TLS" || fail "nbdinfo sees no TLS"
+nbdcopy --flush data "$(unix alice)"
+same "$(sha disk)" "$(sha data)" "content written over TLS"
+nbdcopy "$(unix alice)" - | cmp - data
+nbdcopy --connections=4 --requests=64 "$(unix bob)" - | cmp - data
+
+# qemu, over TCP.
+if [ -n "$address" ]; then
+  creds="tls-creds-x509,id=tls,dir=$work/alice,endpoint=client"
+  image="driver=nbd,host=localhost,port=${address#*:},export=disk,tls-creds=tls"
+  qemu-img compare --object "$creds" --image-opts "$image" driver=file,filename=data
+  creds="tls-creds-x509,id=tls,dir=$work/mallory,endpoint=client"
+  expect 1 qemu-img info --object "$creds" --image-opts "$image"
+fi
+
+# Without a certificate of the authority there is nothing, and the others go on.
+for who in expired mallory nobody; do
+  expect 1 nbdinfo --size "$(unix $who)"
+done
+grep -q "TLS client refused: invalid peer certificate: .*xpired" serve.log || fail "expired: no line"
+grep -qE "TLS client refused: invalid peer certificate: (Unknown|BadSignature)" serve.log ||
+  fail "mallory: no line: $(cat serve.log)"
+grep -q "TLS client refused: peer sent no certificates" serve.log || fail "nobody: no line"
+expect 1 nbdinfo --size "nbd+unix:///disk?socket=$work/nbd.sock"
+grep -q "requires TLS" said || fail "a plain client is not told why: $(cat said)"
+same "$(nbdinfo --size "$(unix alice)")" 4194304 "size after refusals"
+
+# An export is there for its clients alone.
+same "$(nbdinfo --size "$(unix bob secret)")" 4194304 "size of bob's"
+expect 1 nbdinfo --size "$(unix alice secret)"
+same "$(nbdinfo --list --json "$(unix alice)" | grep -c '"export-name"')" 1 "exports for alice"
+same "$(nbdinfo --list --json "$(unix bob)" | grep -c '"export-name"')" 2 "exports for bob"
+serve_end
+
+# The list of revoked certificates.
+touch index.txt && echo 01 >crlnumber
+cat >ca.cnf <<END
+[ca]
+default_ca = own
+[own]
+database = index.txt
+crlnumber = crlnumber
+default_md = sha256
+default_crl_days = 2
+END
+openssl ca -config ca.cnf -cert pki/ca-cert.pem -keyfile pki/ca-key.pem \
+  -revoke alice/client-cert.pem 2>/dev/null
+openssl ca -config ca.cnf -cert pki/ca-cert.pem -keyfile pki/ca-key.pem -gencrl \
+  -out pki/ca-crl.pem 2>/dev/null
+start
+expect 1 nbdinfo --size "$(unix alice)"
+grep -q "TLS client refused: invalid peer certificate: Revoked" serve.log || fail "revoked: no line"
+same "$(nbdinfo --size "$(unix bob)")" 4194304 "size for one that is not revoked"
+serve_end
+rm pki/ca-crl.pem
+
+# Offered: clients with and without TLS, side by side; without it no export that has names.
+start --tls on
+same "$(nbdinfo --size "nbd+unix:///disk?socket=$work/nbd.sock")" 4194304 "size without TLS"
+same "$(nbdinfo --size "$(unix alice)")" 4194304 "size with TLS"
+expect 1 nbdinfo --size "nbd+unix:///secret?socket=$work/nbd.sock"
+serve_end
+
+# What cannot be is refused at the start, on one line.
+table="$(linear disk)"
+expect 1 "$CAIRN" serve --table "$table" --tls=on
+expect 1 "$CAIRN" serve --table "$table" --tls-verify-peer
+expect 1 "$CAIRN" serve --table "$table" --tls-certificates nobody
+grep -q "nobody/server-cert.pem: TLS: there is no such file" said || fail "$(cat said)"
+cp -r pki mixed && cp alice/client-key.pem mixed/server-key.pem
+expect 1 "$CAIRN" serve --table "$table" --tls-certificates mixed
+same "$(wc -l <said)" 1 "lines on a key of another certificate"

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use cairn_exports::nbd::facts::{BlockSizes, ExportFacts, Exports};
-use cairn_exports::nbd::handshake::{Handshake, OPTION_BYTES_MAX, Outcome};
+use cairn_exports::nbd::handshake::{Handshake, OPTION_BYTES_MAX, Outcome, Security};
 use cairn_exports::nbd::request::{ByteRange, Command, Decoded, Terms, decode};
 use cairn_exports::nbd::wire::{BASE_ALLOCATION, CommandFlags, MessageForm, TransmissionFlags};
 use cairn_exports::vhost_user::trial;
@@ -89,8 +89,13 @@ fn check_command(command: &Command, terms: &Terms) {
 /// How long the pieces are in which the bytes arrive (a byte), then everything a client says.
 pub fn nbd_handshake(bytes: &[u8]) {
     let Some((piece, said)) = bytes.split_first() else { return };
-    let whole = converse(said, said.len().max(1));
-    let pieces = converse(said, usize::from(*piece).max(1));
+    let security = match piece >> 6 {
+        0 | 1 => Security::Plain,
+        2 => Security::Offered,
+        _ => Security::Required,
+    };
+    let whole = converse(said, said.len().max(1), security.clone());
+    let pieces = converse(said, usize::from(*piece).max(1), security);
     assert_eq!(whole, pieces);
     let (answers, consumed, outcome) = whole;
     assert!(consumed <= said.len());
@@ -108,8 +113,8 @@ pub fn nbd_handshake(bytes: &[u8]) {
 
 type Conversation = (Vec<u8>, usize, Option<Outcome>);
 
-fn converse(said: &[u8], piece: usize) -> Conversation {
-    let mut handshake = Handshake::new(exports());
+fn converse(said: &[u8], piece: usize, security: Security) -> Conversation {
+    let mut handshake = Handshake::with_security(exports(), security);
     let mut answers = handshake.take_output();
     let mut consumed = 0;
     for piece in said.chunks(piece) {

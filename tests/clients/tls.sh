@@ -76,6 +76,10 @@ same "$(nbdinfo --size "$(unix bob secret)")" 4194304 "size of bob's"
 expect 1 nbdinfo --size "$(unix alice secret)"
 same "$(nbdinfo --list --json "$(unix alice)" | grep -c '"export-name"')" 1 "exports for alice"
 same "$(nbdinfo --list --json "$(unix bob)" | grep -c '"export-name"')" 2 "exports for bob"
+"$CAIRN" --control control.sock export add secret --as copy
+expect 1 nbdinfo --size "$(unix alice copy)"
+same "$(nbdinfo --size "$(unix bob copy)")" 4194304 "size of bob's by an export that a verb added"
+"$CAIRN" --control control.sock export remove copy
 serve_end
 
 # The list of revoked certificates.
@@ -106,6 +110,17 @@ same "$(nbdinfo --size "nbd+unix:///disk?socket=$work/nbd.sock")" 4194304 "size 
 same "$(nbdinfo --size "$(unix alice)")" 4194304 "size with TLS"
 expect 1 nbdinfo --size "nbd+unix:///secret?socket=$work/nbd.sock"
 serve_end
+
+# An upgrade: the next server has the socket, and its own keys.
+start
+said=$("$CAIRN" --control control.sock upgrade)
+wait "$server"
+server=$(echo "$said" | sed -n 's/^process \([0-9]*\) serves now.*/\1/p')
+[ -n "$server" ] || fail "no process goes on: $said"
+same "$(nbdinfo --size "$(unix alice)")" 4194304 "size after an upgrade"
+kill -TERM "$server"
+await "the next server has ended" sh -c "! kill -0 $server 2>/dev/null"
+server=''
 
 # What cannot be is refused at the start, on one line.
 table="$(linear disk)"

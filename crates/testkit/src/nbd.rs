@@ -90,18 +90,22 @@ impl Client {
 
     /// Connects and agrees on the form of replies; no export is asked for yet.
     pub fn negotiate(path: &Path, wishes: Wishes) -> Client {
-        let mut client = Client::over(Client::connect(path));
-        client.extended = wishes.extended;
+        Client::over(Client::connect(path)).agree(wishes)
+    }
+
+    /// Agrees on the form of replies.
+    pub fn agree(mut self, wishes: Wishes) -> Client {
+        self.extended = wishes.extended;
         for (wished, option) in [
             (wishes.structured, option::STRUCTURED_REPLY),
             (wishes.extended, option::EXTENDED_HEADERS),
         ] {
             if wished {
-                client.option(option, &[]);
-                assert_eq!(client.option_replies().last().unwrap().0, option_reply::ACK);
+                self.option(option, &[]);
+                assert_eq!(self.option_replies().last().unwrap().0, option_reply::ACK);
             }
         }
-        client
+        self
     }
 
     /// Lists or selects contexts of an export, as `option` says; returns the names of those found.
@@ -117,31 +121,35 @@ impl Client {
 
     /// Selects these contexts if it asks for allocation.
     pub fn open_with(path: &Path, export: &str, wishes: Wishes, contexts: &[&str]) -> Client {
-        let mut client = Client::negotiate(path, wishes);
+        Client::negotiate(path, wishes).enter(export, wishes, contexts)
+    }
+
+    /// Enters the transmission phase of an export.
+    pub fn enter(mut self, export: &str, wishes: Wishes, contexts: &[&str]) -> Client {
         if wishes.allocation {
-            assert_ne!(client.contexts(option::SET_META_CONTEXT, export, contexts), [""; 0]);
+            assert_ne!(self.contexts(option::SET_META_CONTEXT, export, contexts), [""; 0]);
         }
         let mut payload = string(export);
         payload.extend(u16::from(wishes.block_sizes).to_be_bytes());
         if wishes.block_sizes {
             payload.extend(info::BLOCK_SIZE.to_be_bytes());
         }
-        client.option(option::GO, &payload);
-        for (kind, payload) in client.option_replies() {
+        self.option(option::GO, &payload);
+        for (kind, payload) in self.option_replies() {
             match (kind, payload.as_slice()) {
                 (option_reply::INFO, [0, 0, rest @ ..]) => {
-                    client.size = u64::from_be_bytes(rest[..8].try_into().unwrap());
-                    client.flags = u16::from_be_bytes(rest[8..].try_into().unwrap());
+                    self.size = u64::from_be_bytes(rest[..8].try_into().unwrap());
+                    self.flags = u16::from_be_bytes(rest[8..].try_into().unwrap());
                 }
                 (option_reply::INFO, [0, 3, rest @ ..]) => {
                     let at = |i: usize| u32::from_be_bytes(rest[i..i + 4].try_into().unwrap());
-                    client.block_sizes = Some((at(0), at(4), at(8)));
+                    self.block_sizes = Some((at(0), at(4), at(8)));
                 }
                 (option_reply::ACK, _) => {}
                 other => panic!("unexpected answer to GO: {other:?}"),
             }
         }
-        client
+        self
     }
 
     /// Sends an option.

@@ -33,7 +33,7 @@ pub trait Contexts: Send + Sync {
 }
 
 /// No further contexts.
-pub(super) struct NoContexts;
+pub struct NoContexts;
 
 impl Contexts for NoContexts {
     fn names(&self) -> Vec<String> {

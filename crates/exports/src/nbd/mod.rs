@@ -42,7 +42,7 @@ mod tls;
 pub mod wire;
 
 pub use crate::listener::{ListenAddress, Listening};
-pub use contexts::{ContextRun, Contexts};
+pub use contexts::{ContextRun, Contexts, NoContexts};
 pub use export::NbdExport;
 pub use handover::{Estate, Parted};
 pub use server::{NbdOptions, NbdServer};

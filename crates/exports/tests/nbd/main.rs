@@ -16,6 +16,10 @@ mod lost;
 #[cfg(test)]
 mod protocol;
 #[cfg(test)]
+mod tls;
+#[cfg(test)]
+mod tls_client;
+#[cfg(test)]
 mod unaligned;
 #[cfg(test)]
 mod world;

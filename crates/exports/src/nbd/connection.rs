@@ -68,8 +68,10 @@ impl Channel {
                 self.send_output(session).await?;
                 return Err(Ended::Insecure);
             }
-            if fed == Ok(false) {
-                self.receive_input(session).await?;
+            match fed {
+                Ok(false) if session.is_closed() => return Err(Ended::Closed),
+                Ok(false) => self.receive_input(session).await?,
+                _ => {}
             }
         }
     }

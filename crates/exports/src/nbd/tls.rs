@@ -181,6 +181,11 @@ impl Session {
         self.tls.borrow().is_handshaking()
     }
 
+    /// True if the client has ended its side.
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed.get()
+    }
+
     /// Why the session has failed, for the log.
     pub(super) fn error(&self) -> Option<String> {
         self.error.borrow().clone()
@@ -207,7 +212,7 @@ impl Session {
     }
 
     /// Has the session look at what was received, as far as it can hold what comes of it. False if
-    /// there was nothing to look at.
+    /// there was nothing to look at, or the client has ended its side.
     ///
     /// # Errors
     /// The client does not keep to the protocol, or its certificate is refused. The reason is kept,
@@ -215,12 +220,14 @@ impl Session {
     pub(super) fn feed(&self) -> Result<bool, ()> {
         let mut input = self.input.borrow_mut();
         let mut tls = self.tls.borrow_mut();
-        if input.start == input.end {
+        // Bytes behind the client's end mean nothing.
+        if input.start == input.end || self.is_closed.get() {
             return Ok(false);
         }
         let (start, len) = (input.start, input.end - input.start);
         let read = input.buf.read(start, len, |mut bytes| tls.read_tls(&mut bytes));
         let processed = match read {
+            Ok(0) => Err("the session takes no more bytes".to_owned()),
             Ok(count) => {
                 input.start += count;
                 tls.process_new_packets().map_err(|error| error.to_string())

@@ -99,6 +99,37 @@ fn bytes_that_are_no_tls_close_the_connection_and_no_other() {
 }
 
 #[test]
+fn bytes_behind_the_end_of_a_session_stop_no_reactor() {
+    on_both_rings(|ring| {
+        let authority = Authority::new();
+        let world = world(ring, &authority, false);
+        let others: Vec<_> = (0..3).map(|_| open(&world, &authority.nameless())).collect();
+        // In the middle of a handshake: a warning that the client ends.
+        let mut client = starttls(&world.socket());
+        client
+            .stream
+            .write_all(&[&[0x15, 3, 3, 0, 2, 1, 0][..], &[0x17; 30_000]].concat())
+            .unwrap();
+        eventually("the connection has ended", || world.server.connections() == others.len());
+        // In a negotiation: half a header, the end, and more.
+        let (mut client, mut tls) = (starttls(&world.socket()), session(&authority.nameless()));
+        tls.complete_io(&mut client.stream).unwrap();
+        tls.writer().write_all(b"IHAVE").unwrap();
+        tls.send_close_notify();
+        let mut bytes = Vec::new();
+        while tls.wants_write() {
+            tls.write_tls(&mut bytes).unwrap();
+        }
+        bytes.extend([0x17; 30_000]);
+        client.stream.write_all(&bytes).unwrap();
+        eventually("the connection has ended", || world.server.connections() == others.len());
+        for mut other in others {
+            assert_eq!(other.read(0, 512), [0; 512]);
+        }
+    });
+}
+
+#[test]
 fn plain_options_behind_starttls_are_not_taken_for_protected_ones() {
     on_both_rings(|ring| {
         let authority = Authority::new();

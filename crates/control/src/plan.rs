@@ -583,10 +583,10 @@ impl Plan {
     ) -> Outcome<()> {
         let name = record.name.as_str();
         if let Some(store) = &record.store {
-            let (argument, path) = (&store.argument, world.place(&store.argument));
-            let sound = store::refuse_blank(argument, &path).and_then(|()| {
+            let argument = &store.argument;
+            let sound = store::refuse_blank(world, argument).and_then(|()| {
                 let lost = self.lost.contains(name);
-                if lost { store::mark_lost(argument, &path, world.read_only()) } else { Ok(()) }
+                if lost { store::mark_lost(world, argument) } else { Ok(()) }
             });
             sound.map_err(|error| of_volume(name, error))?;
         }

@@ -283,6 +283,35 @@ fn snapshot_that_lives_as_long_as_the_server_goes_on() {
 }
 
 #[test]
+fn what_verbs_have_made_goes_on() {
+    let place = place();
+    let args = ["--state", "st", "--table", "vm=0 N linear slow 0"];
+    let serving = Serving::start(&place, &args);
+    serving.ask(&["snap", "create", "vm@now"]).ok();
+    let pool = ["pool", "create", "p", "--data", "d", "--metadata", "m", "--data-size", "16M"];
+    serving.ask(&[&pool[..], &["--metadata-size", "4M"]].concat()).ok();
+    serving.ask(&["thin", "create", "p/t", "8M"]).ok();
+    serving.ask(&["thin", "snapshot", "t@now"]).ok();
+    let mut clients = ["vm", "t"].map(|name| serving.client(name));
+    let mut snapshots = ["vm@now", "t@now"].map(|name| serving.client(name));
+    for round in 1..=3 {
+        for client in &mut clients {
+            assert_eq!(client.write(0, u64::from(round) << 16, &[round; 8192]), 0);
+        }
+        serving.upgrade(&[]).ok();
+        for before in 1..=round {
+            let at = u64::from(before) << 16;
+            for client in &mut clients {
+                assert_eq!(client.read(at, 8192), [before; 8192]);
+            }
+            for snapshot in &mut snapshots {
+                assert_eq!(snapshot.read(at, 8192), [0; 8192]);
+            }
+        }
+    }
+}
+
+#[test]
 fn verbs_of_a_server_that_has_left_change_nothing() {
     let place = place();
     let serving = Serving::start(&place, &["--table", CACHE]);

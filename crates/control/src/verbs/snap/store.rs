@@ -12,9 +12,13 @@ use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::arguments::is_path;
-use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
+use crate::world::World;
+use cairn_block::{
+    ConfigError, ConfigKind, Disk, Io, IoError, SECTOR_BYTES, Sector, SectorCount, SectorRange,
+};
 use cairn_format::snapshot::{ChunkSize, Layout, Opening, Record as StoreRecord};
 use cairn_outcome::failure::{Outcome, refused, system, wrong};
 use cairn_tools::snapshot::format::{check_size, format};
@@ -179,12 +183,13 @@ fn adopt(wanted: &Wanted) -> Outcome<()> {
     }
 }
 
-/// Refuses a recorded store without a header: its content is lost.
+/// Refuses a recorded store without a header: its content is lost. The device is opened as a table
+/// opens it: an earlier process may have left it, locked.
 ///
 /// # Errors
 /// It is blank, or can't be read.
-pub fn refuse_blank(argument: &str, path: &Path) -> Outcome<()> {
-    match opening(argument, &Source::read(path)?)? {
+pub fn refuse_blank(world: &World, argument: &str) -> Outcome<()> {
+    match opening(world, argument)? {
         Opening::Existing(_) => Ok(()),
         Opening::Blank => {
             let expected = "the store of a snapshot that is recorded";
@@ -197,26 +202,48 @@ pub fn refuse_blank(argument: &str, path: &Path) -> Outcome<()> {
 ///
 /// # Errors
 /// The store looks valid and cannot be written.
-pub fn mark_lost(argument: &str, path: &Path, read_only: bool) -> Outcome<()> {
-    let Opening::Existing(header) = opening(argument, &Source::read(path)?)? else {
-        return Ok(());
-    };
+pub fn mark_lost(world: &World, argument: &str) -> Outcome<()> {
+    let Opening::Existing(header) = opening(world, argument)? else { return Ok(()) };
     if !header.is_valid() {
         return Ok(());
     }
-    if read_only {
+    if world.read_only() {
         let expected = "invalid, as the state file says (a writable start marks it)";
         return Err(refused(ConfigKind::Damaged, argument, "header", "valid", expected));
     }
     tracing::warn!("{argument}: its snapshot ended while it could not be written: marked invalid");
-    let source = Source::write(path)?;
-    source.write_at(0, &header.invalidated().encode())?;
-    source.flush()
+    let disk = world.open(argument)?;
+    let written = world.on_home(argument, async move |env| {
+        let block = first_block(&disk);
+        let segs = env.segs(block.count);
+        env.io(&disk, Io::read(block, segs.clone())).await?;
+        segs.copy_in(0, &header.invalidated().encode());
+        env.io(&disk, Io::write(block, segs)).await?;
+        env.io(&disk, Io::flush()).await
+    });
+    written.map_err(|error| unread(argument, &error))
 }
 
-fn opening(argument: &str, source: &Source) -> Outcome<Opening> {
-    let opening = Opening::decide(&source.bytes_at(0, SECTOR_BYTES as usize)?);
+fn opening(world: &World, argument: &str) -> Outcome<Opening> {
+    let disk = world.open_to_read(argument)?;
+    let read = world.on_home(argument, async move |env| {
+        let block = first_block(&disk);
+        let segs = env.segs(block.count);
+        env.io(&disk, Io::read(block, segs.clone())).await.map(|()| segs.to_vec())
+    });
+    let bytes = read.map_err(|error| unread(argument, &error))?;
+    let opening = Opening::decide(&bytes[..SECTOR_BYTES as usize]);
     opening.map_err(|error| ConfigError::new(ConfigKind::Damaged, argument, error.to_string()))
+}
+
+/// The smallest range that has the header.
+fn first_block(disk: &Arc<dyn Disk>) -> SectorRange {
+    let block = u64::from(disk.limits().logical_block).max(SECTOR_BYTES);
+    SectorRange::new(Sector(0), SectorCount::of_bytes(block))
+}
+
+fn unread(argument: &str, error: &IoError) -> ConfigError {
+    ConfigError::new(ConfigKind::System, argument, format!("header: {error}"))
 }
 
 /// Makes a file longer, durably; it may be in use. Returns its former size. A file that has the new

@@ -49,6 +49,7 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::table::Table;
 use crate::target::SuspendMode;
+use crate::traffic::Traffic;
 use crate::units::{Sector, SectorCount, SectorRange};
 use crate::wait::until;
 
@@ -333,6 +334,14 @@ impl MappedDevice {
             self.failures.raise();
         }
         result
+    }
+
+    /// What passed the device so far, on all reactors.
+    pub async fn traffic(&self, env: &Env) -> Traffic {
+        let (sum, id) = (Arc::new(Mutex::new(Traffic::default())), self.id);
+        let adds = sum.clone();
+        everywhere(env, move |env| adds.lock().add(env.local(id).traffic())).await;
+        *sum.lock()
     }
 
     /// Flushes every disk of the live table (D6), once per suspend. The device is suspended.

@@ -28,6 +28,7 @@ use crate::op::Op;
 use crate::request::{Completion, Frame, FrameFlags, MAX_DEPTH, Request};
 use crate::table::{Line, Straight, Table};
 use crate::target::{EndIo, Verdict};
+use crate::traffic::Took;
 use crate::units::{Sector, SectorCount, SectorRange};
 
 /// Pending work, in order.
@@ -392,10 +393,10 @@ fn enter_flush<'t>(
 /// Takes a completion up through the frames, as far as it goes.
 fn finish(env: &Env, tables: &Tables, mut request: Box<Request>, mut result: IoResult) {
     let mut handed_back = false;
-    loop {
-        pass_by(env, &mut request);
+    while request.depth > 0 {
+        pass_by(env, &mut request, result.is_err());
         if request.depth == 0 {
-            return end(env, request, result, handed_back);
+            break;
         }
         let top = usize::from(request.depth) - 1;
         match leave_frame(env, tables, request, top, result) {
@@ -406,19 +407,23 @@ fn finish(env: &Env, tables: &Tables, mut request: Box<Request>, mut result: IoR
             }
         }
     }
+    end(env, request, result, handed_back);
 }
 
 /// Leaves the frames that no target watches and that have no other part.
 #[inline(always)]
-fn pass_by(env: &Env, request: &mut Request) {
+fn pass_by(env: &Env, request: &mut Request, failed: bool) {
     let before = usize::from(request.depth);
+    let count = Count::of(env, request);
     let mut depth = before;
     for frame in request.frames[..before].iter().rev() {
         if !frame.is_plain() {
             break;
         }
-        env.local(frame.device).leave();
+        let local = env.local(frame.device);
         depth -= 1;
+        count.at(local, depth, (frame.op, frame.device_range.count), failed);
+        local.leave();
     }
     if depth < before {
         request.depth = depth as u8;
@@ -467,9 +472,10 @@ fn leave_frame(
     result = frame.error.map_or(Ok(()), Err);
     restore_whole(&mut request, top);
     request.depth -= 1;
-    let local = env.local(device);
+    let (local, count) = (env.local(device), Count::of(env, &request));
     if flags.contains(FrameFlags::HANDED_BACK) && result.is_ok() {
         if local.is_given_up() {
+            count.at(local, top, (request.op, request.range.count), true);
             local.leave();
             return Left::Passed(request, Err(IoError::SHUTDOWN));
         }
@@ -482,8 +488,34 @@ fn leave_frame(
         local.leave();
         return Left::HandedBack(request);
     }
+    count.at(local, top, (request.op, request.range.count), result.is_err());
     local.leave();
     Left::Passed(request, result)
+}
+
+/// How the devices count a request that goes up.
+#[derive(Clone, Copy)]
+struct Count {
+    took: Took,
+    /// The first frame at whose end a device counts: the lowest of a child belongs to a device that
+    /// counts the parent.
+    from: usize,
+}
+
+impl Count {
+    #[inline(always)]
+    fn of(env: &Env, request: &Request) -> Count {
+        let from = usize::from(matches!(request.completion, Completion::Child { .. }));
+        Count { took: Took::between(request.started, env.now()), from }
+    }
+
+    /// Counts at the end of a frame.
+    #[inline(always)]
+    fn at(self, local: &LocalDevice, frame: usize, (op, count): (Op, SectorCount), failed: bool) {
+        if frame >= self.from {
+            local.traffic().count(op, count, self.took, failed);
+        }
+    }
 }
 
 fn wait(env: &Env, request: Box<Request>) -> Left {

@@ -19,6 +19,7 @@ use crate::op::Op;
 use crate::request::Request;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::table::{Straight, Table};
+use crate::traffic::LocalTraffic;
 use crate::units::{Sector, SectorRange};
 use crate::wait::until;
 
@@ -137,6 +138,7 @@ pub(crate) struct LocalDevice {
     removed: Cell<bool>,
     /// The gate will not open any more: a request that finds it closed fails.
     given_up: Cell<bool>,
+    traffic: LocalTraffic,
 }
 
 impl Default for LocalDevice {
@@ -150,6 +152,7 @@ impl Default for LocalDevice {
             given_up: Cell::default(),
             bounds: Cell::new(Bounds::NOTHING),
             way: Cell::default(),
+            traffic: LocalTraffic::default(),
         }
     }
 }
@@ -189,6 +192,12 @@ impl LocalDevice {
         if left == 0 && self.closed.get() {
             self.tell_drained();
         }
+    }
+
+    /// What has left so far.
+    #[inline(always)]
+    pub fn traffic(&self) -> &LocalTraffic {
+        &self.traffic
     }
 
     #[cold]

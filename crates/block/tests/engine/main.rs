@@ -22,3 +22,5 @@ mod split;
 mod straight;
 #[cfg(test)]
 mod suspend;
+#[cfg(test)]
+mod traffic;

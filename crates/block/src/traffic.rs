@@ -1,0 +1,211 @@
+//! What passed a mapped device: for each operation how many requests, how much, and how long they
+//! took.
+//!
+//! Each reactor counts in cells of its own ([`LocalTraffic`]), and a reader sums them up
+//! ([`Traffic`]). A request that the device admitted counts when it leaves, once, however many parts
+//! it had; one that goes back to the gate counts when it leaves at last. Its time runs from its start by a client,
+//! in turns of the reactor's loop: no clock is read for it. A copy that disks make by themselves
+//! ([`crate::Env::copy`]) is no request, and is not counted.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use crate::op::Op;
+use crate::units::{SectorCount, Time};
+
+/// How many buckets a histogram has. A bucket holds what took less than twice as much as the bucket
+/// before it; the first one less than `2 << SHIFT` nanoseconds. That a power of two of them reaches
+/// beyond all times saves the comparison with a last one.
+const BUCKETS: usize = 64;
+
+const SHIFT: u32 = 10;
+
+/// How many buckets are shown: the last of these has all that took longer, too (69 s).
+const SHOWN: usize = 27;
+
+/// The operations, in the order of their cells.
+pub const OPS: [Op; 5] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes];
+
+/// How long a request took.
+#[derive(Clone, Copy)]
+pub(crate) struct Took {
+    nanos: u64,
+    bucket: usize,
+}
+
+impl Took {
+    #[inline(always)]
+    pub fn between(started: Time, now: Time) -> Took {
+        debug_assert!(started <= now, "a request stays on its reactor");
+        let nanos = now.0.wrapping_sub(started.0);
+        Took { nanos, bucket: ((nanos >> SHIFT) | 1).ilog2() as usize }
+    }
+}
+
+struct OpCells {
+    sectors: Cell<u64>,
+    nanos: Cell<u64>,
+    failed: Cell<u64>,
+    buckets: [Cell<u64>; BUCKETS],
+}
+
+impl Default for OpCells {
+    fn default() -> OpCells {
+        let [sectors, nanos, failed] = Default::default();
+        OpCells { sectors, nanos, failed, buckets: [const { Cell::new(0) }; BUCKETS] }
+    }
+}
+
+/// The counts of one reactor about one device.
+#[derive(Default)]
+pub(crate) struct LocalTraffic([OpCells; OPS.len()]);
+
+impl LocalTraffic {
+    /// A request of this length has left.
+    #[inline(always)]
+    pub fn count(&self, op: Op, sectors: SectorCount, took: Took, failed: bool) {
+        let cells = &self.0[op as usize];
+        let add = |cell: &Cell<u64>, more: u64| cell.set(cell.get().wrapping_add(more));
+        add(&cells.sectors, sectors.0);
+        add(&cells.nanos, took.nanos);
+        add(&cells.buckets[took.bucket % BUCKETS], 1);
+        if failed {
+            add(&cells.failed, 1);
+        }
+    }
+}
+
+/// The counts of one operation. They only rise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpTraffic {
+    /// How much the requests that ended asked for.
+    pub sectors: SectorCount,
+    /// How long they took together.
+    pub nanos: u64,
+    /// How many failed.
+    pub failed: u64,
+    buckets: [u64; BUCKETS],
+}
+
+impl Default for OpTraffic {
+    fn default() -> OpTraffic {
+        OpTraffic { sectors: SectorCount::ZERO, nanos: 0, failed: 0, buckets: [0; BUCKETS] }
+    }
+}
+
+impl OpTraffic {
+    /// How many requests ended.
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().sum()
+    }
+
+    /// How many requests took less than a time, and no less than the time before it. The times
+    /// rise; the last one has no bound.
+    pub fn buckets(&self) -> impl Iterator<Item = (Option<Duration>, u64)> {
+        let (shown, beyond) = self.buckets.split_at(SHOWN - 1);
+        let bounds = (0..).map(|at| Some(Duration::from_nanos(2 << (SHIFT + at))));
+        let last = (None, beyond.iter().sum());
+        bounds.zip(shown.iter().copied()).chain([last])
+    }
+
+    /// The time that a share of the requests did not exceed, a bucket's bound; none if there were no
+    /// requests, or if it lies beyond the last bound.
+    pub fn quantile(&self, share: f64) -> Option<Duration> {
+        let wanted = ((self.count() as f64 * share).ceil() as u64).max(1);
+        let mut below = 0;
+        let bucket = self.buckets().find(|(_, count)| {
+            below += count;
+            below >= wanted
+        });
+        bucket?.0
+    }
+
+    /// The counts since an earlier look.
+    #[must_use]
+    pub fn since(&self, earlier: &OpTraffic) -> OpTraffic {
+        OpTraffic {
+            sectors: SectorCount(self.sectors.0.wrapping_sub(earlier.sectors.0)),
+            nanos: self.nanos.wrapping_sub(earlier.nanos),
+            failed: self.failed.wrapping_sub(earlier.failed),
+            buckets: std::array::from_fn(|at| self.buckets[at].wrapping_sub(earlier.buckets[at])),
+        }
+    }
+}
+
+/// The counts of all reactors about one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic([OpTraffic; OPS.len()]);
+
+impl Traffic {
+    /// The counts of an operation.
+    pub fn of(&self, op: Op) -> &OpTraffic {
+        &self.0[op as usize]
+    }
+
+    pub(crate) fn add(&mut self, local: &LocalTraffic) {
+        for (sum, cells) in self.0.iter_mut().zip(&local.0) {
+            sum.sectors += SectorCount(cells.sectors.get());
+            sum.nanos = sum.nanos.wrapping_add(cells.nanos.get());
+            sum.failed += cells.failed.get();
+            for (bucket, cell) in sum.buckets.iter_mut().zip(&cells.buckets) {
+                *bucket += cell.get();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LocalTraffic, OPS, SHOWN, Took, Traffic};
+    use crate::op::Op;
+    use crate::units::{SectorCount, Time};
+    use std::time::Duration;
+
+    fn took(nanos: u64) -> Took {
+        Took::between(Time(7), Time(7 + nanos))
+    }
+
+    #[test]
+    fn each_operation_has_its_place() {
+        for (at, op) in OPS.into_iter().enumerate() {
+            assert_eq!(op as usize, at);
+        }
+    }
+
+    #[test]
+    fn times_are_counted_below_the_bound_of_their_bucket() {
+        let local = LocalTraffic::default();
+        for nanos in [0, 2047, 2048, 4095, 1 << 20, u64::MAX - 7] {
+            local.count(Op::Write, SectorCount(8), took(nanos), nanos == 0);
+        }
+        let mut traffic = Traffic::default();
+        traffic.add(&local);
+        let writes = traffic.of(Op::Write);
+        assert_eq!((writes.count(), writes.sectors, writes.failed), (6, SectorCount(48), 1));
+        let in_bucket = |nanos| {
+            let bound = Some(Duration::from_nanos(nanos));
+            writes.buckets().find(|bucket| bucket.0 == bound).unwrap().1
+        };
+        assert_eq!([2048, 4096, 1 << 20, 1 << 21].map(in_bucket), [2, 2, 0, 1]);
+        assert_eq!(writes.buckets().last().unwrap(), (None, 1));
+        assert_eq!(writes.buckets().count(), SHOWN);
+        assert_eq!(writes.quantile(0.5), Some(Duration::from_nanos(4096)));
+        assert_eq!(writes.quantile(1.0), None);
+        assert_eq!(traffic.of(Op::Read).quantile(0.5), None);
+    }
+
+    #[test]
+    fn a_difference_is_what_passed_in_between() {
+        let (local, mut before, mut after) = <(LocalTraffic, Traffic, Traffic)>::default();
+        local.count(Op::Read, SectorCount(8), took(5000), true);
+        before.add(&local);
+        local.count(Op::Read, SectorCount(16), took(100), false);
+        after.add(&local);
+        let between = after.of(Op::Read).since(before.of(Op::Read));
+        assert_eq!((between.count(), between.sectors, between.failed), (1, SectorCount(16), 0));
+        assert_eq!(
+            (between.nanos, between.quantile(0.99)),
+            (100, Some(Duration::from_nanos(2048)))
+        );
+    }
+}

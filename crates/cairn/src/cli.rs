@@ -21,7 +21,7 @@ use cairn_control::verbs::cache::{
 };
 use cairn_control::verbs::export::{ExportAdd, ExportList, ExportRemove};
 use cairn_control::verbs::pool::{PoolCreate, PoolGrow, PoolStatus, PoolTrim};
-use cairn_control::verbs::server::{ServerUpgrade, TargetList};
+use cairn_control::verbs::server::{ServerMetrics, ServerUpgrade, TargetList};
 use cairn_control::verbs::snap::{
     SnapCreate, SnapDiff, SnapGrow, SnapList, SnapMerge, SnapRemove, SnapRollback,
 };
@@ -122,6 +122,8 @@ pub enum Command {
     Remove(VolumeRemove),
     /// Have another program, or a new version, go on with the volumes and clients of a server
     Upgrade(ServerUpgrade),
+    /// Show what a server counts, as Prometheus reads it
+    Metrics(ServerMetrics),
     /// Wait for an event of a volume
     Wait(VolumeWait),
     /// Caches of served volumes: list, get, set, flush, attach, detach

@@ -57,6 +57,9 @@ pub struct ExportInfo {
     pub read_only: bool,
     /// Where.
     pub uri: Option<String>,
+    /// Connections of clients.
+    #[serde(default)]
+    pub clients: u64,
 }
 
 /// A socket for virtual machines.
@@ -624,6 +627,7 @@ impl Exports {
             let limits = disk.as_ref().map(|disk| disk.limits());
             ExportInfo {
                 uri: self.uri(&export.name),
+                clients: (self.server.users(&export.name) + self.vhost.users(&export.name)) as u64,
                 bytes: disk.map_or(0, |disk| disk.sectors().to_bytes()),
                 read_only: export.read_only || limits.is_some_and(|limits| limits.read_only),
                 name: export.name,

@@ -6,9 +6,11 @@
 //!   their names.
 //! - [`thin_line`], [`live_pool`], [`contexts`]: queries of live snapshots and pools.
 //! - [`state`], [`tls_names`], [`exports`]: the state file, and the exports that clients find.
+//! - [`metrics`]: what monitoring reads.
 //! - [`caches`]: rules for tables that touch caches that were left dirty.
 //! - [`sockets`], [`handover`]: what a server leaves to its successor, another process.
-//! - [`control`], [`keeper_calls`], [`arguments`], [`devices`], [`report`]: the parts of verbs.
+//! - [`control`], [`http`], [`keeper_calls`], [`arguments`], [`devices`], [`report`]: the parts of
+//!   verbs.
 //! - [`reach`], [`turns`]: which verbs may change something at the same time.
 //! - [`verbs`]: one struct per verb, which the command line, the client and the server share.
 //! - [`plan`]: the order of a start. [`client`]: asks a running server.
@@ -25,11 +27,13 @@ pub mod control;
 pub mod devices;
 pub mod exports;
 pub mod handover;
+pub mod http;
 pub mod keeper_calls;
 pub mod kept;
 pub mod lasting;
 pub mod live_pool;
 pub mod measure;
+pub mod metrics;
 pub mod names;
 pub mod plan;
 pub mod reach;

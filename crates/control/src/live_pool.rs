@@ -8,6 +8,9 @@ use cairn_targets::thin::{Figures, ThinDevice, ThinPool};
 
 use crate::world::{Names, World, message_refused};
 
+/// A block of the metadata device.
+pub const METADATA_BLOCK_BYTES: u64 = 4096;
+
 /// A pool that is served.
 #[derive(Clone)]
 pub struct LivePool {

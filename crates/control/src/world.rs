@@ -16,7 +16,7 @@ use cairn_backends::{DeviceOpener, Handles};
 use cairn_block::{
     CallOff, Claim, ConfigError, ConfigKind, Dirty, Disk, Env, Identity, Line, MappedDevice,
     MessageError, NewTable, Opener, ReactorId, Registry, Sector, SectorCount, SuspendMode, Table,
-    TableContext, TableLine, TargetTypes, escape_word, unescape_word,
+    TableContext, TableLine, TargetTypes, Traffic, escape_word, unescape_word,
 };
 use cairn_outcome::failure::{Outcome, system};
 use cairn_reactor::{Options, Reactors, RingKind};
@@ -287,6 +287,20 @@ impl World {
     /// Why a volume could not be brought up at the start.
     pub fn why_not_served(&self, name: &str) -> Option<String> {
         self.not_served.lock().get(name).cloned()
+    }
+
+    /// The volumes that could not be brought up at the start.
+    pub fn not_served(&self) -> Vec<String> {
+        self.not_served.lock().keys().cloned().collect()
+    }
+
+    /// What passed a volume so far.
+    ///
+    /// # Errors
+    /// There is no such volume.
+    pub fn traffic(&self, name: &str) -> Outcome<Traffic> {
+        let volume = self.volume(name)?;
+        Ok(self.on_home(name, |env| async move { volume.traffic(&env).await }))
     }
 
     /// True if no byte is to be written.

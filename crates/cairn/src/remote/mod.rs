@@ -1,6 +1,6 @@
 //! The verbs of a running server, as a client sends them and prints the answers.
 
-mod attach;
+pub mod attach;
 mod cache;
 mod columns;
 mod differences;
@@ -9,7 +9,7 @@ mod replace;
 mod snap;
 pub mod state;
 mod text;
-mod tree;
+pub mod tree;
 
 use std::io::{IsTerminal, Read};
 use std::path::Path;
@@ -86,6 +86,7 @@ fn ask(verb: Command, server: &Client) -> Outcome<u8> {
         Command::Load(load) => {
             tell(server, &with_table(server, load, |verb, table| verb.table = table)?)
         }
+        Command::Create(create) if create.verb.notable => tell(server, &create.verb),
         Command::Create(create) => {
             tell(server, &with_table(server, create, |verb, table| verb.table = table)?)
         }
@@ -102,6 +103,7 @@ fn ask(verb: Command, server: &Client) -> Outcome<u8> {
         Command::Clear(verb) => tell(server, &verb),
         Command::Remove(verb) => tell(server, &verb),
         Command::Wait(verb) => server.ask(&verb).map(|_| exit::OK),
+        Command::Metrics(verb) => print(&server.ask(&verb)?.text),
         Command::Attach(args) => attach::attach(server, &args),
         Command::Detach(args) => attach::detach(server, &args),
         Command::Upgrade(mut verb) => {

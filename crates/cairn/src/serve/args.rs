@@ -74,6 +74,9 @@ pub struct ServeArgs {
     /// The control socket for the other verbs; mode and group as for --listen
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
+    /// Answer monitoring over HTTP at unix:PATH or tcp:HOST:PORT, path /metrics
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<String>,
     /// Write no byte to any device
     #[arg(long)]
     pub read_only: bool,

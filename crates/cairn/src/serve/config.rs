@@ -35,6 +35,8 @@ pub struct Config {
     pub listen: Vec<String>,
     /// The control socket.
     pub control: Option<PathBuf>,
+    /// Where monitoring reads.
+    pub metrics: Option<String>,
     /// Write no byte.
     pub read_only: bool,
     /// Number of reactors.
@@ -94,6 +96,7 @@ pub struct Volume {
 struct RawConfig {
     listen: Option<OneOrMany>,
     control: Option<PathBuf>,
+    metrics: Option<String>,
     state: Option<PathBuf>,
     default_export: Option<String>,
     #[serde(default)]
@@ -221,6 +224,7 @@ impl Config {
             state: base.join(raw.state.as_deref().unwrap_or(&beside_name(&beside))),
             listen: raw.listen.map(OneOrMany::into_vec).unwrap_or_default(),
             control: raw.control.map(|path| base.join(path)),
+            metrics: raw.metrics,
             read_only: raw.read_only,
             reactors: raw.reactors,
             ring: raw.ring,

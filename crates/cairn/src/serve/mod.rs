@@ -17,6 +17,7 @@ pub mod config;
 mod image;
 pub mod limits;
 mod listen;
+mod metrics;
 mod patience;
 mod tls;
 mod upgrade;
@@ -47,6 +48,7 @@ use cairn_control::control::server::ControlServer;
 use cairn_control::devices::with_absolute_paths;
 use cairn_control::exports::{Exports, VhostSocket};
 use cairn_control::handover::Estate;
+use cairn_control::http::HttpServer;
 use cairn_control::names::is_hidden;
 use cairn_control::plan::{self, BroughtUp, Failure, Plan};
 use cairn_control::sockets::{self, ControlSocket};
@@ -186,6 +188,7 @@ fn serve(args: ServeArgs, inherited: Option<(&Heir, Estate, Signals)>) -> Outcom
         verbs: None,
         control: None,
         activated,
+        http: None,
     };
     let waits = (&events, &happened);
     let started = server.start(plan, &wanted, &sockets, state, estate.as_mut(), waits);
@@ -283,6 +286,8 @@ struct Sockets {
     is_default: bool,
     /// Other programs opened sockets for NBD clients: they know where.
     is_activated: bool,
+    /// Where monitoring reads.
+    metrics: Option<Listen>,
     /// Removed when the server ends.
     _private: Option<PrivateFolder>,
 }
@@ -301,6 +306,11 @@ impl Sockets {
         for address in wanted {
             listen.push(listen::parse(address, base)?);
         }
+        let metrics = match (&args.metrics, &config.metrics) {
+            (Some(address), _) => Some(listen::parse(address, Path::new(""))?),
+            (None, Some(address)) => Some(listen::parse(address, &config.base)?),
+            (None, None) => None,
+        };
         let is_activated = !activated.nbd.is_empty();
         let is_default = listen.is_empty();
         if is_default && !is_activated {
@@ -326,6 +336,7 @@ impl Sockets {
             control_asked,
             is_default,
             is_activated,
+            metrics,
             _private: private,
         })
     }
@@ -377,6 +388,8 @@ struct Server {
     control: Option<(PathBuf, ControlServer)>,
     /// The sockets that other programs opened, until they are used.
     activated: Activated,
+    /// What monitoring reads.
+    http: Option<HttpServer>,
 }
 
 impl Server {
@@ -457,6 +470,13 @@ impl Server {
             Err(error) => tracing::warn!("serving without a control socket: {error}"),
         }
         self.world.begin_to_serve();
+        Ok(())
+    }
+
+    fn serve_metrics(&mut self, sockets: &Sockets) -> Outcome<()> {
+        if let Some(listen) = &sockets.metrics {
+            self.http = Some(metrics::start(listen, self.world.clone(), self.exports.clone())?);
+        }
         Ok(())
     }
 
@@ -548,6 +568,7 @@ impl Server {
     fn run(&mut self, sockets: &Sockets, events: Sender<Event>) -> Outcome<Option<Running>> {
         let control = self.activated.control.take();
         self.take_verbs(control, sockets)?;
+        self.serve_metrics(sockets)?;
         if let Some(command) = &self.args.run {
             return Running::start(command, &self.exports, self.control_path(), events).map(Some);
         }
@@ -596,7 +617,7 @@ impl Server {
         if let Some(verbs) = &self.verbs {
             verbs.close();
         }
-        drop(self.control);
+        drop((self.control, self.http));
         self.exports.stop(&self.world);
         let (ended, lost) = settle(self.world.suspend_all(), self.verbs.as_deref());
         self.world.end_crash_logs();

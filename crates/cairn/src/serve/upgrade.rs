@@ -253,6 +253,8 @@ impl Server {
     /// this one writes.
     fn give_away(&mut self) -> Estate {
         let log = |error| tracing::error!("upgrade: {error}");
+        // The other process listens at its address.
+        self.http = None;
         let control = self.control.as_mut().and_then(|(_, it)| it.leave().map_err(log).ok());
         // The clients are told at their next flush.
         settle(self.world.suspend_each(), self.verbs.as_deref()).1.into_iter().for_each(log);
@@ -301,6 +303,9 @@ impl Server {
         self.exports.resume();
         if let Err(error) = self.take_verbs(estate.control, sockets) {
             tracing::error!("serving without verbs: {error}");
+        }
+        if let Err(error) = self.serve_metrics(sockets) {
+            tracing::error!("serving without metrics: {error}");
         }
         tracing::info!("took over from an earlier process, with {count} connections");
         self.ask_for_upgrades(events);

@@ -9,7 +9,7 @@ use super::cache::{
 };
 use super::export::{ExportAdd, ExportList, ExportRemove};
 use super::pool::{PoolCreate, PoolGrow, PoolStatus, PoolTrim};
-use super::server::{RpcGetMethods, ServerInfo, ServerUpgrade, TargetList};
+use super::server::{RpcGetMethods, ServerInfo, ServerMetrics, ServerUpgrade, TargetList};
 use super::snap::{SnapCreate, SnapDiff, SnapGrow, SnapList, SnapMerge, SnapRemove, SnapRollback};
 use super::state::{StateForget, StateShow};
 use super::thin::{
@@ -25,10 +25,11 @@ use crate::control::rpc::RpcError;
 use crate::control::server::{Answer, Caller};
 
 /// Every method.
-pub const METHODS: [Entry; 48] = [
+pub const METHODS: [Entry; 49] = [
     Entry::of::<RpcGetMethods>(),
     Entry::of::<ServerInfo>(),
     Entry::of::<ServerUpgrade>(),
+    Entry::of::<ServerMetrics>(),
     Entry::of::<TargetList>(),
     Entry::of::<ExportList>(),
     Entry::of::<ExportAdd>(),

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::Verbs;
 use super::methods::METHODS;
 use super::verb::declare;
+use crate::metrics::{self, Format};
 use crate::report::{self, TargetInfo};
 
 declare! {
@@ -34,6 +35,9 @@ pub struct About {
     pub folder: PathBuf,
     /// Where its exports are.
     pub uris: Vec<String>,
+    /// Where it listens first, as the URI of an export without a name.
+    #[serde(default)]
+    pub uri: Option<String>,
 }
 
 declare! {
@@ -46,6 +50,7 @@ declare! {
         state: verbs.state.as_ref().map(|state| state.path().to_owned()),
         folder: verbs.world.folder(),
         uris: verbs.exports.uris(),
+        uri: verbs.exports.uri(""),
     })
 }
 
@@ -79,6 +84,34 @@ impl Verbs {
         events.send(Event::Upgrade { program, answer }).map_err(|_| gone(()))?;
         let pid = answered.recv().map_err(|_| gone(()))??;
         Ok(Upgraded { pid })
+    }
+}
+
+/// What a server tells for monitoring.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Exposition {
+    /// In a text format of Prometheus.
+    pub text: String,
+}
+
+declare! {
+    /// `metrics`
+    ServerMetrics = "server_metrics" -> Exposition {
+        /// prometheus (the default) or openmetrics
+        #[arg(long, value_name = "FORMAT")]
+        format: Option<String>,
+    }
+    |verb, verbs, _| {
+        let format = match verb.format.as_deref() {
+            None | Some("prometheus") => Format::Prometheus,
+            Some("openmetrics") => Format::OpenMetrics,
+            Some(other) => {
+                let (found, expected) = (format!("'{other}'"), "prometheus or openmetrics");
+                return Err(refused(ConfigKind::Argument, "metrics", "format", found, expected));
+            }
+        };
+        let families = metrics::gather(&verbs.world, &verbs.exports);
+        Ok(Exposition { text: metrics::write(families, format) })
     }
 }
 

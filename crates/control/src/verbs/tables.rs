@@ -144,7 +144,13 @@ impl Verbs {
         error: ConfigError,
     ) -> ConfigError {
         let (name, kind) = (before.name.clone(), error.kind);
-        let former = before.table.clone().unwrap_or_default();
+        let Some(former) = before.table.clone() else {
+            // Its first table: it is loaded again.
+            let loaded = before.inactive.iter().try_for_each(|it| self.world.load(&name, it));
+            log_undo_failure(&name, loaded.and_then(|()| changes.record_fact(before)));
+            self.exports.settle(&self.world, &name);
+            return error;
+        };
         let is_suspended = self.world.volume(&name).is_ok_and(|volume| volume.is_suspended());
         let back = match is_suspended {
             true => self.world.load(&name, &former).and_then(|()| self.make_live(&name)),

@@ -4,12 +4,9 @@ use cairn_outcome::failure::Outcome;
 use cairn_targets::thin::Figures;
 use serde::{Deserialize, Serialize};
 
-use crate::live_pool::LivePool;
+use crate::live_pool::{LivePool, METADATA_BLOCK_BYTES};
 use crate::verbs::Verbs;
 use crate::verbs::verb::declare;
-
-/// A block of the metadata device.
-const METADATA_BLOCK_BYTES: u64 = 4096;
 
 /// A pool, as `pool status` shows it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]

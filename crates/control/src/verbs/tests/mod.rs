@@ -26,7 +26,7 @@ use crate::state::{Record, StateFile};
 use crate::under_way::{Doing, UnderWay};
 use crate::verbs::pool::tests::{OTHER, params};
 use crate::verbs::pool::{PoolCreate, PoolGrow};
-use crate::verbs::server::ServerInfo;
+use crate::verbs::server::{ServerInfo, ServerMetrics};
 use crate::verbs::snap::tests::{Patient, SECTORS, TestServer, all_of, copy, folders};
 use crate::verbs::snap::{Afterwards, SnapCreate};
 use crate::verbs::steps::Step;
@@ -595,4 +595,56 @@ fn a_suspend_that_panics_is_not_waited_for() {
         assert!(all.is_empty(), "a panic in the middle");
     }));
     assert!(ended.is_err() && all.is_empty());
+}
+
+#[test]
+fn a_volume_without_a_table_gets_one_by_load_and_resume() {
+    let (_all, work, _) = folders();
+    let server = TestServer::fresh(&work, "v=0 1024 linear disk 0");
+    let create = |name: &str, table: &str| {
+        let (name, table) = (name.to_owned(), table.to_owned());
+        let create = VolumeCreate { name, table, notable: true, ..VolumeCreate::default() };
+        server.verbs.create_volume(&create, &Patient).map(drop)
+    };
+    create("x", "").unwrap();
+    assert!(line_of(create("y", "0 8 zero")).contains("none with --notable"));
+    assert!(line_of(create("x", "")).contains("a volume of this name"));
+    assert!(line_of(server.resume("x")).contains("no table is loaded"));
+    assert!(server.verbs.exports.served_as("x").is_none());
+    server.verbs.load("x", "0 1024 linear @v 0").unwrap();
+    server.resume("x").unwrap();
+    assert!(server.verbs.exports.served_as("x").is_some());
+    create("z", "").unwrap();
+    server.verbs.remove("z").unwrap();
+    drop(server);
+    let server = TestServer::start(&work, "v=0 1024 linear disk 0").unwrap();
+    assert!(server.has("x") && !server.has("z"));
+}
+
+#[test]
+fn metrics_tell_of_volumes_pools_targets_and_exports() {
+    let (_all, server) = with_pool(&[]);
+    server.write("vm", 0, 8, 3);
+    server.flush("vm");
+    let text = ServerMetrics::default().run(&server.verbs, &Patient).unwrap().text;
+    for line in [
+        "# TYPE cairn_io_operations_total counter",
+        "cairn_io_operations_total{device=\"vm\",op=\"write\"} 1",
+        "cairn_io_bytes_total{device=\"vm\",op=\"write\"} 4096",
+        "cairn_io_errors_total{device=\"vm\",op=\"write\"} 0",
+        "cairn_io_duration_seconds_count{device=\"vm\",op=\"write\"} 1",
+        "cairn_device_size_bytes{device=\"vm\"} 1048576",
+        "cairn_device_state_info{device=\"vm\",state=\"active\"} 1",
+        "cairn_device_losses_total{device=\"vm\"} 0",
+        "cairn_thin_data_used_bytes{device=\"p\"} 65536",
+        "cairn_thin_data_size_bytes{device=\"p\"} 65536",
+        "cairn_thin_pool_needs_check{device=\"p\"} 0",
+        "cairn_thin_mapped_sectors{device=\"vm\",start=\"0\"} 128",
+        "cairn_export_connections{export=\"vm\",device=\"vm\"} 0",
+    ] {
+        assert!(text.lines().any(|told| told == line), "lacks {line}:\n{text}");
+    }
+    let verb = |format: &str| ServerMetrics { format: Some(format.to_owned()) };
+    assert!(line_of(verb("xml").run(&server.verbs, &Patient)).contains("found 'xml'"));
+    assert!(verb("openmetrics").run(&server.verbs, &Patient).unwrap().text.ends_with("\n# EOF\n"));
 }

@@ -1,6 +1,7 @@
 //! `create`: a volume with its table, live and exported.
 
-use cairn_outcome::failure::Outcome;
+use cairn_block::ConfigKind;
+use cairn_outcome::failure::{Outcome, refused};
 
 use crate::control::server::Caller;
 use crate::lasting::lasting;
@@ -23,6 +24,9 @@ declare! {
     } flags {
         /// Give up what only a cache has, although the table uses its origin
         discard_dirty,
+        /// Make the volume without a table, which load and resume give it; until then it ends with
+        /// the server
+        notable,
     }
     |verb, verbs, caller| verbs.create_volume(&verb, caller)
 }
@@ -36,6 +40,9 @@ impl Verbs {
     ) -> Outcome<Vec<String>> {
         let name = params.name.as_str();
         refuse_at_sign(name)?;
+        if params.notable {
+            return self.create_without_table(params, caller);
+        }
         let named = Named::volume(name).with_table(&params.table);
         let changes = self.change_table(&named, "create", caller)?;
         self.refuse_recorded(name)?;
@@ -58,6 +65,31 @@ impl Verbs {
         })
     }
 
+    /// `create --notable`: a restart has no such volume, unless a table has become live.
+    fn create_without_table(
+        &self,
+        params: &VolumeCreate,
+        caller: &dyn Caller,
+    ) -> Outcome<Vec<String>> {
+        let name = params.name.as_str();
+        if !params.table.is_empty() {
+            return Err(refused(ConfigKind::Argument, name, "table", "one", "none with --notable"));
+        }
+        let changes = self.change_table(&Named::volume(name), "create", caller)?;
+        self.refuse_recorded(name)?;
+        self.world.create(name)?;
+        if changes.record_of(name).inactive.is_some() {
+            // Of a volume of this name that had no live table when an earlier server ended.
+            let cleared = changes.record(name, |tables| tables.inactive = None);
+            log_undo_failure(name, cleared);
+        }
+        let owned = self.set_owner(name);
+        if owned.is_err() {
+            log_undo_failure(name, self.world.remove(name));
+        }
+        owned.map(|()| Vec::new())
+    }
+
     /// `touched`: the caches whose records it changes, for who undoes it.
     fn bring_up(
         &self,
@@ -75,7 +107,10 @@ impl Verbs {
         self.give_up(&given_up)?;
         self.make_live(name)?;
         self.step(Step::Resumed);
-        changes.record(name, |tables| tables.table = Some(lasting(table)))?;
+        changes.record(name, |tables| {
+            let table = Some(lasting(table));
+            (tables.table, tables.inactive, tables.former) = (table, None, None);
+        })?;
         self.step(Step::Recorded);
         self.exports.add_volume(&self.world, name)?;
         Ok(given_up.iter().map(CacheRecord::farewell).collect())

@@ -269,6 +269,10 @@ impl Verbs {
             }
         };
         self.step(Step::Resumed);
+        let exported = match old {
+            None => self.exports.add_volume(&self.world, swap.name),
+            Some(_) => Ok(()),
+        };
         notes.extend(parted);
         if lost.is_none() && also_lost.is_none() {
             self.record_left(swap.name, old.as_deref());
@@ -278,7 +282,7 @@ impl Verbs {
         }
         notes.iter().for_each(|note| tracing::warn!("{}: {note}", swap.name));
         notes.extend(ended);
-        lost.or(also_lost).map_or(Ok(notes), Err)
+        lost.or(also_lost).or(exported.err()).map_or(Ok(notes), Err)
     }
 
     /// Steps 5 to 7: backing devices are detached, the new table starts, and that is recorded.
@@ -556,8 +560,10 @@ impl Verbs {
         self.set_leaving(swap.name, false);
         // Nothing writes past snapshots that are recorded.
         let has_snapshots = self.changes.record_of(&real_of(swap.name)).table.is_some();
+        let is_first = || self.world.volume(swap.name).is_ok_and(|it| it.live_table().is_none());
         let back = match has_snapshots {
             true => self.assemble(&self.changes, swap.name),
+            false if is_first() => Ok(()),
             false => self.world.resume_live(swap.name),
         };
         self.exports.settle(&self.world, swap.name);

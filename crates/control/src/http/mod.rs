@@ -1,0 +1,349 @@
+//! A small HTTP server for what people and monitoring read: one thread accepts, one thread per
+//! connection answers one request.
+//!
+//! Limits: [`CONNECTIONS_MAX`] connections, heads of [`head::HEAD_BYTES_MAX`], [`PATIENCE`] for a
+//! whole head and for taking an answer. A connection that breaks a limit is refused or closed; the
+//! others do not notice. Bodies of requests are not read. On TCP the header `Host` must name this
+//! machine ([`head::is_own_host`]), so that a page of another site cannot read this server.
+
+mod head;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use cairn_outcome::failure::{Outcome, system};
+use rustix::event::{PollFd, PollFlags, poll};
+
+use self::head::{HEAD_BYTES_MAX, Head, Refusal};
+
+/// The most connections at once.
+const CONNECTIONS_MAX: usize = 16;
+
+/// How long a client may take for its head, and for taking the answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The answer to a request.
+pub struct Page {
+    /// What it is.
+    pub media_type: &'static str,
+    /// The text.
+    pub body: String,
+}
+
+/// What answers requests.
+pub trait Pages: Send + Sync {
+    /// The page at a path; none if there is none. `accept` is what the client reads best.
+    ///
+    /// # Errors
+    /// It cannot be made now.
+    fn page(&self, path: &str, accept: &str) -> Outcome<Option<Page>>;
+}
+
+/// A socket that listens.
+pub enum HttpListener {
+    /// At a path, which goes with the server.
+    Unix(UnixListener, PathBuf),
+    /// At an address.
+    Tcp(TcpListener),
+}
+
+/// A server until it is dropped.
+pub struct HttpServer {
+    /// Ends the thread that accepts.
+    stop: UnixStream,
+    thread: Option<JoinHandle<()>>,
+    path: Option<PathBuf>,
+}
+
+impl Drop for HttpServer {
+    fn drop(&mut self) {
+        drop(self.stop.shutdown(Shutdown::Both));
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::debug!("the thread of the HTTP server panicked");
+        }
+        // The path may be removed already.
+        self.path.iter().for_each(|path| drop(std::fs::remove_file(path)));
+    }
+}
+
+trait Stream: Read + Write + Send {
+    fn set_patience(&self, left: Duration) -> std::io::Result<()>;
+}
+
+impl Stream for UnixStream {
+    fn set_patience(&self, left: Duration) -> std::io::Result<()> {
+        self.set_read_timeout(Some(left))?;
+        self.set_write_timeout(Some(left))
+    }
+}
+
+impl Stream for TcpStream {
+    fn set_patience(&self, left: Duration) -> std::io::Result<()> {
+        self.set_read_timeout(Some(left))?;
+        self.set_write_timeout(Some(left))
+    }
+}
+
+impl HttpListener {
+    fn set_nonblocking(&self) -> std::io::Result<()> {
+        match self {
+            HttpListener::Unix(listener, _) => listener.set_nonblocking(true),
+            HttpListener::Tcp(listener) => listener.set_nonblocking(true),
+        }
+    }
+
+    /// A connection that has come, and whether its client may be a browser.
+    fn accept(&self) -> std::io::Result<Box<dyn Stream>> {
+        Ok(match self {
+            HttpListener::Unix(listener, _) => {
+                let (stream, _) = listener.accept()?;
+                stream.set_nonblocking(false)?;
+                Box::new(stream)
+            }
+            HttpListener::Tcp(listener) => {
+                let (stream, _) = listener.accept()?;
+                stream.set_nonblocking(false)?;
+                Box::new(stream)
+            }
+        })
+    }
+
+    fn is_tcp(&self) -> bool {
+        matches!(self, HttpListener::Tcp(_))
+    }
+}
+
+impl HttpServer {
+    /// Answers at a socket.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn start(listener: HttpListener, pages: Arc<dyn Pages>) -> Outcome<HttpServer> {
+        let failed = |error| system("metrics", "listen", error);
+        listener.set_nonblocking().map_err(failed)?;
+        let (stop, stopped) = UnixStream::pair().map_err(failed)?;
+        let path = match &listener {
+            HttpListener::Unix(_, path) => Some(path.clone()),
+            HttpListener::Tcp(_) => None,
+        };
+        let thread = std::thread::Builder::new()
+            .name("http".to_owned())
+            .spawn(move || serve(&listener, &stopped, &pages))
+            .map_err(failed)?;
+        Ok(HttpServer { stop, thread: Some(thread), path })
+    }
+}
+
+fn serve(listener: &HttpListener, stopped: &UnixStream, pages: &Arc<dyn Pages>) {
+    let open = Arc::<AtomicUsize>::default();
+    loop {
+        let socket = match listener {
+            HttpListener::Unix(listener, _) => listener.as_fd(),
+            HttpListener::Tcp(listener) => listener.as_fd(),
+        };
+        let wanted = PollFlags::IN;
+        let mut polled = [PollFd::new(&socket, wanted), PollFd::new(stopped, wanted)];
+        if poll(&mut polled, None).is_ok() && !polled[1].revents().is_empty() {
+            return;
+        }
+        let Ok(stream) = listener.accept() else {
+            // The client may be gone, or descriptors are short.
+            std::thread::sleep(Duration::from_millis(10));
+            continue;
+        };
+        let slot = Slot::take(&open);
+        if slot.is_beyond() {
+            refuse(stream, (503, "Service Unavailable"));
+            continue;
+        }
+        let (pages, is_tcp) = (pages.clone(), listener.is_tcp());
+        let thread = std::thread::Builder::new().name("http".to_owned()).spawn(move || {
+            converse(stream, is_tcp, pages.as_ref());
+            drop(slot);
+        });
+        if let Err(error) = thread {
+            tracing::debug!("HTTP: thread: {error}");
+        }
+    }
+}
+
+/// One of the connections. It is given back even by an answer that panics.
+struct Slot(Arc<AtomicUsize>);
+
+impl Slot {
+    fn take(open: &Arc<AtomicUsize>) -> Slot {
+        open.fetch_add(1, Ordering::AcqRel);
+        Slot(open.clone())
+    }
+
+    fn is_beyond(&self) -> bool {
+        self.0.load(Ordering::Acquire) > CONNECTIONS_MAX
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn converse(mut stream: Box<dyn Stream>, is_tcp: bool, pages: &dyn Pages) {
+    let head = match read_head(stream.as_mut()) {
+        Ok(Some(head)) => head,
+        // It went away.
+        Ok(None) => return,
+        Err(refusal) => return refuse(stream, refusal),
+    };
+    if is_tcp && !head::is_own_host(head.host.as_deref()) {
+        return refuse(stream, (403, "Forbidden: the header Host does not name this machine"));
+    }
+    match pages.page(&head.path, &head.accept) {
+        Ok(Some(page)) => {
+            let Page { media_type, body } = page;
+            answer(stream, (200, "OK"), (media_type, &body), head.head_only);
+        }
+        Ok(None) => refuse(stream, (404, "Not Found")),
+        Err(error) => {
+            tracing::warn!("HTTP: {}: {error}", head.path.escape_debug());
+            refuse(stream, (500, "Internal Server Error"));
+        }
+    }
+}
+
+/// Reads a head, for no longer than [`PATIENCE`] in all.
+fn read_head(stream: &mut dyn Stream) -> Result<Option<Head>, Refusal> {
+    let until = Instant::now() + PATIENCE;
+    let mut bytes = Vec::with_capacity(1024);
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() || stream.set_patience(left).is_err() {
+            return Err((408, "Request Timeout"));
+        }
+        let mut piece = [0; 1024];
+        let wanted = piece.len().min(HEAD_BYTES_MAX - bytes.len());
+        match stream.read(&mut piece[..wanted]) {
+            Ok(0) => return Ok(None),
+            Ok(len) => bytes.extend_from_slice(&piece[..len]),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(_) => return Err((408, "Request Timeout")),
+        }
+        if let Some(head) = head::parse(&bytes)? {
+            return Ok(Some(head));
+        }
+    }
+}
+
+fn refuse(stream: Box<dyn Stream>, (code, words): Refusal) {
+    let body = format!("{words}\n");
+    answer(stream, (code, words), ("text/plain; charset=utf-8", &body), false);
+}
+
+fn answer(
+    mut stream: Box<dyn Stream>,
+    (code, words): Refusal,
+    (media_type, body): (&str, &str),
+    head_only: bool,
+) {
+    let words = words.split_once(':').map_or(words, |(words, _)| words);
+    let allow = if code == 405 { "Allow: GET, HEAD\r\n" } else { "" };
+    let head = format!(
+        "HTTP/1.1 {code} {words}\r\nContent-Type: {media_type}\r\nContent-Length: {}\r\n{allow}\
+         Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    let body = if head_only { "" } else { body };
+    let sent = stream
+        .set_patience(PATIENCE)
+        .and_then(|()| stream.write_all(head.as_bytes()))
+        .and_then(|()| stream.write_all(body.as_bytes()));
+    if let Err(error) = sent {
+        tracing::debug!("HTTP: the client does not take the answer: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CONNECTIONS_MAX, HttpListener, HttpServer, Page, Pages};
+    use cairn_outcome::failure::Outcome;
+    use std::io::{Read, Write};
+    use std::net::{SocketAddr, TcpListener, TcpStream};
+    use std::sync::Arc;
+
+    struct One;
+
+    impl Pages for One {
+        fn page(&self, path: &str, accept: &str) -> Outcome<Option<Page>> {
+            let body = format!("you read {accept}\n");
+            Ok((path == "/metrics").then_some(Page { media_type: "text/plain", body }))
+        }
+    }
+
+    fn start() -> (HttpServer, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        (HttpServer::start(HttpListener::Tcp(listener), Arc::new(One)).unwrap(), address)
+    }
+
+    fn ask(address: SocketAddr, request: &str) -> String {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        // One that is refused before its request was read may see a reset after the answer.
+        drop(stream.read_to_end(&mut answer));
+        String::from_utf8(answer).unwrap()
+    }
+
+    #[test]
+    fn a_page_is_answered_and_everything_else_refused() {
+        let (_server, address) = start();
+        let got = ask(address, "GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: b\r\n\r\n");
+        assert!(got.starts_with("HTTP/1.1 200 OK\r\n"), "{got}");
+        assert!(
+            got.contains("\r\nContent-Length: 11\r\n") && got.ends_with("\r\n\r\nyou read b\n")
+        );
+        let got = ask(address, "HEAD /metrics HTTP/1.1\r\nHost: 127.0.0.1:9\r\n\r\n");
+        assert!(got.contains("\r\nContent-Length: 10\r\n") && got.ends_with("\r\n\r\n"), "{got}");
+        for (request, code) in [
+            ("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "404"),
+            ("PUT /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", "405"),
+            ("GET /metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n", "403"),
+            ("GET /metrics HTTP/1.1\r\n\r\n", "403"),
+            ("nonsense\r\n\r\n", "400"),
+        ] {
+            let got = ask(address, request);
+            assert!(got.starts_with(&format!("HTTP/1.1 {code} ")), "{request}: {got}");
+        }
+    }
+
+    #[test]
+    fn clients_that_send_half_a_head_keep_others_out_only_up_to_a_limit() {
+        let (server, address) = start();
+        let half = |_| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(b"GET /metr").unwrap();
+            stream
+        };
+        let mut slow: Vec<_> = (0..CONNECTIONS_MAX).map(half).collect();
+        let request = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        let got = ask(address, request);
+        assert!(got.is_empty() || got.starts_with("HTTP/1.1 503 "), "{got}");
+        // The rest of a head is answered, and its place is free again.
+        slow[0].write_all(b"ics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        slow[0].read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        drop(slow);
+        while !ask(address, request).starts_with("HTTP/1.1 200 ") {
+            std::thread::yield_now();
+        }
+        drop(server);
+        assert!(TcpStream::connect(address).is_err(), "it listens no more");
+    }
+}

@@ -1,0 +1,202 @@
+//! What a server tells about itself for monitoring, as families of metrics.
+//!
+//! Names follow Prometheus: base units, `_total` for what only rises. A device is a volume; `op` is
+//! an operation of `cairn_block`. What targets report ([`cairn_block::Report`]) has names of its
+//! own: `cairn_TARGET_FIELD`, in the unit of the report, for each line of a table.
+
+mod text;
+
+use std::time::Duration;
+
+use cairn_block::{Disk, MappedDevice, OPS, Traffic, Value as Told};
+
+pub use self::text::{Format, write};
+use crate::exports::Exports;
+use crate::live_pool::{LivePool, METADATA_BLOCK_BYTES};
+use crate::world::World;
+
+/// What a family has for each set of labels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It only rises while the server runs; its name has `_total` after it.
+    Counter,
+    /// It rises and falls.
+    Gauge,
+    /// Times of requests.
+    Histogram,
+}
+
+/// A value.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Sample {
+    /// Of a counter or a gauge.
+    Number(u64),
+    /// Of a histogram: the sum of all times in seconds, how many there are, and how many lie below
+    /// each bound in seconds and not below the one before it.
+    Times {
+        /// In seconds.
+        sum: f64,
+        /// How many.
+        count: u64,
+        /// Bounds with their counts.
+        buckets: Vec<(f64, u64)>,
+    },
+}
+
+/// A label: its name and its value.
+pub type Label = (&'static str, String);
+
+/// Metrics of one name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Family {
+    /// Without the ending of counters.
+    pub name: String,
+    /// What it is.
+    pub help: String,
+    /// What it has.
+    pub kind: Kind,
+    /// Its values, by their labels.
+    pub samples: Vec<(Vec<Label>, Sample)>,
+}
+
+/// The families while they are gathered, each once, in the order of their first values.
+#[derive(Default)]
+struct Families(Vec<Family>);
+
+impl Families {
+    fn family(&mut self, kind: Kind, name: &str, help: &str) -> &mut Family {
+        let at = self.0.iter().position(|family| family.name == name).unwrap_or_else(|| {
+            let (name, help, samples) = (name.to_owned(), help.to_owned(), Vec::new());
+            self.0.push(Family { name, help, kind, samples });
+            self.0.len() - 1
+        });
+        &mut self.0[at]
+    }
+
+    fn gauge<const N: usize>(&mut self, name: &str, help: &str, labels: [Label; N], value: u64) {
+        let family = self.family(Kind::Gauge, name, help);
+        family.samples.push((labels.into(), Sample::Number(value)));
+    }
+
+    fn counter<const N: usize>(&mut self, name: &str, help: &str, labels: [Label; N], value: u64) {
+        let family = self.family(Kind::Counter, name, help);
+        family.samples.push((labels.into(), Sample::Number(value)));
+    }
+}
+
+/// All families, with the values of now.
+pub fn gather(world: &World, exports: &Exports) -> Vec<Family> {
+    let mut all = Families::default();
+    let version = env!("CARGO_PKG_VERSION").to_owned();
+    all.gauge("cairn_build_info", "The program's version", [("version", version)], 1);
+    for volume in world.volumes() {
+        let name = volume.volume();
+        // It may have been removed since.
+        let Ok(traffic) = world.traffic(name) else { continue };
+        add_device(&mut all, &volume);
+        add_traffic(&mut all, name, &traffic);
+        add_reports(&mut all, &volume);
+    }
+    for name in world.not_served() {
+        let help = "Volumes that could not be brought up at the start";
+        all.gauge("cairn_device_not_started", help, [("device", name)], 1);
+    }
+    add_pools(&mut all, world);
+    for export in exports.list(world) {
+        let labels = [("export", export.name), ("device", export.volume)];
+        let help = "Connections of clients";
+        all.gauge("cairn_export_connections", help, labels, export.clients);
+    }
+    all.0
+}
+
+fn add_device(all: &mut Families, volume: &MappedDevice) {
+    let device = || ("device", volume.volume().to_owned());
+    let live = volume.live_table();
+    let state = match (&live, volume.is_suspended()) {
+        (None, _) => "no_table",
+        (Some(_), true) => "suspended",
+        (Some(_), false) => "active",
+    };
+    let state = ("state", state.to_owned());
+    all.gauge("cairn_device_state_info", "The state of a volume", [device(), state], 1);
+    let bytes = live.map_or(0, |table| table.sectors().to_bytes());
+    all.gauge("cairn_device_size_bytes", "The size of a volume", [device()], bytes);
+    let help = "Failures that may have lost acknowledged writes";
+    all.counter("cairn_device_losses", help, [device()], volume.failures());
+    let help = "Events of a volume, as cairn wait counts them";
+    all.counter("cairn_device_events", help, [device()], volume.event_nr());
+    for dirty in volume.dirty() {
+        let labels = [device(), ("cache", dirty.device.clone())];
+        let help = "Bytes that only a cache has";
+        all.gauge("cairn_cache_dirty_bytes", help, labels, dirty.sectors.to_bytes());
+    }
+}
+
+fn add_traffic(all: &mut Families, name: &str, traffic: &Traffic) {
+    for op in OPS {
+        let of = traffic.of(op);
+        let labels = || [("device", name.to_owned()), ("op", op.name().to_owned())];
+        let help = "Requests that ended";
+        all.counter("cairn_io_operations", help, labels(), of.count());
+        let help = "Bytes that the requests which ended asked for";
+        all.counter("cairn_io_bytes", help, labels(), of.sectors.to_bytes());
+        all.counter("cairn_io_errors", "Requests that failed", labels(), of.failed);
+        let seconds = |bound: Option<Duration>| bound.map_or(f64::INFINITY, |it| it.as_secs_f64());
+        let times = Sample::Times {
+            sum: of.nanos as f64 / 1e9,
+            count: of.count(),
+            buckets: of.buckets().map(|(bound, count)| (seconds(bound), count)).collect(),
+        };
+        let help = "How long requests took, in turns of the server's loop";
+        let family = all.family(Kind::Histogram, "cairn_io_duration_seconds", help);
+        family.samples.push((labels().into(), times));
+    }
+}
+
+/// The figures that targets report. Words and names are for the status line.
+fn add_reports(all: &mut Families, volume: &MappedDevice) {
+    let table = volume.live_table();
+    for line in table.iter().flat_map(|table| table.lines()) {
+        for (field, value) in line.target.report().fields() {
+            let field_name = field.name.replace(['/', '-'], "_");
+            let name = format!("cairn_{}_{field_name}", line.name.replace('-', "_"));
+            let unit = field.unit.word().map_or(String::new(), |unit| format!(", in {unit}"));
+            let help = format!("{} of the status of {}{unit}", field.name, line.name);
+            let labels =
+                [("device", volume.volume().to_owned()), ("start", line.start.0.to_string())];
+            match value {
+                Told::Counter(number) => all.counter(&name, &help, labels, *number),
+                Told::Gauge(number) => all.gauge(&name, &help, labels, *number),
+                Told::Share(used, total) => {
+                    all.gauge(&format!("{name}_used"), &help, labels.clone(), *used);
+                    all.gauge(&format!("{name}_size"), &help, labels, *total);
+                }
+                Told::State(_) | Told::Names(_) | Told::Absent => {}
+            }
+        }
+    }
+}
+
+fn add_pools(all: &mut Families, world: &World) {
+    for pool in LivePool::all(&world.names()) {
+        // A pool that is just starting knows none.
+        let Ok(figures) = pool.figures() else { continue };
+        let device = || ("device", pool.name.clone());
+        let data = |blocks: u64| blocks.saturating_mul(figures.block.to_bytes());
+        let metadata = |blocks: u64| blocks * METADATA_BLOCK_BYTES;
+        let (data_blocks, metadata_blocks) = (figures.data_blocks, figures.metadata_blocks);
+        for (name, help, bytes) in [
+            ("data_used_bytes", "Data blocks in use", data(data_blocks.0)),
+            ("data_size_bytes", "All data blocks", data(data_blocks.1)),
+            ("metadata_used_bytes", "Metadata in use", metadata(metadata_blocks.0)),
+            ("metadata_size_bytes", "Metadata that can be used", metadata(metadata_blocks.1)),
+        ] {
+            all.gauge(&format!("cairn_thin_{name}"), help, [device()], bytes);
+        }
+        let mode = ("mode", figures.mode.to_owned());
+        all.gauge("cairn_thin_pool_mode_info", "The mode of a pool", [device(), mode], 1);
+        let help = "The metadata has to be checked before it may be changed";
+        all.gauge("cairn_thin_pool_needs_check", help, [device()], figures.needs_check.into());
+    }
+}

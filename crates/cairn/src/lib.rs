@@ -5,6 +5,7 @@
 //! - [`serve`]: brings up volumes from tables and serves them until a signal.
 //! - [`cli`]: the command line. [`remote`]: verbs as a client sends them, and prints the answers.
 //! - [`flush`]: drains a cache without a server. [`beside`]: runs `cairn-bench` and `cairn-lab`.
+//! - [`dmsetup`]: the verbs of dmsetup, under the name `cairn-dmsetup`, over those of `remote`.
 //! - [`untrusted`]: decoders of untrusted input, for the fuzzers.
 //!
 //! Deliberately absent: policy (targets), mechanism (backends, exports), and what a server does
@@ -12,6 +13,7 @@
 
 mod beside;
 mod cli;
+mod dmsetup;
 mod flush;
 mod remote;
 mod serve;
@@ -27,6 +29,10 @@ use cli::{Cli, Command};
 /// The program: reads the command line, runs the verb, and prints an error on one line.
 #[must_use]
 pub fn main() -> ExitCode {
+    let mut words = std::env::args_os();
+    if words.next().is_some_and(|name| dmsetup::is_name(&name)) {
+        return dmsetup::main(std::env::args_os());
+    }
     program::run(cli::parse(std::env::args_os()), |cli| {
         let log = match &cli.command {
             Command::Serve(args) => stderr::Log::Server { quiet: args.run.is_some() },

@@ -11,6 +11,7 @@
 mod negotiate;
 mod netlink;
 
+use std::fmt::Display;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -38,6 +39,9 @@ const RETRY: Duration = Duration::from_millis(100);
 /// The smallest and the largest block size that the kernel takes, in bytes.
 const BLOCK_BYTES: (u32, u32) = (512, 4096);
 
+/// How long requests wait for a server that is gone, unless a user says otherwise.
+pub const DEAD_SECONDS: u64 = 60;
+
 /// An export, as the kernel's device names it.
 struct Wish<'a> {
     export: &'a str,
@@ -58,19 +62,7 @@ pub fn attach(server: &Client, args: &AttachArgs) -> Outcome<u8> {
     let wish = Wish { export: &args.name, place, backend, connections, dead_seconds };
     let (kernel, deaths) = KernelNbd::open()?;
     let wanted = args.device.as_deref().map(index_of).transpose()?;
-    let (agreed, sockets) = wish.agree()?;
-    let index = match attached_as(&wish.backend) {
-        Some(index) => {
-            if let Some(other) = wanted.filter(|wanted| *wanted != index) {
-                let (found, expected) = (format!("/dev/nbd{index}"), format!("/dev/nbd{other}"));
-                return Err(refused(ConfigKind::Busy, &args.name, "device", found, expected));
-            }
-            kernel.reconnect(index, &wish.wanted(Some(index), &agreed), &sockets)?;
-            index
-        }
-        None => kernel.connect(&wish.wanted(wanted, &agreed), &sockets)?,
-    };
-    drop(sockets);
+    let index = wish.attach(&kernel, wanted)?;
     let done = print(&format!("/dev/nbd{index}\n"))?;
     match args.stay {
         true => stay(&wish, index, &kernel, deaths),
@@ -99,7 +91,78 @@ pub fn detach(server: &Client, args: &DetachArgs) -> Outcome<u8> {
     Ok(exit::OK)
 }
 
+/// The kernel's block devices, for verbs that attach by themselves.
+pub struct KernelDevices(KernelNbd);
+
+impl KernelDevices {
+    /// Finds the driver.
+    ///
+    /// # Errors
+    /// The kernel does not have it.
+    pub fn open() -> Outcome<KernelDevices> {
+        KernelNbd::open().map(|(kernel, _)| KernelDevices(kernel))
+    }
+
+    /// Makes an export a device, or gives its device the size of now. Answers the device.
+    ///
+    /// # Errors
+    /// There is no such export, or the kernel refuses.
+    pub fn attach(&self, server: &Client, export: &str) -> Outcome<PathBuf> {
+        let place = place_of(server, export)?;
+        let backend = backend_of(export, &place);
+        let (connections, dead_seconds) = (1, DEAD_SECONDS);
+        let wish = Wish { export, place, backend, connections, dead_seconds };
+        let index = wish.attach(&self.0, None)?;
+        Ok(PathBuf::from(format!("/dev/nbd{index}")))
+    }
+
+    /// Ends a device.
+    ///
+    /// # Errors
+    /// It is no nbd device, or the kernel refuses.
+    pub fn detach(&self, device: &Path) -> Outcome<()> {
+        self.0.disconnect(index_of(device)?)
+    }
+}
+
+/// The server with this URI, as [`is_of`] knows it.
+pub fn place_in(uri: &str) -> Option<String> {
+    Place::of_uri(uri).map(|place| place.to_string())
+}
+
+/// True if the kernel has an export of the server at this place as this device.
+pub fn is_of(device: &Path, export: &str, place: &str) -> bool {
+    let backend = backend_of(export, place);
+    index_of(device).is_ok_and(|index| backend_is(index, &backend))
+}
+
+/// True if the kernel serves this device.
+pub fn is_in_use(device: &Path) -> bool {
+    index_of(device).is_ok_and(is_attached)
+}
+
+/// The size of a device.
+pub fn bytes_of(device: &Path) -> Option<u64> {
+    let index = index_of(device).ok()?;
+    let sectors = fs::read_to_string(format!("{SYS_BLOCK}/nbd{index}/size")).ok()?;
+    Some(sectors.trim().parse::<u64>().ok()? * 512)
+}
+
 impl Wish<'_> {
+    /// Makes it a device, or connects its device again. Answers the device's number.
+    fn attach(&self, kernel: &KernelNbd, wanted: Option<u32>) -> Outcome<u32> {
+        let (agreed, sockets) = self.agree()?;
+        let Some(index) = attached_as(&self.backend) else {
+            return kernel.connect(&self.wanted(wanted, &agreed), &sockets);
+        };
+        if let Some(other) = wanted.filter(|wanted| *wanted != index) {
+            let (found, expected) = (format!("/dev/nbd{index}"), format!("/dev/nbd{other}"));
+            return Err(refused(ConfigKind::Busy, self.export, "device", found, expected));
+        }
+        kernel.reconnect(index, &self.wanted(Some(index), &agreed), &sockets)?;
+        Ok(index)
+    }
+
     /// Connects as often as wished.
     fn agree(&self) -> Outcome<(Agreed, Vec<OwnedFd>)> {
         let first = self.place.agree(self.export)?;
@@ -210,7 +273,7 @@ fn place_of(server: &Client, name: &str) -> Outcome<Place> {
     })
 }
 
-fn backend_of(export: &str, place: &Place) -> String {
+fn backend_of(export: &str, place: impl Display) -> String {
     format!("cairn {export} {place}")
 }
 
@@ -219,10 +282,12 @@ fn attached_as(backend: &str) -> Option<u32> {
     let devices = fs::read_dir(SYS_BLOCK).ok()?.flatten();
     let mut numbers =
         devices.filter_map(|device| device.file_name().to_str()?.strip_prefix("nbd")?.parse().ok());
-    numbers.find(|index| {
-        let path = PathBuf::from(SYS_BLOCK).join(format!("nbd{index}/backend"));
-        is_attached(*index) && fs::read_to_string(path).is_ok_and(|text| text.trim() == backend)
-    })
+    numbers.find(|index| backend_is(*index, backend))
+}
+
+fn backend_is(index: u32, backend: &str) -> bool {
+    let path = PathBuf::from(SYS_BLOCK).join(format!("nbd{index}/backend"));
+    is_attached(index) && fs::read_to_string(path).is_ok_and(|text| text.trim() == backend)
 }
 
 /// True if the kernel serves a device of this number.
@@ -231,7 +296,10 @@ fn is_attached(index: u32) -> bool {
 }
 
 /// The number of `/dev/nbdN`.
-fn index_of(device: &Path) -> Outcome<u32> {
+///
+/// # Errors
+/// The path is another.
+pub fn index_of(device: &Path) -> Outcome<u32> {
     let number = device.to_str().and_then(|text| text.strip_prefix("/dev/nbd")?.parse().ok());
     number.ok_or_else(|| {
         refused(

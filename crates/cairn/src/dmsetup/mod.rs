@@ -1,0 +1,475 @@
+//! `cairn-dmsetup`: the verbs of dmsetup for scripts and test suites that were written for it, over
+//! the control socket of a server. A link of this name (or of the name `dmsetup`) to the program
+//! runs it.
+//!
+//! A device is a volume. With root, each volume is a block device, too ([`nodes`]). Whether one is
+//! in use is what the kernel and the server know together: mounts, holders and open files of the
+//! node, other clients of the export, and volumes on top. A node ends only while this program holds
+//! it exclusively, which the kernel refuses for one that is mounted or held in any way.
+//!
+//! One process at a time changes volumes and nodes: it holds a lock on the folder of the nodes.
+//!
+//! As dmsetup does, every failure is a line about its cause, the line "Command failed." and exit
+//! code 1.
+
+mod args;
+mod device;
+mod lines;
+mod nodes;
+mod show;
+
+use std::ffi::{OsStr, OsString};
+use std::io::Read;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use cairn_block::{ConfigError, ConfigKind, TableLine};
+use cairn_control::client::Client;
+use cairn_control::report::{self, Info, ReportLine, VolumeLines};
+use cairn_control::verbs::export::ExportList;
+use cairn_control::verbs::server::ServerInfo;
+use cairn_control::verbs::verb::{Done, Verb};
+use cairn_control::verbs::volume::{
+    VolumeClear, VolumeCreate, VolumeList, VolumeLoad, VolumeMessage, VolumeRemove, VolumeResume,
+    VolumeStatus, VolumeSuspend, VolumeTable, VolumeWait,
+};
+use cairn_outcome::failure::{Outcome, refused, system, wrong};
+use cairn_outcome::stderr::{self, say};
+use cairn_outcome::stdout::print;
+use cairn_outcome::{exit, program};
+use clap::Parser;
+
+use self::args::{Chosen, Command, Dmsetup, Load, Removal};
+use self::nodes::{MAPPER, Nodes};
+use self::show::{Columns, Shown};
+
+/// What this stands for, in the place of libdevmapper and the driver.
+const VERSION: &str = concat!(
+    "Library version:   1.02.185 (cairn ",
+    env!("CARGO_PKG_VERSION"),
+    ")\nDriver version:    4.47.0\n"
+);
+
+/// True if the program was called by a name of dmsetup.
+pub fn is_name(name: &OsStr) -> bool {
+    let name = Path::new(name).file_name().unwrap_or_default();
+    name == "cairn-dmsetup" || name == "dmsetup"
+}
+
+/// The program under this name.
+pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
+    program::run(Dmsetup::try_parse_from(args), |args| {
+        let _log = stderr::start_log(stderr::Log::Verb, args.verbose);
+        run(&args).or_else(|error| {
+            say(cairn_outcome::failure::one_line(&error));
+            // Without a name in front, as scripts look for this line.
+            eprintln!("Command failed.");
+            Ok(exit::FAILURE)
+        })
+    })
+}
+
+fn run(args: &Dmsetup) -> Outcome<u8> {
+    match &args.command {
+        Command::Version => return print(VERSION),
+        Command::Targets => return print(&show::targets(&report::targets())),
+        _ => {}
+    }
+    let client = Client::new(args.control.as_deref())?;
+    let server = Server::of(&client)?;
+    let is_verbose = args.verbose > 0;
+    let show_state = |server: &Server<'_>, names: &[String]| match is_verbose {
+        true => server.show_states(names),
+        false => Ok(exit::OK),
+    };
+    match &args.command {
+        Command::Create { load, notable, readonly } => {
+            if *readonly && !server.nodes.are_made() {
+                let (found, expected) = ("no block devices", "root and the kernel's module nbd");
+                return Err(wrong(&load.name, "--readonly", found, expected));
+            }
+            let code = server.settled(|| server.create(load, *notable))?;
+            if *readonly {
+                let device = server.nodes.device_of(node_name(&load.name)).ok_or_else(|| {
+                    wrong(&load.name, "--readonly", "no block device", "one for the volume")
+                })?;
+                device::make_read_only(&device)?;
+            }
+            Ok(code)
+        }
+        Command::Load(load) => server.load(load),
+        Command::Clear(devices) => {
+            server.each(&devices.names, |name| server.tell(&VolumeClear { name: name.to_owned() }))
+        }
+        Command::Suspend { devices, noflush, nolockfs } => {
+            server.each(&devices.names, |name| server.suspend(name, *noflush, *nolockfs))?;
+            show_state(&server, &devices.names)
+        }
+        Command::Resume { devices, .. } => {
+            server.settled(|| server.each(&devices.names, |name| server.resume(name)))?;
+            show_state(&server, &devices.names)
+        }
+        Command::Remove { devices, how } => {
+            server.settled(|| server.each(&devices.names, |name| server.remove(name, *how)))
+        }
+        Command::RemoveAll(how) => server.settled(|| server.remove_all(*how)),
+        Command::Message { name, sector, words } => server.message(name, *sector, words),
+        Command::Status { chosen, .. } => {
+            let all = client.ask(&VolumeStatus::default())?;
+            server.show_lines(chosen, all, is_verbose, |line| {
+                let ReportLine { start, length, target, params, .. } = line;
+                format!("{start} {length} {target} {params}").trim_end().to_owned()
+            })
+        }
+        Command::Table { chosen, inactive, .. } => {
+            let verb = VolumeTable { inactive: *inactive, ..VolumeTable::default() };
+            let (all, folder) = (client.ask(&verb)?, client.ask(&ServerInfo {})?.folder);
+            server.show_lines(chosen, all, is_verbose, |line| {
+                lines::printed(&server.nodes, &folder, line)
+            })
+        }
+        Command::Info(info) => server.info(info),
+        Command::Deps { chosen, options } => server.deps(chosen, options == "devno"),
+        Command::Ls { target, tree } => server.list(target.as_deref(), *tree),
+        Command::Wait { name, event_nr, .. } => {
+            let name = server.name_of(name)?;
+            client.ask(&VolumeWait { name: name.clone(), event_nr: *event_nr })?;
+            show_state(&server, &[name])
+        }
+        Command::Mknodes { .. } => server.settled(|| Ok(exit::OK)),
+        Command::Version | Command::Targets => unreachable!("they ask no server"),
+    }
+}
+
+/// A server, and the nodes of its volumes.
+struct Server<'a> {
+    client: &'a Client,
+    nodes: Nodes<'a>,
+}
+
+impl<'a> Server<'a> {
+    fn of(client: &'a Client) -> Outcome<Server<'a>> {
+        Ok(Server { client, nodes: Nodes::of(client)? })
+    }
+
+    fn volumes(&self) -> Outcome<Vec<String>> {
+        Ok(self.client.ask(&VolumeList {})?.into_iter().map(|info| info.name).collect())
+    }
+
+    /// The volume that the command line names.
+    fn name_of(&self, word: &str) -> Outcome<String> {
+        let volumes = self.volumes()?;
+        let named = volumes.iter().find(|volume| *volume == word).cloned();
+        named.or_else(|| self.nodes.volume_at(word, &volumes)).ok_or_else(|| not_found(word))
+    }
+
+    /// Does something with each device, also after one has failed.
+    ///
+    /// # Errors
+    /// Those of the last that failed; the others are printed.
+    fn each(&self, words: &[String], act: impl Fn(&str) -> Outcome<u8>) -> Outcome<u8> {
+        let mut failed = None;
+        for word in words {
+            if let Err(error) = self.name_of(word).and_then(|name| act(&name))
+                && let Some(before) = failed.replace(error)
+            {
+                say(cairn_outcome::failure::one_line(&before));
+            }
+        }
+        failed.map_or(Ok(exit::OK), Err)
+    }
+
+    /// Acts, and then gives each exported volume its node, after an error, too.
+    fn settled(&self, act: impl FnOnce() -> Outcome<u8>) -> Outcome<u8> {
+        let _lock = self.nodes.lock()?;
+        let done = act();
+        let settled = self.nodes.settle();
+        let code = done?;
+        settled.map(|()| code)
+    }
+
+    fn tell<V: Verb<Answer = Done>>(&self, verb: &V) -> Outcome<u8> {
+        self.client.ask(verb)?.notes.iter().flatten().for_each(say);
+        Ok(exit::OK)
+    }
+
+    /// Asks for a table to become live. A volume that the table claims has a node, which is a
+    /// client of it: if that is in the way and not in use, it ends.
+    fn begin<V: Verb<Answer = Done>>(&self, verb: &V, table: &str) -> Outcome<u8> {
+        let refusal = match self.tell(verb) {
+            Err(error) if error.kind == ConfigKind::Busy => error,
+            done => return done,
+        };
+        let mut ended = false;
+        for name in lines::volumes_in(table) {
+            ended |= self.nodes.device_of(&name).is_some() && self.nodes.detach(&name).is_ok();
+        }
+        if ended { self.tell(verb) } else { Err(refusal) }
+    }
+
+    /// The table of the command line, for the server.
+    fn table_of(&self, load: &Load) -> Outcome<String> {
+        let text = match (&load.table, &load.file) {
+            (Some(table), _) => table.clone(),
+            (None, Some(file)) => std::fs::read_to_string(file)
+                .map_err(|error| system(file.display().to_string(), "read", error))?,
+            (None, None) => {
+                let mut text = String::new();
+                let read = std::io::stdin().read_to_string(&mut text);
+                read.map(|_| text).map_err(|error| system("standard input", "read", error))?
+            }
+        };
+        lines::to_server(&self.nodes, &self.volumes()?, &text)
+    }
+
+    fn create(&self, load: &Load, notable: bool) -> Outcome<u8> {
+        let name = node_name(&load.name).to_owned();
+        let table = if notable { String::new() } else { self.table_of(load)? };
+        let create =
+            VolumeCreate { name, table: table.clone(), notable, ..VolumeCreate::default() };
+        self.begin(&create, &table)
+    }
+
+    fn load(&self, load: &Load) -> Outcome<u8> {
+        let (name, table) = (self.name_of(&load.name)?, self.table_of(load)?);
+        self.tell(&VolumeLoad { name, table, ..VolumeLoad::default() })
+    }
+
+    fn suspend(&self, name: &str, noflush: bool, nolockfs: bool) -> Outcome<u8> {
+        let device = self.nodes.device_of(name).filter(|_| !noflush && !nolockfs);
+        let device = device.filter(|_| !self.info_of(name).is_ok_and(|info| info.suspended));
+        device.iter().try_for_each(|device| device::freeze(device))?;
+        let done = self.tell(&VolumeSuspend { name: name.to_owned(), noflush });
+        if done.is_err() {
+            self.thaw(name)?;
+        }
+        done
+    }
+
+    /// Lets the file systems on a device write again, unless the volume is suspended.
+    fn thaw(&self, name: &str) -> Outcome<()> {
+        if self.info_of(name)?.suspended {
+            return Ok(());
+        }
+        self.nodes.device_of(name).iter().try_for_each(|device| device::thaw(device))
+    }
+
+    fn resume(&self, name: &str) -> Outcome<u8> {
+        let verb = VolumeTable { name: Some(name.to_owned()), inactive: true, kernel: false };
+        let loaded = self.client.ask(&verb)?.into_iter().flat_map(|volume| volume.lines);
+        let table: Vec<String> = loaded.map(|line| text_of(&line)).collect();
+        let resume = VolumeResume { name: name.to_owned(), ..VolumeResume::default() };
+        let resumed = self.begin(&resume, &table.join("\n"));
+        // A resume that is refused may leave the volume live, too, on its former table.
+        let thawed = self.thaw(name);
+        let code = resumed?;
+        thawed.map(|()| code)
+    }
+
+    fn remove(&self, name: &str, how: Removal) -> Outcome<u8> {
+        const TRIES: u32 = 25;
+        const PAUSE: Duration = Duration::from_millis(200);
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let ended = match self.open_count(name)? {
+                0 => self.nodes.detach(name),
+                _ if how.force => self.nodes.detach(name),
+                count => {
+                    let found = format!("an open count of {count}");
+                    Err(refused(ConfigKind::Busy, name, "device", found, "0"))
+                }
+            };
+            match ended {
+                Err(_) if how.retry && attempt < TRIES => std::thread::sleep(PAUSE),
+                ended => break ended?,
+            }
+        }
+        self.tell(&VolumeRemove { name: name.to_owned(), force: how.force })
+    }
+
+    /// In rounds, each of the volumes that no other one stands on, until none is left or all that
+    /// are left are refused.
+    fn remove_all(&self, how: Removal) -> Outcome<u8> {
+        loop {
+            let (before, mut refusal) = (self.volumes()?, None);
+            for name in &before {
+                if let Err(error) = self.remove(name, how) {
+                    refusal = Some(error);
+                }
+            }
+            let left = self.volumes()?.len();
+            match refusal {
+                None => return Ok(exit::OK),
+                Some(error) if left == before.len() => return Err(error),
+                Some(_) => {}
+            }
+        }
+    }
+
+    fn message(&self, name: &str, sector: u64, words: &[String]) -> Outcome<u8> {
+        let name = self.name_of(name)?;
+        // One argument may hold several words: the kernel gets a line, too.
+        let words = words.iter().flat_map(|word| word.split_whitespace()).map(str::to_owned);
+        let verb = VolumeMessage { name, sector, words: words.collect() };
+        match self.client.ask(&verb)?.text {
+            text if text.is_empty() => Ok(exit::OK),
+            text => print(&format!("{text}\n")),
+        }
+    }
+
+    fn info_of(&self, name: &str) -> Outcome<Info> {
+        let infos = self.client.ask(&VolumeList {})?.into_iter();
+        infos.into_iter().find(|info| info.name == name).ok_or_else(|| not_found(name))
+    }
+
+    /// Volumes on top, users of the node, and other clients of the export.
+    fn open_count(&self, name: &str) -> Outcome<u64> {
+        let tables = self.client.ask(&VolumeTable::default())?;
+        let stands = |volume: &&VolumeLines| {
+            let lines: Vec<String> = volume.lines.iter().map(text_of).collect();
+            lines::volumes_in(&lines.join("\n")).iter().any(|lower| lower == name)
+        };
+        let above = tables.iter().filter(stands).count() as u64;
+        let exports = self.client.ask(&ExportList {})?;
+        let of_volume = exports.iter().filter(|export| export.volume == name);
+        let clients: u64 = of_volume.map(|export| export.clients).sum();
+        let own = u64::from(self.nodes.device_of(name).is_some());
+        Ok(above + self.nodes.users_of(name) + clients.saturating_sub(own))
+    }
+
+    fn show_states(&self, names: &[String]) -> Outcome<u8> {
+        let mut text = String::new();
+        for word in names {
+            text.push_str(&self.shown(&self.info_of(&self.name_of(word)?)?)?.block());
+        }
+        print(&text)
+    }
+
+    fn shown<'b>(&self, info: &'b Info) -> Outcome<Shown<'b>> {
+        let device = self.nodes.device_of(&info.name);
+        let numbers = device.as_deref().and_then(device::numbers_at);
+        let read_only = info.read_only || device.is_some_and(|it| device::is_read_only(&it));
+        let open_count = self.open_count(&info.name)?;
+        Ok(Shown { info, numbers, read_only, open_count })
+    }
+
+    fn info(&self, asked: &args::Info) -> Outcome<u8> {
+        let mut infos = self.client.ask(&VolumeList {})?;
+        if !asked.names.is_empty() {
+            let names: Outcome<Vec<_>> =
+                asked.names.iter().map(|word| self.name_of(word)).collect();
+            let names = names?;
+            infos.retain(|info| names.contains(&info.name));
+        }
+        if infos.is_empty() {
+            return print("No devices found\n");
+        }
+        let all: Outcome<Vec<Shown<'_>>> = infos.iter().map(|info| self.shown(info)).collect();
+        let is_in_columns = asked.columns || !asked.fields.is_empty();
+        if !is_in_columns {
+            return print(&all?.iter().map(Shown::block).collect::<String>());
+        }
+        let field = |word: &String| {
+            let expected = "name, major, minor, devno, attr, open, segments, events, uuid, \
+                            suspended, readonly or tables_loaded";
+            show::field_name(word).ok_or_else(|| wrong(word, "-o", "an unknown field", expected))
+        };
+        let fields: Outcome<Vec<_>> = asked.fields.iter().map(field).collect();
+        let fields = if asked.fields.is_empty() { show::FIELDS.to_vec() } else { fields? };
+        let (heads, prefixes) = (!asked.noheadings, asked.nameprefixes);
+        let separator = asked.separator.as_deref();
+        print(&show::columns(&all?, &Columns { fields, heads, separator, prefixes }))
+    }
+
+    /// Lines of the volumes that are asked for; without names each with its volume in front.
+    fn show_lines(
+        &self,
+        chosen: &Chosen,
+        all: Vec<VolumeLines>,
+        is_verbose: bool,
+        line: impl Fn(&ReportLine) -> String,
+    ) -> Outcome<u8> {
+        let names: Outcome<Vec<_>> = chosen.names.iter().map(|word| self.name_of(word)).collect();
+        let names = names?;
+        let mut text = String::new();
+        for volume in all {
+            if !names.is_empty() && !names.contains(&volume.name) {
+                continue;
+            }
+            if is_verbose {
+                text.push_str(&self.shown(&self.info_of(&volume.name)?)?.block());
+            }
+            let is_wanted = |line: &&ReportLine| {
+                chosen.target.as_ref().is_none_or(|target| *target == line.target)
+            };
+            for of_volume in volume.lines.iter().filter(is_wanted) {
+                if names.len() != 1 {
+                    text.push_str(&format!("{}: ", volume.name));
+                }
+                text.push_str(&format!("{}\n", line(of_volume)));
+            }
+        }
+        print(&text)
+    }
+
+    fn deps(&self, chosen: &Chosen, by_number: bool) -> Outcome<u8> {
+        let all = self.client.ask(&VolumeTable::default())?;
+        let folder = self.client.ask(&ServerInfo {})?.folder;
+        let names: Outcome<Vec<_>> = chosen.names.iter().map(|word| self.name_of(word)).collect();
+        let names = names?;
+        let mut text = String::new();
+        for volume in all.iter().filter(|it| names.is_empty() || names.contains(&it.name)) {
+            let lines =
+                volume.lines.iter().filter_map(|line| TableLine::parse(&text_of(line)).ok());
+            let mut lowers: Vec<String> = Vec::new();
+            for lower in lines.flat_map(|line| lines::lowers(&self.nodes, &folder, &line)) {
+                let shown = match lower.numbers.filter(|_| by_number) {
+                    Some((major, minor)) => format!("({major}, {minor})"),
+                    None => {
+                        format!("({})", lower.path.strip_prefix("/dev/").unwrap_or(&lower.path))
+                    }
+                };
+                if !lowers.contains(&shown) {
+                    lowers.push(shown);
+                }
+            }
+            if names.len() != 1 {
+                text.push_str(&format!("{}: ", volume.name));
+            }
+            text.push_str(&format!("{} dependencies\t: {}\n", lowers.len(), lowers.join(" ")));
+        }
+        print(&text)
+    }
+
+    fn list(&self, target: Option<&str>, tree: bool) -> Outcome<u8> {
+        let tables = self.client.ask(&VolumeTable::default())?;
+        if tree {
+            return print(&crate::remote::tree::tree(&tables));
+        }
+        let is_wanted = |volume: &&VolumeLines| {
+            target.is_none_or(|target| volume.lines.iter().any(|line| line.target == target))
+        };
+        let line = |volume: &VolumeLines| {
+            let (major, minor) = self.nodes.numbers_of(&volume.name).unwrap_or_default();
+            format!("{}\t({major}:{minor})\n", volume.name)
+        };
+        let lines: String = tables.iter().filter(is_wanted).map(line).collect();
+        print(if lines.is_empty() { "No devices found\n" } else { &lines })
+    }
+}
+
+/// The name in `NAME` or `/dev/mapper/NAME`.
+fn node_name(word: &str) -> &str {
+    word.strip_prefix(MAPPER).unwrap_or(word)
+}
+
+fn not_found(word: &str) -> ConfigError {
+    ConfigError::new(ConfigKind::Argument, format!("Device {word}"), "not found")
+}
+
+fn text_of(line: &ReportLine) -> String {
+    let ReportLine { start, length, target, params, .. } = line;
+    format!("{start} {length} {target} {params}")
+}

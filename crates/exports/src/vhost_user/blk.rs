@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use zerocopy::little_endian::{U16, U32, U64};
 
-use super::split::Chain;
+use super::chain::Chain;
 use super::wire::Breach;
 use super::wire::PROTOCOL_FEATURES;
 

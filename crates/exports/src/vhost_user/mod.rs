@@ -6,6 +6,7 @@
 //! - `memory`, `truncated`: the driver's memory, mapped; what becomes of a file that shrinks.
 //! - `notifier`: how the two sides of a ring notify each other.
 //! - `inflight`: which chains were taken and not used, for the next server.
+//! - `chain`: a request as a ring gives it.
 //! - `split`: the split virtqueue.
 //! - `blk`: the block device: features, configuration space, requests.
 //! - `queue`: a ring that runs, on one reactor.
@@ -19,6 +20,7 @@
 //! Deliberately absent: packed rings, the log of changed pages that a live migration needs, IOMMU.
 
 mod blk;
+mod chain;
 mod channel;
 mod export;
 mod inflight;

@@ -32,10 +32,11 @@ use crate::front::widen::{self, ByteRange};
 use crate::front::{First, Intake, Level, Membership, Queue, Room, Shutdown, Signal, first};
 
 use super::blk::{Command, Request, SERIAL_BYTES, Status};
+use super::chain::Chain;
 use super::export::Export;
 use super::memory::Buffers;
 use super::notifier::Notifier;
-use super::split::{Chain, SplitRing};
+use super::split::SplitRing;
 use super::wire::Breach;
 
 /// The most bytes of a request. Drivers send less: so much have all pieces that the configuration

@@ -17,8 +17,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
 
-use cairn_block::Segs;
-
+use super::chain::{CHAIN_MAX, Chain, DESCRIPTOR_BYTES, Descriptor, INDIRECT, NEXT};
 use super::inflight::Inflight;
 use super::memory::{Buffers, GuestMemory, Window};
 use super::wire::{Breach, RingAddresses};
@@ -26,17 +25,8 @@ use super::wire::{Breach, RingAddresses};
 /// The most entries of a ring.
 pub(super) const ENTRIES_MAX: u32 = 1 << 15;
 
-/// The most descriptors of a chain, and of a table of indirect ones.
-const CHAIN_MAX: usize = 1024;
-
-/// Bytes of a descriptor, and of a used element.
-const DESCRIPTOR_BYTES: usize = 16;
+/// Bytes of a used element.
 const USED_BYTES: usize = 8;
-
-/// Flags of a descriptor.
-const NEXT: u16 = 1;
-const WRITE: u16 = 2;
-const INDIRECT: u16 = 4;
 
 /// In the flags of either side: it wants no notification.
 const NO_NOTIFICATION: u16 = 1;
@@ -44,37 +34,6 @@ const NO_NOTIFICATION: u16 = 1;
 /// Where the index is, in what is available and in what is used; then come the elements.
 const INDEX_AT: usize = 2;
 const ELEMENTS_AT: usize = 4;
-
-/// One request of the driver.
-#[derive(Default)]
-pub(super) struct Chain {
-    /// Names it when it has been used.
-    pub(super) head: u16,
-    /// What the device reads.
-    pub(super) readable: Segs,
-    /// What the device writes.
-    pub(super) writable: Segs,
-}
-
-struct Descriptor {
-    guest: u64,
-    bytes: u32,
-    flags: u16,
-    next: u16,
-}
-
-impl Descriptor {
-    fn decode(bytes: [u8; DESCRIPTOR_BYTES]) -> Descriptor {
-        let [guest, rest] = zerocopy::transmute!(bytes);
-        let (guest, rest) = (u64::from_le(guest), u64::from_le(rest));
-        Descriptor {
-            guest,
-            bytes: rest as u32,
-            flags: (rest >> 32) as u16,
-            next: (rest >> 48) as u16,
-        }
-    }
-}
 
 /// See the module's description.
 pub(super) struct SplitRing {
@@ -178,7 +137,7 @@ impl SplitRing {
         let count = usize::from(self.entries);
         let last = walk(direct, count, chain.head, memory, chain)?;
         let Some(table) = last else { return Ok(true) };
-        self.read_table(&table, memory)?;
+        table.read_table(memory, &mut self.table)?;
         let entry = |index| {
             let at = usize::from(index) * DESCRIPTOR_BYTES;
             std::array::from_fn(|byte| self.table[at + byte])
@@ -188,22 +147,6 @@ impl SplitRing {
             None => Ok(true),
             Some(_) => Err(Breach::field("descriptor", "indirect in a table", "a direct one")),
         }
-    }
-
-    /// Copies a table of indirect descriptors.
-    fn read_table(&mut self, table: &Descriptor, memory: &Buffers) -> Result<(), Breach> {
-        let bytes = table.bytes as usize;
-        let most = CHAIN_MAX * DESCRIPTOR_BYTES;
-        if bytes == 0 || bytes > most || !bytes.is_multiple_of(DESCRIPTOR_BYTES) {
-            return Err(Breach::field("indirect descriptors", bytes, "1 to 1024 of 16 bytes"));
-        }
-        let mut segs = Segs::default();
-        if !memory.push(&mut segs, table.guest, table.bytes) {
-            return Err(outside(table));
-        }
-        self.table.resize(bytes, 0);
-        segs.copy_out(0, &mut self.table);
-        Ok(())
     }
 
     /// Goes on with the chains that an earlier server took and did not use.
@@ -297,24 +240,11 @@ fn walk(
                 false => Ok(Some(descriptor)),
             };
         }
-        let is_writable = descriptor.flags & WRITE != 0;
-        if !is_writable && chain.writable.bytes() > 0 {
-            let found = "readable behind writable";
-            return Err(Breach::field("descriptor", found, "all readable ones first"));
-        }
-        let segs = if is_writable { &mut chain.writable } else { &mut chain.readable };
-        if !memory.push(segs, descriptor.guest, descriptor.bytes) {
-            return Err(outside(&descriptor));
-        }
+        chain.push(&descriptor, memory)?;
         if !has_next {
             return Ok(None);
         }
-        index = descriptor.next;
+        index = descriptor.link;
     }
     Err(Breach::field("chain of descriptors", "a loop, or a longer one", "at most 1024"))
-}
-
-fn outside(descriptor: &Descriptor) -> Breach {
-    let found = format!("{} bytes at {:#x}", descriptor.bytes, descriptor.guest);
-    Breach::field("descriptor", found, "bytes in shared memory")
 }

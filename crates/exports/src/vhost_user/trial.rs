@@ -3,8 +3,9 @@
 use std::os::fd::OwnedFd;
 
 use super::blk::Request;
+use super::chain::Chain;
 use super::memory::GuestMemory;
-use super::split::{Chain, SplitRing};
+use super::split::SplitRing;
 use super::wire::{Breach, RegionFacts, RingAddresses};
 
 /// Where the guest has the memory.

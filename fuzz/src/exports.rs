@@ -10,7 +10,7 @@ use cairn_exports::nbd::facts::{BlockSizes, ExportFacts, Exports};
 use cairn_exports::nbd::handshake::{Handshake, OPTION_BYTES_MAX, Outcome, Security};
 use cairn_exports::nbd::request::{ByteRange, Command, Decoded, Terms, decode};
 use cairn_exports::nbd::wire::{BASE_ALLOCATION, CommandFlags, MessageForm, TransmissionFlags};
-use cairn_exports::vhost_user::trial;
+use cairn_exports::vhost_user::trial::Trial;
 use cairn_exports::vhost_user::wire::{DESCRIPTORS_MAX, HEADER_BYTES, Header, Message};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
@@ -174,7 +174,9 @@ pub fn vhost_user_message(bytes: &[u8]) {
 }
 
 /// The memory of a driver with a ring of 8 entries: descriptors, what is available from byte 128,
-/// what is used from byte 192; the first byte of all says whether indexes are named.
+/// what is used from byte 192, and from byte 1024 what an earlier server left in flight. The first
+/// byte of all says whether places are named (1), whether the ring is packed (2; it is at its begin
+/// in the first lap, or with 8 in the second), and whether there was such a server (4).
 pub fn vhost_user_ring(bytes: &[u8]) {
     const MEMORY_BYTES: u64 = 16 << 10;
     let Some((&[switches], content)) = bytes.split_first_chunk::<1>() else { return };
@@ -182,7 +184,17 @@ pub fn vhost_user_ring(bytes: &[u8]) {
     let memory = memfd_create("memory", MemfdFlags::CLOEXEC).expect("memory");
     ftruncate(&memory, MEMORY_BYTES).expect("memory");
     rustix::io::pwrite(&memory, content, 0).expect("memory");
-    match trial::take_all(&memory, MEMORY_BYTES, 8, [0, 192, 128], switches & 1 != 0) {
+    let is_packed = switches & 2 != 0;
+    let trial = Trial {
+        bytes: MEMORY_BYTES,
+        entries: 8,
+        places: [0, 192, 128],
+        base: if is_packed && switches & 8 == 0 { 0x8000_8000 } else { 0 },
+        is_packed,
+        event_idx: switches & 1 != 0,
+        inflight: (switches & 4 != 0).then_some(1024),
+    };
+    match trial.take_all(&memory) {
         Ok(requests) => assert!(requests <= 1 << 16),
         Err(breach) => assert!(!breach.to_string().is_empty()),
     }

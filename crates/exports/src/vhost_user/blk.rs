@@ -47,6 +47,7 @@ bitflags::bitflags! {
         const EVENT_IDX = 1 << 29;
         const PROTOCOL_FEATURES = PROTOCOL_FEATURES;
         const VERSION_1 = 1 << 32;
+        const RING_PACKED = 1 << 34;
     }
 }
 

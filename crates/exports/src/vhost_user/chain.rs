@@ -1,7 +1,7 @@
 //! [`Chain`]: one request of a driver as a ring gives it, and the descriptors of which it consists.
 //!
-//! What does not depend on where a ring has its descriptors is here: the limits, the order of
-//! pieces, and the copy of an indirect table.
+//! Descriptors of split and packed rings have the same fields in another order. What is alike in
+//! both rings is here: the limits, the order of pieces, and the copy of an indirect table.
 
 use cairn_block::Segs;
 
@@ -36,16 +36,23 @@ pub(super) struct Descriptor {
     pub(super) guest: u64,
     pub(super) bytes: u32,
     pub(super) flags: u16,
-    /// The next descriptor of the chain.
+    /// The next descriptor of the chain in a split ring; the chain's name in a packed one.
     pub(super) link: u16,
 }
 
 impl Descriptor {
-    pub(super) fn decode(bytes: [u8; DESCRIPTOR_BYTES]) -> Descriptor {
+    /// As a split ring has it.
+    pub(super) fn decode_split(bytes: [u8; DESCRIPTOR_BYTES]) -> Descriptor {
         let [guest, rest] = zerocopy::transmute!(bytes);
         let (guest, rest) = (u64::from_le(guest), u64::from_le(rest));
         let (flags, link) = ((rest >> 32) as u16, (rest >> 48) as u16);
         Descriptor { guest, bytes: rest as u32, flags, link }
+    }
+
+    /// As a packed ring has it.
+    pub(super) fn decode_packed(bytes: [u8; DESCRIPTOR_BYTES]) -> Descriptor {
+        let Descriptor { guest, bytes, flags: link, link: flags } = Descriptor::decode_split(bytes);
+        Descriptor { guest, bytes, flags, link }
     }
 
     /// Copies the table of indirect descriptors that this one names.

@@ -32,7 +32,7 @@ const HEAD_BYTES: usize = 16;
 const ENTRY_BYTES: usize = 16;
 
 /// Regions begin at multiples of this.
-const REGION_ALIGN: usize = 64;
+pub(super) const REGION_ALIGN: usize = 64;
 
 const VERSION_AT: usize = 8;
 const ENTRIES_AT: usize = 10;
@@ -43,8 +43,8 @@ const USED_AT: usize = 14;
 const NEXT_AT: usize = 6;
 const ORDER_AT: usize = 8;
 
-/// In the features of the first region: a flag of ours, and that it means something. The protocol
-/// gives these bytes no meaning yet.
+/// In the features of the first region, in either layout: a flag of ours, and that it means
+/// something. The protocol gives these bytes no meaning yet.
 const WRITE_THROUGH: u64 = 1 << 62;
 const IS_SET: u64 = 1 << 63;
 

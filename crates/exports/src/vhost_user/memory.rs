@@ -16,7 +16,7 @@ use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use cairn_block::{Buf, Segs};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -193,12 +193,12 @@ impl Window {
         Ok(Window { base: region.pointer(0), bytes: bytes as usize, mapping: region.mapping })
     }
 
-    /// A window on a part of it; none if it is not inside, or at an odd place.
+    /// A window on a part of it; none if it is not inside, or not at a multiple of eight.
     pub(super) fn slice(&self, at: usize, bytes: usize) -> Option<Window> {
         let fits = at <= self.bytes && bytes <= self.bytes - at;
         let base = NonNull::new(self.pointer(fits.then_some(at)?, bytes))?;
-        let is_even = base.as_ptr().addr().is_multiple_of(2);
-        is_even.then(|| Window { base, bytes, mapping: self.mapping.clone() })
+        let is_aligned = base.as_ptr().addr().is_multiple_of(8);
+        is_aligned.then(|| Window { base, bytes, mapping: self.mapping.clone() })
     }
 
     fn pointer(&self, at: usize, bytes: usize) -> *mut u8 {
@@ -246,6 +246,20 @@ impl Window {
             return;
         }
         self.atomic(at).store(value.to_le(), Ordering::Release);
+    }
+
+    /// Writes the number at a multiple of eight at once. What was written before it is visible with
+    /// it.
+    pub(super) fn store_u64(&self, at: usize, value: u64) {
+        #[cfg(test)]
+        if !stores::spend() {
+            return;
+        }
+        let at = self.pointer(at, 8).cast::<u64>();
+        assert!(at.is_aligned());
+        // SAFETY: in bounds and aligned (asserted), mapped as long as the window (M3). Bytes that
+        // are read and written otherwise, too, are the peer's (M2).
+        unsafe { AtomicU64::from_ptr(at) }.store(value.to_le(), Ordering::Release);
     }
 }
 

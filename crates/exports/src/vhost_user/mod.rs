@@ -5,9 +5,10 @@
 //! - `session`: what one driver negotiates, and its rings as they start and stop.
 //! - `memory`, `truncated`: the driver's memory, mapped; what becomes of a file that shrinks.
 //! - `notifier`: how the two sides of a ring notify each other.
-//! - `inflight`: which chains were taken and not used, for the next server.
 //! - `chain`: a request as a ring gives it.
-//! - `split`: the split virtqueue.
+//! - `ring`: the virtqueue of a queue, in one of two layouts: `split`, `packed`. `place`: where a
+//!   side of a packed ring is.
+//! - `inflight`, `inflight_packed`: which chains were taken and not used, for the next server.
 //! - `blk`: the block device: features, configuration space, requests.
 //! - `queue`: a ring that runs, on one reactor.
 //! - [`trial`]: a ring on memory with any content, for fuzzers.
@@ -17,16 +18,20 @@
 //! of its rings at most. Data of requests stays in the peer's memory, which the disk reads and
 //! writes directly.
 //!
-//! Deliberately absent: packed rings, the log of changed pages that a live migration needs, IOMMU.
+//! Deliberately absent: the log of changed pages that a live migration needs, IOMMU.
 
 mod blk;
 mod chain;
 mod channel;
 mod export;
 mod inflight;
+mod inflight_packed;
 mod memory;
 mod notifier;
+mod packed;
+mod place;
 mod queue;
+mod ring;
 mod server;
 mod session;
 mod split;

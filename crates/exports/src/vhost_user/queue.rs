@@ -4,12 +4,13 @@
 //! driver what was used, once per turn of the loop; the watcher tells the taker that the ring is
 //! stopped. Requests complete here in any order.
 //!
-//! Invariants, beside those of its [queue](crate::front) and of its [ring](super::split):
+//! Invariants, beside those of its [queue](crate::front) and of its [ring](super::ring):
 //! - Q1. A chain that was taken is used exactly once, unless the driver broke the protocol. Data,
-//!   then the status byte, then the used element, then the index are written.
-//! - Q2. A ring that was stopped has used all that it took. So the index of its next chain says
-//!   which ones are left.
-//! - Q3. A loss counts as reported once the used element of the flush was published.
+//!   then the status byte, then what says that the chain was used, then what shows this are
+//!   written.
+//! - Q2. A ring that was stopped has used all that it took. So the place where it goes on says
+//!   which chains are left.
+//! - Q3. A loss counts as reported once the chain of the flush was published.
 //! - Q4. Data that the disk tests, or sends to more than one place, is copied first: the guest may
 //!   change it at any time.
 //!
@@ -36,7 +37,7 @@ use super::chain::Chain;
 use super::export::Export;
 use super::memory::Buffers;
 use super::notifier::Notifier;
-use super::split::SplitRing;
+use super::ring::AnyRing;
 use super::wire::Breach;
 
 /// The most bytes of a request. Drivers send less: so much have all pieces that the configuration
@@ -49,7 +50,7 @@ pub(super) type Call = Arc<Mutex<Option<Notifier>>>;
 /// What a ring is started with.
 pub(super) struct Setup {
     pub(super) export: Arc<Export>,
-    pub(super) ring: SplitRing,
+    pub(super) ring: AnyRing,
     pub(super) kick: Notifier,
     pub(super) call: Call,
     /// Tells the driver that the ring has stopped by itself.
@@ -65,8 +66,8 @@ pub(super) struct Setup {
 /// How a ring ended.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Ended {
-    /// The index of the next chain.
-    pub(super) base: u16,
+    /// Where the ring goes on.
+    pub(super) base: u32,
     /// The driver was not told of a loss.
     pub(super) owes: bool,
 }
@@ -96,7 +97,7 @@ pub(super) struct VirtQueue {
     export: Arc<Export>,
     memory: Buffers,
     broken: Arc<Shutdown>,
-    ring: RefCell<SplitRing>,
+    ring: RefCell<AnyRing>,
     driver: Rc<Driver>,
     call: Call,
     write_through: Arc<AtomicBool>,

@@ -28,11 +28,11 @@ use crate::front::{First, Level, Shutdown, first};
 use super::blk::{Features, WRITEBACK_AT};
 use super::channel::{Channel, Descriptors, Ended};
 use super::export::Export;
-use super::inflight::{self, Inflight};
+use super::inflight;
 use super::memory::{GuestMemory, REGIONS_MAX, Window};
 use super::notifier::Notifier;
 use super::queue::{self, Call, Setup};
-use super::split::{ENTRIES_MAX, SplitRing};
+use super::ring::{AnyRing, Layout, RingFacts};
 use super::wire::{
     Breach, Header, InflightFacts, Message, ProtocolFeatures, RingAddresses, config_changed,
 };
@@ -48,7 +48,7 @@ struct Running {
 struct Ring {
     entries: u32,
     addresses: Option<RingAddresses>,
-    base: u16,
+    base: u32,
     kick: Option<Notifier>,
     call: Call,
     error: Call,
@@ -185,7 +185,7 @@ impl Session {
                 self.stop(index).await;
                 // The next start waits for the next description of the ring.
                 self.rings[index].kick = None;
-                header.reply_base(ring, self.rings[index].base.into())
+                header.reply_base(ring, self.rings[index].base)
             }
             Message::GetInflightFd(facts) => return self.give_inflight(header, facts).await,
             Message::SetConfig { offset, data } => {
@@ -266,9 +266,9 @@ impl Session {
             }
             Message::SetVringBase { ring, base } => {
                 let index = self.index(ring)?;
-                let wrong = |_| Breach::field("base of a ring", base, "a number of 16 bits");
+                self.layout().check_base(base)?;
                 self.stop(index).await;
-                self.rings[index].base = u16::try_from(base).map_err(wrong)?;
+                self.rings[index].base = base;
             }
             Message::SetVringAddr { ring, addresses } => {
                 let index = self.index(ring)?;
@@ -410,10 +410,15 @@ impl Session {
         if queues == 0 || queues > self.export.queues {
             return Err(Breach::field("inflight: queues", queues, "at most those offered"));
         }
-        if u32::from(entries) > ENTRIES_MAX || !entries.is_power_of_two() {
-            return Err(Breach::field("inflight: entries", entries, "a power of two up to 32768"));
+        self.layout().check_entries("inflight: entries", entries.into())?;
+        Ok(u64::from(queues) * self.layout().inflight_bytes(entries) as u64)
+    }
+
+    fn layout(&self) -> Layout {
+        match self.features.contains(Features::RING_PACKED) {
+            true => Layout::Packed,
+            false => Layout::Split,
         }
-        Ok(u64::from(queues) * Inflight::region_bytes(entries) as u64)
     }
 
     async fn stop_all(&mut self) {
@@ -442,6 +447,7 @@ impl Session {
 
     /// Starts a ring that is described, enabled, and does not run.
     fn start(&mut self, index: usize) -> Result<(), Breach> {
+        let layout = self.layout();
         let ring = &mut self.rings[index];
         // Without the feature, rings are enabled from the beginning.
         let is_enabled = ring.enabled || !self.features.contains(Features::PROTOCOL_FEATURES);
@@ -449,11 +455,12 @@ impl Session {
         if ring.running.is_some() || !is_enabled || ring.entries == 0 {
             return Ok(());
         }
+        let (entries, base) = (ring.entries, ring.base);
         let event_idx = self.features.contains(Features::EVENT_IDX);
-        let mut split =
-            SplitRing::new(&self.memory, ring.entries, addresses, ring.base, event_idx)?;
+        let facts = RingFacts { layout, entries, addresses, base, event_idx };
+        let mut described = AnyRing::new(&self.memory, facts)?;
         if let Some((window, entries)) = &self.inflight {
-            let bytes = Inflight::region_bytes(*entries);
+            let bytes = layout.inflight_bytes(*entries);
             let region = window.slice(index * bytes, bytes).ok_or_else(|| {
                 Breach::field("inflight: memory", "no room for a ring", "room for all rings")
             })?;
@@ -461,11 +468,11 @@ impl Session {
                 let expected = "at most those in the memory for what is in flight";
                 return Err(Breach::field("entries of a ring", ring.entries, expected));
             }
-            split.track(region, *entries)?;
+            described.track(region, *entries)?;
         }
         let setup = Setup {
             export: self.export.clone(),
-            ring: split,
+            ring: described,
             kick: kick.clone(),
             call: ring.call.clone(),
             error: ring.error.clone(),

@@ -22,9 +22,6 @@ use super::inflight::Inflight;
 use super::memory::{Buffers, GuestMemory, Window};
 use super::wire::{Breach, RingAddresses};
 
-/// The most entries of a ring.
-pub(super) const ENTRIES_MAX: u32 = 1 << 15;
-
 /// Bytes of a used element.
 const USED_BYTES: usize = 8;
 
@@ -56,18 +53,16 @@ pub(super) struct SplitRing {
 }
 
 impl SplitRing {
-    /// The ring of so many entries at these addresses, whose next chain is the one at `base`.
+    /// The ring of so many entries, a power of two, at these addresses, whose next chain is the one
+    /// at `base`.
     pub(super) fn new(
         memory: &GuestMemory,
-        entries: u32,
+        entries: u16,
         addresses: RingAddresses,
         base: u16,
         event_idx: bool,
     ) -> Result<SplitRing, Breach> {
-        if entries > ENTRIES_MAX || !entries.is_power_of_two() {
-            return Err(Breach::field("entries of a ring", entries, "a power of two up to 32768"));
-        }
-        let (entries, count) = (entries as u16, entries as usize);
+        let count = usize::from(entries);
         let window = |user, bytes, align| {
             let outside = || Breach::field("address of a ring", user, "an aligned one in memory");
             memory.window(user, bytes, align).ok_or_else(outside)
@@ -232,7 +227,7 @@ fn walk(
         if usize::from(index) >= count {
             return Err(Breach::field("index of a descriptor", index, "one in the table"));
         }
-        let descriptor = Descriptor::decode(read(index)); // R1
+        let descriptor = Descriptor::decode_split(read(index)); // R1
         let has_next = descriptor.flags & NEXT != 0;
         if descriptor.flags & INDIRECT != 0 {
             return match has_next {

@@ -4,47 +4,73 @@ use std::os::fd::OwnedFd;
 
 use super::blk::Request;
 use super::chain::Chain;
-use super::memory::GuestMemory;
-use super::split::SplitRing;
+use super::memory::{GuestMemory, Window};
+use super::ring::{AnyRing, Layout, RingFacts};
 use super::wire::{Breach, RegionFacts, RingAddresses};
 
 /// Where the guest has the memory.
 const GUEST: u64 = 0x10000;
 
-/// Takes the chains that a ring of `entries` entries offers, as a session does, and publishes them
-/// as used. The memory is the file's first `bytes` bytes; descriptors, what is used and what is
-/// available begin at `places`. Returns how many requests there were.
-///
-/// # Errors
-/// What breaks the protocol: the chains before it were taken.
-pub fn take_all(
-    file: &OwnedFd,
-    bytes: u64,
-    entries: u32,
-    places: [u64; 3],
-    event_idx: bool,
-) -> Result<usize, Breach> {
-    let mut memory = GuestMemory::default();
-    memory.add(RegionFacts { guest: GUEST, user: 0, bytes, offset: 0 }, file)?;
-    let [descriptors, used, available] = places;
-    let addresses = RingAddresses { descriptors, used, available };
-    let mut ring = SplitRing::new(&memory, entries, addresses, 0, event_idx)?;
-    let buffers = memory.buffers();
-    let mut requests = 0;
-    // What the ring writes may change its own descriptors: a driver's fault, which must end.
-    while requests < 1 << 16 {
-        let mut chain = Chain::default();
-        if !ring.take(&buffers, &mut chain)? {
-            break;
+/// A ring in a file of memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Trial {
+    /// How many of the file's bytes are the memory.
+    pub bytes: u64,
+    /// How many entries the ring has.
+    pub entries: u16,
+    /// Where descriptors, what is used, and what is available begin.
+    pub places: [u64; 3],
+    /// Where the ring goes on.
+    pub base: u32,
+    /// It is a packed ring.
+    pub is_packed: bool,
+    /// The sides name where they want to be notified.
+    pub event_idx: bool,
+    /// Where what an earlier server left in flight begins, if there was one.
+    pub inflight: Option<u64>,
+}
+
+impl Trial {
+    /// Takes the chains that the ring offers, as a session does, and publishes them as used.
+    /// Returns how many requests there were.
+    ///
+    /// # Errors
+    /// What breaks the protocol: the chains before it were taken.
+    pub fn take_all(&self, file: &OwnedFd) -> Result<usize, Breach> {
+        let mut memory = GuestMemory::default();
+        memory.add(RegionFacts { guest: GUEST, user: 0, bytes: self.bytes, offset: 0 }, file)?;
+        let [descriptors, used, available] = self.places;
+        let facts = RingFacts {
+            layout: if self.is_packed { Layout::Packed } else { Layout::Split },
+            entries: self.entries.into(),
+            addresses: RingAddresses { descriptors, used, available },
+            base: self.base,
+            event_idx: self.event_idx,
+        };
+        let mut ring = AnyRing::new(&memory, facts)?;
+        if let Some(at) = self.inflight {
+            let bytes = facts.layout.inflight_bytes(self.entries);
+            let all = Window::of_file(file, 0, self.bytes)?;
+            let Some(region) = all.slice(at as usize, bytes) else { return Ok(0) };
+            ring.track(region, self.entries)?;
         }
-        let head = chain.head;
-        let request = Request::decode(&mut chain)?;
-        let _ = request.range();
-        assert_eq!(request.status.bytes(), 1);
-        request.status.copy_in(0, &[0]);
-        ring.use_all(&[(head, 1)]);
-        ring.ask_for_kick();
-        requests += 1;
+        let buffers = memory.buffers();
+        let mut requests = 0;
+        // What the ring writes may change its own descriptors: a driver's fault, which must end.
+        while requests < 1 << 16 {
+            let mut chain = Chain::default();
+            if !ring.take(&buffers, &mut chain)? {
+                break;
+            }
+            let head = chain.head;
+            let request = Request::decode(&mut chain)?;
+            let _ = request.range();
+            assert_eq!(request.status.bytes(), 1);
+            request.status.copy_in(0, &[0]);
+            ring.use_all(&[(head, 1)]);
+            ring.ask_for_kick();
+            requests += 1;
+        }
+        Ok(requests)
     }
-    Ok(requests)
 }

@@ -32,15 +32,16 @@ fn run(
     }
 }
 
-fn with_driver(features: VirtioFeatureFlags) {
+fn with_driver(asked: VirtioFeatureFlags) {
     on_both_rings(|ring| {
         let world = World::new(ring);
         let disk = TestDisk::new(1 << 20);
         let path = world.export("vm", &disk);
         let blk = VirtioBlkFeatureFlags::all();
-        let features = (features | VirtioFeatureFlags::VERSION_1).bits() | blk.bits();
+        let features = (asked | VirtioFeatureFlags::VERSION_1).bits() | blk.bits();
         let mut transport: Box<VirtioBlkTransport> =
             Box::new(VhostUser::new(path.to_str().unwrap(), features).unwrap());
+        assert_eq!(asked.bits() & !transport.get_features(), 0);
         let mut queues = VirtioBlkQueue::setup_queues(&mut *transport, 2, 128).unwrap();
         let file: File = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap().into();
         file.set_len(BYTES as u64).unwrap();
@@ -90,4 +91,15 @@ fn a_driver_without_further_features_is_served() {
 #[test]
 fn a_driver_with_indirect_descriptors_and_named_indexes_is_served() {
     with_driver(VirtioFeatureFlags::RING_INDIRECT_DESC | VirtioFeatureFlags::RING_EVENT_IDX);
+}
+
+#[test]
+fn a_driver_with_packed_rings_is_served() {
+    with_driver(VirtioFeatureFlags::RING_PACKED);
+}
+
+#[test]
+fn a_driver_with_packed_rings_and_named_places_is_served() {
+    let further = VirtioFeatureFlags::RING_INDIRECT_DESC | VirtioFeatureFlags::RING_EVENT_IDX;
+    with_driver(VirtioFeatureFlags::RING_PACKED | further);
 }

@@ -1,7 +1,8 @@
-//! A driver of the tests: messages as they are, and split rings whose every byte a test may set.
+//! A driver of the tests: messages as they are, and rings whose every byte a test may set.
 //!
 //! Its memory is a file, of which the tests read and write pieces; the server has it mapped.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,6 +18,11 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
+
+mod packed;
+
+use packed::PackedSide;
+pub use packed::{PACKED_AVAILABLE, PACKED_ENTRIES, PACKED_USED, Position};
 
 /// How many rings a driver has.
 pub const RINGS: u16 = 4;
@@ -49,6 +55,7 @@ pub const FLUSH: u64 = 1 << 9;
 pub const CONFIG_WCE: u64 = 1 << 11;
 pub const INDIRECT: u64 = 1 << 28;
 pub const EVENT_IDX: u64 = 1 << 29;
+pub const PACKED: u64 = 1 << 34;
 const USUAL: u64 = 1 << 30 | 1 << 32;
 
 /// Where the memory is, for the guest and for this process; and its length.
@@ -56,7 +63,7 @@ pub const GUEST: u64 = 0x1_0000_0000;
 const USER: u64 = 0x7000_0000_0000;
 pub const MEMORY_BYTES: u64 = 8 << 20;
 
-/// Entries of each ring; how far apart the rings are, and the parts of one.
+/// Entries of each split ring; how far apart the rings are, and the parts of one.
 pub const ENTRIES: u16 = 16;
 const RING_BYTES: u64 = 0x4000;
 const AVAILABLE: u64 = 0x1000;
@@ -91,6 +98,8 @@ pub struct Driver {
     pub calls: Vec<OwnedFd>,
     pub errors: Vec<OwnedFd>,
     available: Vec<u16>,
+    /// The rings are packed: their state.
+    packed: Option<Vec<RefCell<PackedSide>>>,
     /// What is in flight: the memory of the server's side, and what describes it.
     pub inflight: Option<(File, [u8; 24])>,
 }
@@ -105,7 +114,7 @@ impl Driver {
         let fds = || (0..RINGS).map(|_| event()).collect::<Vec<_>>();
         let available = vec![0; RINGS.into()];
         let (kicks, calls, errors) = (fds(), fds(), fds());
-        Driver { socket, memory, kicks, calls, errors, available, inflight: None }
+        Driver { socket, memory, kicks, calls, errors, available, packed: None, inflight: None }
     }
 
     /// One that has started `rings` rings with these features.
@@ -113,12 +122,13 @@ impl Driver {
         let mut driver = Driver::connect(path);
         driver.negotiate(features);
         driver.share_all();
-        (0..rings).for_each(|ring| driver.start_ring(ring, 0));
+        (0..rings).for_each(|ring| driver.start_ring(ring, driver.begin()));
         driver
     }
 
     /// Connects again, to the server after the one that died, as an emulator does: with the memory
-    /// for what is in flight, and rings that begin where they say that they were used.
+    /// for what is in flight, and rings that begin where they say that they were used. Packed ones
+    /// do not say it: an emulator gives the base of the last start.
     pub fn connect_again(&mut self, path: &Path, features: u64, rings: usize) {
         self.socket = UnixStream::connect(path).expect("a server");
         self.socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a server");
@@ -128,7 +138,8 @@ impl Driver {
             self.say(message::SET_INFLIGHT_FD, facts, &[file.as_fd()]);
         }
         for ring in 0..rings {
-            self.start_ring(ring, self.used(ring).into());
+            let base = if self.packed.is_some() { self.begin() } else { self.used(ring).into() };
+            self.start_ring(ring, base);
             self.kick(ring);
         }
     }
@@ -139,7 +150,7 @@ impl Driver {
     pub fn track(&mut self) {
         let mut facts = [0; 24];
         facts[16..18].copy_from_slice(&RINGS.to_le_bytes());
-        facts[18..20].copy_from_slice(&ENTRIES.to_le_bytes());
+        facts[18..20].copy_from_slice(&self.entries().to_le_bytes());
         self.say(message::GET_INFLIGHT_FD, &facts, &[]);
         let mut reply = [0; 36];
         let file = receive_with_file(&self.socket, &mut reply);
@@ -213,6 +224,29 @@ impl Driver {
         let protocol = self.ask(message::GET_PROTOCOL_FEATURES);
         self.word(message::SET_PROTOCOL_FEATURES, protocol);
         self.word(message::SET_FEATURES, wanted);
+        let is_same = self.packed.is_some() == (features & PACKED != 0);
+        if !is_same {
+            let sides = (0..RINGS).map(|_| RefCell::default()).collect();
+            self.packed = (features & PACKED != 0).then_some(sides);
+        }
+    }
+
+    /// The base of a ring that was never used.
+    pub fn begin(&self) -> u32 {
+        if self.packed.is_some() { 0x8000_8000 } else { 0 }
+    }
+
+    /// The base of a ring of which all that was offered was used.
+    pub fn base(&self, ring: usize) -> u32 {
+        let used = self.used(ring);
+        match &self.packed {
+            Some(sides) => u32::from(sides[ring].borrow().used.bits()) * 0x1_0001,
+            None => used.into(),
+        }
+    }
+
+    fn entries(&self) -> u16 {
+        if self.packed.is_some() { PACKED_ENTRIES } else { ENTRIES }
     }
 
     /// Shares parts of the memory: address for the guest, for this process, length, and place.
@@ -237,7 +271,7 @@ impl Driver {
     }
 
     pub fn start_ring(&self, ring: usize, base: u32) {
-        self.pair(message::SET_VRING_NUM, ring, ENTRIES.into());
+        self.pair(message::SET_VRING_NUM, ring, self.entries().into());
         self.pair(message::SET_VRING_BASE, ring, base);
         let at = USER + ring as u64 * RING_BYTES;
         self.place_ring(ring, [at, at + USED, at + AVAILABLE]);
@@ -307,6 +341,13 @@ impl Driver {
 
     /// The same without a notification.
     pub fn offer_unseen(&mut self, ring: usize, head: u16) {
+        if let Some(sides) = &self.packed {
+            self.see(ring, &sides[ring]);
+            for (slot, Piece(at, bytes, _), flags) in sides[ring].borrow_mut().offer(head) {
+                self.put_packed(ring, slot, GUEST + at, bytes, head, flags);
+            }
+            return;
+        }
         let at = ring as u64 * RING_BYTES + AVAILABLE;
         let index = &mut self.available[ring];
         self.memory
@@ -314,6 +355,23 @@ impl Driver {
             .expect("a descriptor");
         *index = index.wrapping_add(1);
         self.memory.write_all_at(&index.to_le_bytes(), at + 2).expect("memory");
+    }
+
+    /// Writes a descriptor of a packed ring, its flags last.
+    pub fn put_packed(&self, ring: usize, slot: u16, guest: u64, bytes: u32, id: u16, flags: u16) {
+        let at = Driver::descriptor(ring, slot);
+        let rest = [&bytes.to_le_bytes()[..], &id.to_le_bytes()].concat();
+        self.put(at, &[&guest.to_le_bytes()[..], &rest].concat());
+        self.put(at + 14, &flags.to_le_bytes());
+    }
+
+    /// Takes what was used in a packed ring.
+    fn see(&self, ring: usize, side: &RefCell<PackedSide>) {
+        side.borrow_mut().see(|slot| {
+            let bytes = self.get(Driver::descriptor(ring, slot) + 8, 8);
+            let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+            (u32::from(half(0)) | u32::from(half(2)) << 16, half(4), half(6))
+        });
     }
 
     pub fn kick(&self, ring: usize) {
@@ -324,8 +382,13 @@ impl Driver {
         self.kicks[ring].as_fd()
     }
 
-    /// Puts pieces into descriptors from `first`, in order.
+    /// Puts pieces into descriptors from `first`, in order; of a packed ring, those with this name
+    /// when they are offered.
     pub fn chain(&self, ring: usize, first: u16, pieces: &[Piece]) {
+        if let Some(sides) = &self.packed {
+            sides[ring].borrow_mut().chains.insert(first, pieces.to_vec());
+            return;
+        }
         for (number, Piece(at, bytes, is_written)) in pieces.iter().enumerate() {
             let index = first + number as u16;
             let mut flags = if *is_written { WRITE } else { 0 };
@@ -345,6 +408,9 @@ impl Driver {
     /// The same driver, whose rings have offered nothing yet.
     pub fn again(mut self) -> Driver {
         self.available.fill(0);
+        for side in self.packed.iter().flatten() {
+            side.take();
+        }
         self
     }
 
@@ -372,12 +438,19 @@ impl Driver {
 
     /// How many chains of a ring were used.
     pub fn used(&self, ring: usize) -> u16 {
+        if let Some(sides) = &self.packed {
+            self.see(ring, &sides[ring]);
+            return sides[ring].borrow().seen.len() as u16;
+        }
         let at = ring as u64 * RING_BYTES + USED + 2;
         u16::from_le_bytes(self.get(at, 2).try_into().expect("as many bytes"))
     }
 
     /// The head and the bytes written of a chain that was used.
     pub fn used_element(&self, ring: usize, index: u16) -> (u32, u32) {
+        if let Some(sides) = &self.packed {
+            return sides[ring].borrow().seen[usize::from(index)];
+        }
         let at = ring as u64 * RING_BYTES + USED + 4 + 8 * u64::from(index % ENTRIES);
         let bytes = self.get(at, 8);
         let word =

@@ -10,6 +10,8 @@ mod foreign;
 #[cfg(test)]
 mod hostile;
 #[cfg(test)]
+mod packed;
+#[cfg(test)]
 mod requests;
 #[cfg(test)]
 mod sessions;

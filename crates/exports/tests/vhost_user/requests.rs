@@ -3,7 +3,7 @@
 use cairn_block::{ErrorKind, Flags, IoError, Limits, Op};
 
 use crate::disk::TestDisk;
-use crate::world::{World, eventually, on_both_rings};
+use crate::world::{World, eventually, on_both_layouts, on_both_rings};
 use cairn_testkit::vhost::{
     CONFIG_WCE, DATA, DISCARD, Driver, EVENT_IDX, FLUSH, GUEST, ID, IN, INDIRECT, NEXT, OUT, Piece,
     SYNC, TABLE, WRITE, ZEROES, was_notified,
@@ -15,20 +15,22 @@ const UNSUPPORTED: u8 = 2;
 
 #[test]
 fn what_one_ring_writes_another_one_reads() {
-    on_both_rings(|ring| {
-        let world = World::new(ring);
-        let disk = TestDisk::new(1 << 20);
-        let mut driver = Driver::start(&world.export("vm", &disk), FLUSH, 4);
-        let data: Vec<u8> = (0..8192).map(|at| (at / 7) as u8).collect();
-        assert_eq!(driver.write(0, 4096, &data), DONE);
-        for ring in 1..4 {
-            assert_eq!(driver.read(ring, 4096, 8192), data);
-            assert_eq!(driver.used_element(ring, 0), (0, 8193), "data and status are written");
-        }
-        assert_eq!(driver.run(2, SYNC, 0, &[]), DONE);
-        assert_eq!(disk.bytes(4096, 8192), data);
-        assert!(disk.log().iter().any(|seen| seen.op == Op::Flush));
-        eventually("the driver is notified", || was_notified(&driver.calls[2]));
+    on_both_layouts(|layout| {
+        on_both_rings(|ring| {
+            let world = World::new(ring);
+            let disk = TestDisk::new(1 << 20);
+            let mut driver = Driver::start(&world.export("vm", &disk), FLUSH | layout, 4);
+            let data: Vec<u8> = (0..8192).map(|at| (at / 7) as u8).collect();
+            assert_eq!(driver.write(0, 4096, &data), DONE);
+            for ring in 1..4 {
+                assert_eq!(driver.read(ring, 4096, 8192), data);
+                assert_eq!(driver.used_element(ring, 0), (0, 8193), "data and status are written");
+            }
+            assert_eq!(driver.run(2, SYNC, 0, &[]), DONE);
+            assert_eq!(disk.bytes(4096, 8192), data);
+            assert!(disk.log().iter().any(|seen| seen.op == Op::Flush));
+            eventually("the driver is notified", || was_notified(&driver.calls[2]));
+        });
     });
 }
 
@@ -71,124 +73,139 @@ fn layout_of_descriptors_means_nothing() {
 
 #[test]
 fn requests_outside_of_the_disk_or_of_odd_length_fail_and_change_nothing() {
-    let world = World::new(cairn_reactor::RingKind::Auto);
-    let disk = TestDisk::new(1 << 20);
-    let mut driver = Driver::start(&world.export("vm", &disk), FLUSH, 1);
-    let piece = |bytes| [Piece(DATA, bytes, false)];
-    assert_eq!(driver.run(0, OUT, 2048, &piece(512)), FAILED);
-    assert_eq!(driver.run(0, OUT, 2047, &piece(1024)), FAILED);
-    assert_eq!(driver.run(0, OUT, u64::MAX, &piece(512)), FAILED);
-    assert_eq!(driver.run(0, OUT, 0, &piece(100)), FAILED);
-    assert_eq!(driver.run(0, OUT, 0, &[]), DONE, "nothing is written at once");
-    assert_eq!(driver.run(0, IN, 2048, &[Piece(DATA, 512, true)]), FAILED);
-    assert_eq!(driver.run(0, 77, 0, &[]), UNSUPPORTED);
-    assert_eq!(driver.range(DISCARD, 2048, 8, 0), FAILED);
-    assert_eq!(driver.range(DISCARD, 0, 8, 1), UNSUPPORTED, "a flag that means nothing");
-    assert_eq!(driver.range(ZEROES, 0, 0, 0), FAILED);
-    assert_eq!(driver.range(ZEROES, 0, 8, 2), UNSUPPORTED);
-    assert_eq!(driver.range(ZEROES, 0, u32::MAX, 0), FAILED);
-    assert!(disk.log().is_empty(), "{:?}", disk.log());
+    on_both_layouts(|layout| {
+        let world = World::new(cairn_reactor::RingKind::Auto);
+        let disk = TestDisk::new(1 << 20);
+        let mut driver = Driver::start(&world.export("vm", &disk), FLUSH | layout, 1);
+        let piece = |bytes| [Piece(DATA, bytes, false)];
+        assert_eq!(driver.run(0, OUT, 2048, &piece(512)), FAILED);
+        assert_eq!(driver.run(0, OUT, 2047, &piece(1024)), FAILED);
+        assert_eq!(driver.run(0, OUT, u64::MAX, &piece(512)), FAILED);
+        assert_eq!(driver.run(0, OUT, 0, &piece(100)), FAILED);
+        assert_eq!(driver.run(0, OUT, 0, &[]), DONE, "nothing is written at once");
+        assert_eq!(driver.run(0, IN, 2048, &[Piece(DATA, 512, true)]), FAILED);
+        assert_eq!(driver.run(0, 77, 0, &[]), UNSUPPORTED);
+        assert_eq!(driver.range(DISCARD, 2048, 8, 0), FAILED);
+        assert_eq!(driver.range(DISCARD, 0, 8, 1), UNSUPPORTED, "a flag that means nothing");
+        assert_eq!(driver.range(ZEROES, 0, 0, 0), FAILED);
+        assert_eq!(driver.range(ZEROES, 0, 8, 2), UNSUPPORTED);
+        assert_eq!(driver.range(ZEROES, 0, u32::MAX, 0), FAILED);
+        assert!(disk.log().is_empty(), "{:?}", disk.log());
+    });
 }
 
 #[test]
 fn discards_and_zeroes_reach_the_disk_as_they_were_asked_for() {
-    let world = World::new(cairn_reactor::RingKind::Auto);
-    let disk = TestDisk::new(1 << 20);
-    let mut driver = Driver::start(&world.export("vm", &disk), FLUSH, 1);
-    assert_eq!(driver.range(DISCARD, 8, 16, 0), DONE);
-    assert_eq!(driver.range(ZEROES, 32, 8, 0), DONE);
-    assert_eq!(driver.range(ZEROES, 40, 8, 1), DONE);
-    let seen: Vec<_> = disk.log().iter().map(|it| (it.op, it.range.start.0, it.flags)).collect();
-    let expected = [
-        (Op::Discard, 8, Flags::empty()),
-        (Op::WriteZeroes, 32, Flags::NO_UNMAP),
-        (Op::WriteZeroes, 40, Flags::empty()),
-    ];
-    assert_eq!(seen, expected);
+    on_both_layouts(|layout| {
+        let world = World::new(cairn_reactor::RingKind::Auto);
+        let disk = TestDisk::new(1 << 20);
+        let mut driver = Driver::start(&world.export("vm", &disk), FLUSH | layout, 1);
+        assert_eq!(driver.range(DISCARD, 8, 16, 0), DONE);
+        assert_eq!(driver.range(ZEROES, 32, 8, 0), DONE);
+        assert_eq!(driver.range(ZEROES, 40, 8, 1), DONE);
+        let seen: Vec<_> =
+            disk.log().iter().map(|it| (it.op, it.range.start.0, it.flags)).collect();
+        let expected = [
+            (Op::Discard, 8, Flags::empty()),
+            (Op::WriteZeroes, 32, Flags::NO_UNMAP),
+            (Op::WriteZeroes, 40, Flags::empty()),
+        ];
+        assert_eq!(seen, expected);
+    });
 }
 
 #[test]
 fn writes_are_durable_for_a_driver_that_does_not_flush() {
-    let world = World::new(cairn_reactor::RingKind::Auto);
-    let disk = TestDisk::new(1 << 20);
-    let path = world.export("vm", &disk);
-    let flags_of_last = || disk.log().last().unwrap().flags;
-    let mut driver = Driver::start(&path, 0, 1);
-    driver.write(0, 0, &[1; 512]);
-    assert_eq!(flags_of_last(), Flags::FUA);
-    assert_eq!(driver.range(ZEROES, 0, 8, 1), DONE);
-    assert_eq!(flags_of_last(), Flags::FUA);
-    drop(driver);
-    let mut driver = Driver::start(&path, FLUSH | CONFIG_WCE, 1);
-    assert_eq!(driver.config(32, 1), [1], "a volatile cache");
-    driver.write(0, 0, &[2; 512]);
-    assert_eq!(flags_of_last(), Flags::empty());
-    driver.set_config(32, &[0]);
-    assert_eq!(driver.config(32, 1), [0]);
-    driver.write(0, 0, &[3; 512]);
-    assert_eq!(flags_of_last(), Flags::FUA);
-    driver.set_config(32, &[1]);
-    assert_eq!(driver.config(32, 1), [1]);
-    driver.write(0, 0, &[4; 512]);
-    assert_eq!(flags_of_last(), Flags::empty());
+    on_both_layouts(|layout| {
+        let world = World::new(cairn_reactor::RingKind::Auto);
+        let disk = TestDisk::new(1 << 20);
+        let path = world.export("vm", &disk);
+        let flags_of_last = || disk.log().last().unwrap().flags;
+        let mut driver = Driver::start(&path, layout, 1);
+        driver.write(0, 0, &[1; 512]);
+        assert_eq!(flags_of_last(), Flags::FUA);
+        assert_eq!(driver.range(ZEROES, 0, 8, 1), DONE);
+        assert_eq!(flags_of_last(), Flags::FUA);
+        drop(driver);
+        let mut driver = Driver::start(&path, FLUSH | CONFIG_WCE | layout, 1);
+        assert_eq!(driver.config(32, 1), [1], "a volatile cache");
+        driver.write(0, 0, &[2; 512]);
+        assert_eq!(flags_of_last(), Flags::empty());
+        driver.set_config(32, &[0]);
+        assert_eq!(driver.config(32, 1), [0]);
+        driver.write(0, 0, &[3; 512]);
+        assert_eq!(flags_of_last(), Flags::FUA);
+        driver.set_config(32, &[1]);
+        assert_eq!(driver.config(32, 1), [1]);
+        driver.write(0, 0, &[4; 512]);
+        assert_eq!(flags_of_last(), Flags::empty());
+    });
 }
 
 #[test]
 fn sectors_within_larger_blocks_are_read_and_written() {
-    on_both_rings(|ring| {
-        let world = World::new(ring);
-        let disk = TestDisk::with_block(1 << 20, 4096);
-        let mut driver = Driver::start(&world.export("vm", &disk), FLUSH, 1);
-        assert_eq!(driver.write(0, 0, &[1; 8192]), DONE);
-        assert_eq!(driver.write(0, 1536, &[2; 4096]), DONE);
-        assert_eq!(driver.range(ZEROES, 13, 1, 1), DONE);
-        let mut expected = [vec![1; 1536], vec![2; 4096], vec![1; 2560]].concat();
-        expected[13 * 512..14 * 512].fill(0);
-        assert_eq!(disk.bytes(0, 8192), expected);
-        assert_eq!(driver.read(0, 512, 7168), expected[512..7680]);
-        assert_eq!(driver.config(20, 4), 4096_u32.to_le_bytes(), "the size of a block");
+    on_both_layouts(|layout| {
+        on_both_rings(|ring| {
+            let world = World::new(ring);
+            let disk = TestDisk::with_block(1 << 20, 4096);
+            let mut driver = Driver::start(&world.export("vm", &disk), FLUSH | layout, 1);
+            assert_eq!(driver.write(0, 0, &[1; 8192]), DONE);
+            assert_eq!(driver.write(0, 1536, &[2; 4096]), DONE);
+            assert_eq!(driver.range(ZEROES, 13, 1, 1), DONE);
+            let mut expected = [vec![1; 1536], vec![2; 4096], vec![1; 2560]].concat();
+            expected[13 * 512..14 * 512].fill(0);
+            assert_eq!(disk.bytes(0, 8192), expected);
+            assert_eq!(driver.read(0, 512, 7168), expected[512..7680]);
+            assert_eq!(driver.config(20, 4), 4096_u32.to_le_bytes(), "the size of a block");
+        });
     });
 }
 
 #[test]
 fn data_that_must_not_change_is_copied() {
-    let world = World::new(cairn_reactor::RingKind::Auto);
-    let limits = Limits { stable_data: true, ..Limits::default() };
-    let disk = TestDisk::with_limits(1 << 20, limits);
-    let mut driver = Driver::start(&world.export("vm", &disk), FLUSH, 1);
-    disk.hold(8);
-    driver.put(DATA, &[7; 4096]);
-    driver.submit(0, 0, OUT, 8, &[Piece(DATA, 4096, false)]);
-    eventually("the write is under way", || disk.in_flight() == 1);
-    assert!(world.front.memory_held() >= 4096, "a copy is in memory");
-    disk.release(8);
-    driver.await_used(0, 1);
-    assert_eq!(disk.bytes(4096, 4096), [7; 4096]);
+    on_both_layouts(|layout| {
+        let world = World::new(cairn_reactor::RingKind::Auto);
+        let limits = Limits { stable_data: true, ..Limits::default() };
+        let disk = TestDisk::with_limits(1 << 20, limits);
+        let mut driver = Driver::start(&world.export("vm", &disk), FLUSH | layout, 1);
+        disk.hold(8);
+        driver.put(DATA, &[7; 4096]);
+        driver.submit(0, 0, OUT, 8, &[Piece(DATA, 4096, false)]);
+        eventually("the write is under way", || disk.in_flight() == 1);
+        assert!(world.front.memory_held() >= 4096, "a copy is in memory");
+        disk.release(8);
+        driver.await_used(0, 1);
+        assert_eq!(disk.bytes(4096, 4096), [7; 4096]);
+    });
 }
 
 #[test]
 fn errors_of_the_disk_are_told_and_later_requests_succeed() {
-    let world = World::new(cairn_reactor::RingKind::Auto);
-    let disk = TestDisk::new(1 << 20);
-    let mut driver = Driver::start(&world.export("vm", &disk), FLUSH, 1);
-    disk.fail(8, IoError::new(ErrorKind::NoSpace));
-    disk.fail(16, IoError::new(ErrorKind::Unsupported));
-    assert_eq!(driver.write(0, 4096, &[1; 512]), FAILED);
-    assert_eq!(driver.used_element(0, 0), (0, 1));
-    assert_eq!(driver.range(ZEROES, 16, 8, 0), UNSUPPORTED);
-    assert_eq!(driver.write(0, 0, &[1; 512]), DONE);
+    on_both_layouts(|layout| {
+        let world = World::new(cairn_reactor::RingKind::Auto);
+        let disk = TestDisk::new(1 << 20);
+        let mut driver = Driver::start(&world.export("vm", &disk), FLUSH | layout, 1);
+        disk.fail(8, IoError::new(ErrorKind::NoSpace));
+        disk.fail(16, IoError::new(ErrorKind::Unsupported));
+        assert_eq!(driver.write(0, 4096, &[1; 512]), FAILED);
+        assert_eq!(driver.used_element(0, 0), (0, 1));
+        assert_eq!(driver.range(ZEROES, 16, 8, 0), UNSUPPORTED);
+        assert_eq!(driver.write(0, 0, &[1; 512]), DONE);
+    });
 }
 
 #[test]
 fn a_read_only_export_writes_nothing() {
-    let world = World::new(cairn_reactor::RingKind::Auto);
-    let disk = TestDisk::new(1 << 20);
-    let mut driver = Driver::start(&world.export_for("vm", &disk, true), 1 << 5, 1);
-    assert_eq!(driver.write(0, 0, &[1; 512]), FAILED);
-    assert_eq!(driver.range(DISCARD, 0, 8, 0), FAILED);
-    assert_eq!(driver.run(0, SYNC, 0, &[]), DONE);
-    assert_eq!(driver.read(0, 0, 512), [0; 512]);
-    assert!(disk.log().iter().all(|seen| seen.op == Op::Read));
+    on_both_layouts(|layout| {
+        let world = World::new(cairn_reactor::RingKind::Auto);
+        let disk = TestDisk::new(1 << 20);
+        let mut driver = Driver::start(&world.export_for("vm", &disk, true), 1 << 5 | layout, 1);
+        assert_eq!(driver.write(0, 0, &[1; 512]), FAILED);
+        assert_eq!(driver.range(DISCARD, 0, 8, 0), FAILED);
+        assert_eq!(driver.run(0, SYNC, 0, &[]), DONE);
+        assert_eq!(driver.read(0, 0, 512), [0; 512]);
+        assert!(disk.log().iter().all(|seen| seen.op == Op::Read));
+    });
 }
 
 #[test]

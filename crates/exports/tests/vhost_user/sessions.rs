@@ -9,7 +9,7 @@ use std::time::Duration;
 use cairn_block::{Flags, SectorCount};
 
 use crate::disk::TestDisk;
-use crate::world::{World, eventually, on_both_rings};
+use crate::world::{World, eventually, on_both_layouts, on_both_rings};
 use cairn_testkit::vhost::{
     CONFIG_WCE, DATA, Driver, EVENT_IDX, FLUSH, GUEST, MEMORY_BYTES, OUT, Piece, RINGS, SYNC,
     event, message, trickle, was_notified,
@@ -23,108 +23,119 @@ const FAILED: u8 = 1;
 
 #[test]
 fn a_ring_that_stops_has_used_all_it_took_and_goes_on_where_it_was() {
-    on_both_rings(|ring| {
-        let world = World::new(ring);
-        let disk = TestDisk::new(1 << 20);
-        let mut driver = Driver::start(&world.export("vm", &disk), FLUSH, 1);
-        for slot in 0..4 {
-            driver.submit(0, slot, OUT, u64::from(slot) * 8, &[Piece(DATA, 512, false)]);
-        }
-        let base = driver.stop_ring(0);
-        assert_eq!(u32::from(driver.used(0)), base);
-        assert_eq!(disk.in_flight(), 0);
-        // What the driver offers to a ring that is stopped waits.
-        driver.submit(0, 0, OUT, 80, &[Piece(DATA, 512, false)]);
-        driver.start_ring(0, base);
-        driver.await_used(0, 5);
-        assert_eq!(driver.status(0, 0), DONE);
-        assert_eq!(driver.stop_ring(0), 5);
+    on_both_layouts(|layout| {
+        on_both_rings(|ring| {
+            let world = World::new(ring);
+            let disk = TestDisk::new(1 << 20);
+            let mut driver = Driver::start(&world.export("vm", &disk), FLUSH | layout, 1);
+            for slot in 0..3 {
+                driver.submit(0, slot, OUT, u64::from(slot) * 8, &[Piece(DATA, 512, false)]);
+            }
+            let base = driver.stop_ring(0);
+            assert_eq!(driver.base(0), base);
+            assert_eq!(disk.in_flight(), 0);
+            // What the driver offers to a ring that is stopped waits.
+            driver.submit(0, 3, OUT, 80, &[Piece(DATA, 512, false)]);
+            driver.start_ring(0, base);
+            driver.await_used(0, 4);
+            assert_eq!(driver.status(0, 3), DONE);
+            assert_eq!(driver.stop_ring(0), driver.base(0));
+        });
     });
 }
 
 #[test]
 fn a_ring_waits_for_its_requests_before_it_stops() {
-    let world = World::new(cairn_reactor::RingKind::Auto);
-    let disk = TestDisk::new(1 << 20);
-    let mut driver = Driver::start(&world.export("vm", &disk), FLUSH, 1);
-    disk.hold(0);
-    driver.submit(0, 0, OUT, 0, &[Piece(DATA, 512, false)]);
-    eventually("the write is under way", || disk.in_flight() == 1);
-    driver.pair(message::GET_VRING_BASE, 0, 0);
-    let mut byte = [0];
-    driver.socket.set_nonblocking(true).unwrap();
-    assert!(driver.socket.read(&mut byte).is_err(), "no answer yet");
-    driver.socket.set_nonblocking(false).unwrap();
-    assert_eq!(driver.used(0), 0);
-    disk.release(0);
-    assert_eq!(driver.reply(message::GET_VRING_BASE)[4..], 1_u32.to_le_bytes());
-    assert_eq!(driver.used(0), 1);
+    on_both_layouts(|layout| {
+        let world = World::new(cairn_reactor::RingKind::Auto);
+        let disk = TestDisk::new(1 << 20);
+        let mut driver = Driver::start(&world.export("vm", &disk), FLUSH | layout, 1);
+        disk.hold(0);
+        driver.submit(0, 0, OUT, 0, &[Piece(DATA, 512, false)]);
+        eventually("the write is under way", || disk.in_flight() == 1);
+        driver.pair(message::GET_VRING_BASE, 0, 0);
+        let mut byte = [0];
+        driver.socket.set_nonblocking(true).unwrap();
+        assert!(driver.socket.read(&mut byte).is_err(), "no answer yet");
+        driver.socket.set_nonblocking(false).unwrap();
+        assert_eq!(driver.used(0), 0);
+        disk.release(0);
+        assert_eq!(driver.reply(message::GET_VRING_BASE)[4..], driver.base(0).to_le_bytes());
+        assert_eq!(driver.used(0), 1);
+    });
 }
 
 #[test]
 fn a_ring_that_is_not_enabled_does_nothing() {
-    let world = World::new(cairn_reactor::RingKind::Auto);
-    let disk = TestDisk::new(1 << 20);
-    let mut driver = Driver::start(&world.export("vm", &disk), FLUSH, 2);
-    driver.pair(message::SET_VRING_ENABLE, 0, 0);
-    // Its answer says that the message before it was handled.
-    driver.ask(message::GET_QUEUE_NUM);
-    driver.submit(0, 0, OUT, 0, &[Piece(DATA, 512, false)]);
-    assert_eq!(driver.write(1, 4096, &[1; 512]), DONE);
-    assert_eq!((driver.used(0), disk.log().len()), (0, 1));
-    driver.pair(message::SET_VRING_ENABLE, 0, 1);
-    driver.await_used(0, 1);
+    on_both_layouts(|layout| {
+        let world = World::new(cairn_reactor::RingKind::Auto);
+        let disk = TestDisk::new(1 << 20);
+        let mut driver = Driver::start(&world.export("vm", &disk), FLUSH | layout, 2);
+        driver.pair(message::SET_VRING_ENABLE, 0, 0);
+        // Its answer says that the message before it was handled.
+        driver.ask(message::GET_QUEUE_NUM);
+        driver.submit(0, 0, OUT, 0, &[Piece(DATA, 512, false)]);
+        assert_eq!(driver.write(1, 4096, &[1; 512]), DONE);
+        assert_eq!((driver.used(0), disk.log().len()), (0, 1));
+        driver.pair(message::SET_VRING_ENABLE, 0, 1);
+        driver.await_used(0, 1);
+    });
 }
 
 #[test]
 fn memory_changes_between_requests() {
-    on_both_rings(|ring| {
-        let world = World::new(ring);
-        let disk = TestDisk::new(1 << 20);
-        let mut driver = Driver::start(&world.export("vm", &disk), FLUSH, 2);
-        assert_eq!(driver.write(0, 0, &[1; 512]), DONE);
-        // In two regions, which a request may cross; what was in the middle moves for the guest.
-        let (user, half) = (0x7000_0000_0000, MEMORY_BYTES / 2);
-        driver.share(&[(GUEST, user, half, 0), (GUEST + half, user + half, half, half)]);
-        driver.put(half - 512, &[2; 1024]);
-        let across = [Piece(half - 512, 1024, false)];
-        assert_eq!(driver.run(0, OUT, 8, &across), DONE);
-        assert_eq!(disk.bytes(4096, 1024), [2; 1024]);
-        assert_eq!(driver.write(1, 0, &[3; 512]), DONE, "the other rings go on, too");
-        driver.share(&[(GUEST, user, half, 0)]);
-        assert_eq!(driver.ask(message::GET_QUEUE_NUM), u64::from(RINGS));
-        assert_eq!(driver.write(0, 0, &[4; 512]), DONE);
-        // Data where no memory is shared now: the ring stops.
-        driver.submit(0, 1, OUT, 0, &[Piece(half, 512, false)]);
-        eventually("the ring stops", || was_notified(&driver.errors[0]));
-        assert_eq!(driver.status(0, 1), 0xff);
-        assert_eq!(driver.write(1, 0, &[5; 512]), DONE);
+    on_both_layouts(|layout| {
+        on_both_rings(|ring| {
+            let world = World::new(ring);
+            let disk = TestDisk::new(1 << 20);
+            let mut driver = Driver::start(&world.export("vm", &disk), FLUSH | layout, 2);
+            assert_eq!(driver.write(0, 0, &[1; 512]), DONE);
+            // In two regions, which a request may cross; what was in the middle moves for the
+            // guest.
+            let (user, half) = (0x7000_0000_0000, MEMORY_BYTES / 2);
+            driver.share(&[(GUEST, user, half, 0), (GUEST + half, user + half, half, half)]);
+            driver.put(half - 512, &[2; 1024]);
+            let across = [Piece(half - 512, 1024, false)];
+            assert_eq!(driver.run(0, OUT, 8, &across), DONE);
+            assert_eq!(disk.bytes(4096, 1024), [2; 1024]);
+            assert_eq!(driver.write(1, 0, &[3; 512]), DONE, "the other rings go on, too");
+            driver.share(&[(GUEST, user, half, 0)]);
+            assert_eq!(driver.ask(message::GET_QUEUE_NUM), u64::from(RINGS));
+            assert_eq!(driver.write(0, 0, &[4; 512]), DONE);
+            // Data where no memory is shared now: the ring stops.
+            driver.submit(0, 1, OUT, 0, &[Piece(half, 512, false)]);
+            eventually("the ring stops", || was_notified(&driver.errors[0]));
+            assert_eq!(driver.status(0, 1), 0xff);
+            assert_eq!(driver.write(1, 0, &[5; 512]), DONE);
+        });
     });
 }
 
 #[test]
 fn a_loss_is_told_once_and_is_owed_to_the_ring_that_follows() {
-    let world = World::new(cairn_reactor::RingKind::Auto);
-    let disk = TestDisk::new(1 << 20);
-    let path = world.export("vm", &disk);
-    let mut driver = Driver::start(&path, FLUSH, 1);
-    assert_eq!(driver.write(0, 0, &[1; 512]), DONE);
-    disk.shared.failures.raise();
-    assert_eq!(driver.run(0, SYNC, 0, &[]), FAILED);
-    assert_eq!(driver.run(0, SYNC, 0, &[]), DONE);
-    disk.shared.failures.raise();
-    // Another client is told.
-    disk.shared.failures.acknowledge(2);
-    let base = driver.stop_ring(0);
-    driver.start_ring(0, base);
-    assert_eq!(driver.run(0, SYNC, 0, &[]), FAILED);
-    assert_eq!(driver.run(0, SYNC, 0, &[]), DONE);
-    // A driver that connects again is told what the one before it was not.
-    disk.shared.failures.raise();
-    drop(driver);
-    let mut driver = Driver::start(&path, FLUSH, 1);
-    assert_eq!(driver.run(0, SYNC, 0, &[]), FAILED);
-    assert_eq!(driver.run(0, SYNC, 0, &[]), DONE);
+    on_both_layouts(|layout| {
+        let world = World::new(cairn_reactor::RingKind::Auto);
+        let disk = TestDisk::new(1 << 20);
+        let path = world.export("vm", &disk);
+        let mut driver = Driver::start(&path, FLUSH | layout, 1);
+        assert_eq!(driver.write(0, 0, &[1; 512]), DONE);
+        disk.shared.failures.raise();
+        assert_eq!(driver.run(0, SYNC, 0, &[]), FAILED);
+        assert_eq!(driver.run(0, SYNC, 0, &[]), DONE);
+        disk.shared.failures.raise();
+        // Another client is told.
+        disk.shared.failures.acknowledge(2);
+        let base = driver.stop_ring(0);
+        driver.start_ring(0, base);
+        assert_eq!(driver.run(0, SYNC, 0, &[]), FAILED);
+        assert_eq!(driver.run(0, SYNC, 0, &[]), DONE);
+        // A driver that connects again is told what the one before it was not.
+        disk.shared.failures.raise();
+        drop(driver);
+        let mut driver = Driver::start(&path, FLUSH | layout, 1);
+        assert_eq!(driver.run(0, SYNC, 0, &[]), FAILED);
+        assert_eq!(driver.run(0, SYNC, 0, &[]), DONE);
+    });
 }
 
 #[test]
@@ -195,23 +206,25 @@ fn the_next_driver_is_heard_when_the_one_before_has_left() {
 
 #[test]
 fn an_export_that_is_removed_ends_its_session_between_requests() {
-    on_both_rings(|ring| {
-        let world = World::new(ring);
-        let disk = TestDisk::new(1 << 20);
-        let path = world.export("vm", &disk);
-        let mut driver = Driver::start(&path, FLUSH, 2);
-        disk.hold(0);
-        driver.submit(0, 0, OUT, 0, &[Piece(DATA, 512, false)]);
-        eventually("the write is under way", || disk.in_flight() == 1);
-        assert_eq!(world.remove("vm", Duration::from_millis(10)), 1, "a request is under way");
-        assert_eq!(driver.used(0), 0);
-        disk.release(0);
-        driver.await_used(0, 1);
-        assert!(driver.is_hung_up());
-        assert!(!path.exists());
-        let again = world.export("vm", &disk);
-        assert_eq!(Driver::start(&again, FLUSH, 1).write(0, 0, &[1; 512]), DONE);
-        assert_eq!(world.remove("vm", Duration::from_secs(60)), 0);
+    on_both_layouts(|layout| {
+        on_both_rings(|ring| {
+            let world = World::new(ring);
+            let disk = TestDisk::new(1 << 20);
+            let path = world.export("vm", &disk);
+            let mut driver = Driver::start(&path, FLUSH | layout, 2);
+            disk.hold(0);
+            driver.submit(0, 0, OUT, 0, &[Piece(DATA, 512, false)]);
+            eventually("the write is under way", || disk.in_flight() == 1);
+            assert_eq!(world.remove("vm", Duration::from_millis(10)), 1, "a request is under way");
+            assert_eq!(driver.used(0), 0);
+            disk.release(0);
+            driver.await_used(0, 1);
+            assert!(driver.is_hung_up());
+            assert!(!path.exists());
+            let again = world.export("vm", &disk);
+            assert_eq!(Driver::start(&again, FLUSH | layout, 1).write(0, 0, &[1; 512]), DONE);
+            assert_eq!(world.remove("vm", Duration::from_secs(60)), 0);
+        });
     });
 }
 
@@ -303,41 +316,45 @@ fn a_driver_that_reads_nothing_does_not_keep_its_export() {
 
 #[test]
 fn the_choice_of_a_write_cache_outlives_sessions_and_the_server() {
-    let disk = TestDisk::new(1 << 20);
-    let is_durable = || disk.log().last().unwrap().flags == Flags::FUA;
-    let features = FLUSH | CONFIG_WCE;
-    let world = World::new(cairn_reactor::RingKind::Auto);
-    let path = world.export("vm", &disk);
-    let mut driver = Driver::connect(&path);
-    // Emulators read this before they know what the guest accepts, and keep it.
-    assert_eq!(driver.config(32, 1), [1]);
-    driver.negotiate(features);
-    driver.share_all();
-    driver.track();
-    driver.start_ring(0, 0);
-    driver.write(0, 0, &[1; 512]);
-    assert!(!is_durable());
-    driver.set_config(32, &[0]);
-    assert_eq!(driver.config(32, 1), [0]);
-    driver.connect_again(&path, features, 1);
-    driver.write(0, 0, &[2; 512]);
-    assert!(is_durable(), "after a session");
-    drop(world);
-    let world = World::new(cairn_reactor::RingKind::Auto);
-    driver.connect_again(&world.export("vm", &disk), features, 1);
-    driver.write(0, 0, &[3; 512]);
-    assert!(is_durable(), "after a restart");
-    assert_eq!(driver.config(32, 1), [0]);
+    on_both_layouts(|layout| {
+        let disk = TestDisk::new(1 << 20);
+        let is_durable = || disk.log().last().unwrap().flags == Flags::FUA;
+        let features = FLUSH | CONFIG_WCE | layout;
+        let world = World::new(cairn_reactor::RingKind::Auto);
+        let path = world.export("vm", &disk);
+        let mut driver = Driver::connect(&path);
+        // Emulators read this before they know what the guest accepts, and keep it.
+        assert_eq!(driver.config(32, 1), [1]);
+        driver.negotiate(features);
+        driver.share_all();
+        driver.track();
+        driver.start_ring(0, driver.begin());
+        driver.write(0, 0, &[1; 512]);
+        assert!(!is_durable());
+        driver.set_config(32, &[0]);
+        assert_eq!(driver.config(32, 1), [0]);
+        driver.connect_again(&path, features, 1);
+        driver.write(0, 0, &[2; 512]);
+        assert!(is_durable(), "after a session");
+        drop(world);
+        let world = World::new(cairn_reactor::RingKind::Auto);
+        driver.connect_again(&world.export("vm", &disk), features, 1);
+        driver.write(0, 0, &[3; 512]);
+        assert!(is_durable(), "after a restart");
+        assert_eq!(driver.config(32, 1), [0]);
+    });
 }
 
 #[test]
 fn a_driver_is_notified_of_what_was_used_before_it_gave_a_descriptor() {
-    let world = World::new(cairn_reactor::RingKind::Auto);
-    let disk = TestDisk::new(1 << 20);
-    let mut driver = Driver::start(&world.export("vm", &disk), FLUSH | EVENT_IDX, 1);
-    assert_eq!(driver.write(0, 0, &[1; 512]), DONE);
-    eventually("the first one is notified", || was_notified(&driver.calls[0]));
-    let other = event();
-    driver.pass(message::SET_VRING_CALL, 0, other.as_fd());
-    eventually("the other one is notified", || was_notified(&other));
+    on_both_layouts(|layout| {
+        let world = World::new(cairn_reactor::RingKind::Auto);
+        let disk = TestDisk::new(1 << 20);
+        let mut driver = Driver::start(&world.export("vm", &disk), FLUSH | EVENT_IDX | layout, 1);
+        assert_eq!(driver.write(0, 0, &[1; 512]), DONE);
+        eventually("the first one is notified", || was_notified(&driver.calls[0]));
+        let other = event();
+        driver.pass(message::SET_VRING_CALL, 0, other.as_fd());
+        eventually("the other one is notified", || was_notified(&other));
+    });
 }

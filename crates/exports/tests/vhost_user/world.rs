@@ -10,7 +10,7 @@ use cairn_exports::unix_socket::SocketRights;
 use cairn_exports::vhost_user::{VhostExport, VhostUserServer};
 use cairn_reactor::{Options, Reactors, RingKind};
 pub use cairn_testkit::eventually;
-use cairn_testkit::vhost::RINGS;
+use cairn_testkit::vhost::{PACKED, RINGS};
 
 /// Reactors, and a server with sockets in a folder of its own.
 pub struct World {
@@ -69,6 +69,12 @@ impl Drop for World {
         }
         eventually("the memory of requests is given back", || self.front.memory_held() == 0);
     }
+}
+
+/// Runs a test over split rings, and over packed ones: with the features that say so.
+pub fn on_both_layouts(test: impl Fn(u64)) {
+    test(0);
+    test(PACKED);
 }
 
 /// Runs a test over io_uring (or its replacement on this machine) and over helper threads.

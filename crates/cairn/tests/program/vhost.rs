@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use cairn_testkit::vhost::{DATA, Driver, FLUSH, OUT, Piece, RINGS};
+use cairn_testkit::vhost::{DATA, Driver, EVENT_IDX, FLUSH, OUT, PACKED, Piece, RINGS};
 
 use super::place::{Place, Server, until};
 
@@ -111,25 +111,27 @@ fn a_socket_whose_export_is_missing_is_told_and_comes_with_the_export() {
     assert!(!place.exists("s"));
 }
 
-#[test]
-fn requests_in_flight_outlive_kills_of_the_server() {
+/// A driver that accepts further features writes, and `kills` servers are killed under it. Each
+/// write ends once, and none is lost.
+fn write_over_kills(features: u64, kills: usize) {
     let place = Place::new();
     place.sparse("slow", 4 << 20);
     place.sparse("fast", 2 << 20);
     let mut server = serve(&place);
     let socket = place.path("vm.sock");
     let mut driver = connect(&socket);
-    driver.negotiate(FLUSH);
+    driver.negotiate(FLUSH | features);
     driver.share_all();
     driver.track();
-    (0..RINGS.into()).for_each(|ring| driver.start_ring(ring, 0));
+    let begin = driver.begin();
+    (0..RINGS.into()).for_each(|ring| driver.start_ring(ring, begin));
     let (seen, in_flight, written) = Default::default();
     let mut writer = Writer { driver, seen, next: 0, in_flight, written };
-    for kill in 0..12 {
+    for kill in 0..kills {
         writer.write(50 + 13 * kill);
         drop(server);
         server = serve(&place);
-        writer.driver.connect_again(&socket, FLUSH, RINGS.into());
+        writer.driver.connect_again(&socket, FLUSH | features, RINGS.into());
     }
     while !writer.in_flight.is_empty() {
         until(|| (writer.take_ended() > 0).then_some(()));
@@ -145,4 +147,15 @@ fn requests_in_flight_outlive_kills_of_the_server() {
         assert!(disk[at..at + BLOCK as usize] == expected, "block {block}, write {number}");
     }
     assert!(writer.written.len() > 500);
+}
+
+#[test]
+fn requests_in_flight_outlive_kills_of_the_server() {
+    write_over_kills(0, 12);
+}
+
+#[test]
+fn requests_in_flight_in_packed_rings_outlive_kills_of_the_server() {
+    write_over_kills(PACKED, 12);
+    write_over_kills(PACKED | EVENT_IDX, 8);
 }

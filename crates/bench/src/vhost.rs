@@ -1,5 +1,6 @@
 //! `bench vhost-user`: the same requests over shared memory on this program's vhost-user server and
-//! on qemu-storage-daemon's, in turns, over one queue or two.
+//! on qemu-storage-daemon's, in turns, over one queue or two; on this program's over split and over
+//! packed rings.
 //!
 //! The driver is that of another project, in one thread of this process. Told per job and server:
 //! requests per second in wall time, the processor time of the server's process per request, and at
@@ -127,16 +128,27 @@ struct Job {
     writes: bool,
     depth: usize,
     queues: usize,
+    /// The rings are packed.
+    packed: bool,
 }
 
-const JOBS: [Job; 6] = [
-    Job { writes: false, depth: 32, queues: 1 },
-    Job { writes: true, depth: 32, queues: 1 },
-    Job { writes: false, depth: 32, queues: 2 },
-    Job { writes: true, depth: 32, queues: 2 },
-    Job { writes: false, depth: 1, queues: 1 },
-    Job { writes: true, depth: 1, queues: 1 },
+const JOBS: [Job; 8] = [
+    Job { writes: false, depth: 32, queues: 1, packed: false },
+    Job { writes: true, depth: 32, queues: 1, packed: false },
+    Job { writes: false, depth: 32, queues: 1, packed: true },
+    Job { writes: true, depth: 32, queues: 1, packed: true },
+    Job { writes: false, depth: 32, queues: 2, packed: false },
+    Job { writes: true, depth: 32, queues: 2, packed: false },
+    Job { writes: false, depth: 1, queues: 1, packed: false },
+    Job { writes: true, depth: 1, queues: 1, packed: false },
 ];
+
+impl Job {
+    /// qemu-storage-daemon has no packed rings.
+    fn suits(self, server: &Server) -> bool {
+        !self.packed || server.peer != Peer::Qemu
+    }
+}
 
 /// What a job on a server gave.
 struct Gave {
@@ -164,16 +176,17 @@ pub fn run(settings: &Settings) -> Outcome<Report> {
     for server in &servers {
         fill(server)?;
     }
-    for job in &JOBS[..settings.pick(JOBS.len(), 2)] {
+    for job in &JOBS[..settings.pick(JOBS.len(), 3)] {
+        let servers: Vec<&Server> = servers.iter().filter(|server| job.suits(server)).collect();
         let measure =
             |server| -> Subject<'_, Gave> { Box::new(move || one(server, *job, settings)) };
-        let taken = interleave(settings.runs, servers.iter().map(measure).collect())?;
+        let taken = interleave(settings.runs, servers.iter().copied().map(measure).collect())?;
         tell(&mut report, *job, &servers, &taken);
     }
     Ok(report)
 }
 
-fn tell(report: &mut Report, job: Job, servers: &[Server], taken: &[Vec<Gave>]) {
+fn tell(report: &mut Report, job: Job, servers: &[&Server], taken: &[Vec<Gave>]) {
     let samples = |server: usize, of: fn(&Gave) -> f64| -> Samples {
         Samples(taken[server].iter().map(of).collect())
     };
@@ -190,7 +203,8 @@ fn tell(report: &mut Report, job: Job, servers: &[Server], taken: &[Vec<Gave>]) 
                 .with("rw", if job.writes { "randwrite" } else { "randread" })
                 .with("bytes", BYTES)
                 .with("depth", job.depth)
-                .with("queues", job.queues);
+                .with("queues", job.queues)
+                .with("rings", if job.packed { "packed" } else { "split" });
             match peer.filter(|peer| *peer != index) {
                 Some(peer) => {
                     let row = row.with("beside", servers[peer].peer.name());
@@ -270,7 +284,8 @@ struct Load {
 
 impl Load {
     fn connect(socket: &str, job: Job) -> std::io::Result<Load> {
-        let ring = VirtioFeatureFlags::RING_INDIRECT_DESC | VirtioFeatureFlags::RING_EVENT_IDX;
+        let mut ring = VirtioFeatureFlags::RING_INDIRECT_DESC | VirtioFeatureFlags::RING_EVENT_IDX;
+        ring.set(VirtioFeatureFlags::RING_PACKED, job.packed);
         let features = (ring | VirtioFeatureFlags::VERSION_1).bits();
         let features = features | VirtioBlkFeatureFlags::all().bits();
         let mut transport: Box<VirtioBlkTransport> = Box::new(VhostUser::new(socket, features)?);

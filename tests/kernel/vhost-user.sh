@@ -1,7 +1,8 @@
 #!/bin/bash
 # vhost-user-blk with a kernel's own driver: what it writes, discards and zeroes is what the export
 # has for other clients; file systems live on it; a volume that grows shows its new size; a
-# read-only export refuses writes; the driver chooses whether there is a volatile cache.
+# read-only export refuses writes; the driver chooses whether there is a volatile cache. Its rings
+# are packed.
 . "$(dirname "$0")/../lib.sh"
 need mkfs.ext4 e2fsck mkfs.xfs xfs_repair mkfs.btrfs blkdiscard
 truncate -s 64M slow

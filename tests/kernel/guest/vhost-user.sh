@@ -15,6 +15,8 @@ of() { cat "/sys/block/$1"; }
 is "$(of vda/serial) $(of vdb/serial) $(of vdc/serial)" "vm lin fix" serials
 is "$(of vda/size) $(of vdb/size) $(of vdc/size)" "131072 819200 2048" sizes
 is "$(of vda/queue/logical_block_size) $(of vdb/queue/logical_block_size)" "4096 512" blocks
+# Bit 34 of the features, of which the first is on the left.
+is "$(of vda/device/features | cut -c 35)" 1 "packed rings"
 is "$(of vda/cache_type)" "write back" "the cache"
 is "$(of vdc/ro)" 1 "read-only"
 cmp /dev/vdc fixed || die "what is read"

@@ -2,10 +2,10 @@
 //! took.
 //!
 //! Each reactor counts in cells of its own ([`LocalTraffic`]), and a reader sums them up
-//! ([`Traffic`]). A request that the device admitted counts when it leaves, once, however many parts
-//! it had; one that goes back to the gate counts when it leaves at last. Its time runs from its start by a client,
-//! in turns of the reactor's loop: no clock is read for it. A copy that disks make by themselves
-//! ([`crate::Env::copy`]) is no request, and is not counted.
+//! ([`Traffic`]). A request that the device admitted counts when it leaves, once, however many
+//! parts it had; one that goes back to the gate counts when it leaves at last. Its time runs from
+//! its start by a client, in turns of the reactor's loop: no clock is read for it. A copy that
+//! disks make by themselves ([`crate::Env::copy`]) is no request, and is not counted.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -108,8 +108,8 @@ impl OpTraffic {
         bounds.zip(shown.iter().copied()).chain([last])
     }
 
-    /// The time that a share of the requests did not exceed, a bucket's bound; none if there were no
-    /// requests, or if it lies beyond the last bound.
+    /// The time that a share of the requests did not exceed, a bucket's bound; none if there were
+    /// no requests, or if it lies beyond the last bound.
     pub fn quantile(&self, share: f64) -> Option<Duration> {
         let wanted = ((self.count() as f64 * share).ceil() as u64).max(1);
         let mut below = 0;

@@ -178,10 +178,9 @@ fn serve(args: ServeArgs, inherited: Option<(&Heir, Estate, Signals)>) -> Outcom
     let args = Arc::new(args);
     let is_secured = tls.is_some();
     let exports = Exports::new(&world, config.exports, vhost, changes, nbd);
-    let exports = exports.with_tls(tls, config.tls_names);
     let mut server = Server {
         args: args.clone(),
-        exports: Arc::new(exports),
+        exports: Arc::new(exports.with_tls(tls, config.tls_names)),
         is_secured,
         world,
         handles,

@@ -22,7 +22,7 @@ same "$(value 'cairn_io_bytes_total{device="vm",op="write"}')" 1048576 "bytes wr
 same "$(value 'cairn_io_operations_total{device="vm",op="discard"}')" 1 "discards"
 same "$(value 'cairn_thin_data_size_bytes{device="p"}')" 16777216 "the pool's size"
 dirty=$("$CAIRN" --control "$control" info vm --json | jq '.[0].dirty_bytes')
-same "$(value 'cairn_cache_dirty_bytes{device="vm",cache="fast"}')" "$dirty" "dirty bytes"
+same "$(value 'cairn_cache_dirty_bytes{device="vm",start="0"}')" "$dirty" "dirty bytes"
 
 # The other format has the same names and values, as another parser reads it.
 metrics --format openmetrics >openmetrics

@@ -112,24 +112,24 @@ pub fn gather(world: &World, exports: &Exports) -> Vec<Family> {
 
 fn add_device(all: &mut Families, volume: &MappedDevice) {
     let device = || ("device", volume.volume().to_owned());
-    let live = volume.live_table();
-    let state = match (&live, volume.is_suspended()) {
+    let table = volume.live_table();
+    let state = match (&table, volume.is_suspended()) {
         (None, _) => "no_table",
         (Some(_), true) => "suspended",
         (Some(_), false) => "active",
     };
     let state = ("state", state.to_owned());
     all.gauge("cairn_device_state_info", "The state of a volume", [device(), state], 1);
-    let bytes = live.map_or(0, |table| table.sectors().to_bytes());
+    let bytes = table.as_ref().map_or(0, |table| table.sectors().to_bytes());
     all.gauge("cairn_device_size_bytes", "The size of a volume", [device()], bytes);
     let help = "Failures that may have lost acknowledged writes";
     all.counter("cairn_device_losses", help, [device()], volume.failures());
     let help = "Events of a volume, as cairn wait counts them";
     all.counter("cairn_device_events", help, [device()], volume.event_nr());
-    for dirty in volume.dirty() {
-        let labels = [device(), ("cache", dirty.device.clone())];
-        let help = "Bytes that only a cache has";
-        all.gauge("cairn_cache_dirty_bytes", help, labels, dirty.sectors.to_bytes());
+    for line in table.iter().flat_map(|table| table.lines()).filter(|it| it.target.drains()) {
+        let labels = [device(), ("start", line.start.0.to_string())];
+        let bytes = line.target.dirty().map_or(0, |dirty| dirty.sectors.to_bytes());
+        all.gauge("cairn_cache_dirty_bytes", "Bytes that only a cache has", labels, bytes);
     }
 }
 

@@ -224,6 +224,10 @@ impl Exports {
             if self.served.lock().iter().any(is_it) {
                 continue;
             }
+            let Some(clients) = self.tls_names.of(&export, &self.configured) else {
+                tracing::warn!("{}: not exported: tls_names say who finds it nowhere", export.name);
+                continue;
+            };
             let served = NbdExport {
                 name: export.name.clone(),
                 description: export.description.clone(),
@@ -232,7 +236,6 @@ impl Exports {
             };
             let contexts = Arc::new(SnapContexts::new(world.names(), volume));
             self.add_socket(&export, &disk)?;
-            let clients = self.tls_names.of(&export, &self.configured);
             let added = self.server.add_export_for(served, contexts, clients);
             added.inspect_err(|_| self.vhost.withdraw(&export.name))?;
             self.served.lock().push(export);

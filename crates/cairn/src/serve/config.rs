@@ -33,7 +33,7 @@ pub struct Config {
     pub state: PathBuf,
     /// Where to listen, as written.
     pub listen: Vec<String>,
-    /// The control socket.
+    /// The control socket, as the file has it.
     pub control: Option<PathBuf>,
     /// Where monitoring reads.
     pub metrics: Option<String>,
@@ -223,7 +223,7 @@ impl Config {
         let config = Config {
             state: base.join(raw.state.as_deref().unwrap_or(&beside_name(&beside))),
             listen: raw.listen.map(OneOrMany::into_vec).unwrap_or_default(),
-            control: raw.control.map(|path| base.join(path)),
+            control: raw.control,
             metrics: raw.metrics,
             read_only: raw.read_only,
             reactors: raw.reactors,
@@ -413,6 +413,7 @@ fn tls_names(shown: &str, volumes: &[RawVolume], exports: &[RawExport]) -> Outco
     Ok(TlsNames {
         volumes: volumes.filter_map(given).collect::<Outcome<_>>()?,
         exports: exports.filter_map(given).collect::<Outcome<_>>()?,
+        ..TlsNames::default()
     })
 }
 
@@ -443,7 +444,7 @@ mod tests {
         let text = "control = 'c.sock'\n[[image]]\npath = 'a.img'\nsize = '1M'\n";
         let config = parse(text).unwrap();
         assert_eq!(config.state, Path::new("/srv/vm.state"));
-        assert_eq!(config.control.as_deref(), Some(Path::new("/srv/c.sock")));
+        assert_eq!(config.control.as_deref(), Some(Path::new("c.sock")));
         assert_eq!(config.images, [Image { path: "/srv/a.img".into(), bytes: 1 << 20 }]);
     }
 

@@ -53,16 +53,16 @@ pub fn parse(text: &str, base: &Path) -> Outcome<Listen> {
 }
 
 /// Parses the control socket: `PATH[,mode=MODE][,group=GROUP]`. Without rights its owner alone may
-/// connect.
+/// connect. A relative path begins at `base`.
 ///
 /// # Errors
 /// A word after the path makes no sense.
-pub fn control(path: &Path) -> Outcome<(PathBuf, SocketRights)> {
+pub fn control(path: &Path, base: &Path) -> Outcome<(PathBuf, SocketRights)> {
     // What is not UTF-8 is nothing but a path.
-    let Some(text) = path.to_str() else { return Ok((path.to_owned(), SocketRights::OWNER)) };
+    let Some(text) = path.to_str() else { return Ok((base.join(path), SocketRights::OWNER)) };
     let (path, rights) = unix(text, "control")?;
     let mode = rights.mode.or(SocketRights::OWNER.mode);
-    Ok((path, SocketRights { mode, ..rights }))
+    Ok((base.join(path), SocketRights { mode, ..rights }))
 }
 
 fn unix(text: &str, field: &str) -> Outcome<(PathBuf, SocketRights)> {
@@ -235,10 +235,10 @@ mod tests {
 
     #[test]
     fn the_control_socket_is_its_owners_unless_a_right_is_given() {
-        let rights = |text| control(Path::new(text)).unwrap().1;
+        let rights = |text| control(Path::new(text), Path::new("")).unwrap().1;
         assert_eq!(rights("/c"), SocketRights::OWNER);
         assert_eq!(rights("/c,group=0"), SocketRights { mode: Some(0o660), group: Some(0) });
-        assert!(control(Path::new("/c,rwx")).is_err());
+        assert!(control(Path::new("/c,rwx"), Path::new("")).is_err());
     }
 
     #[test]

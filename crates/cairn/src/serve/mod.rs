@@ -25,6 +25,7 @@ mod vhost;
 
 use std::collections::BTreeSet;
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -67,7 +68,8 @@ use upgrade::Heir;
 /// The start failed; nothing is left running.
 pub fn run(args: ServeArgs) -> Outcome<u8> {
     if !args.take_over {
-        return serve(args, None);
+        // Before anything opens a descriptor.
+        return serve(args, activation::take()?, None);
     }
     let signals = signals::watch()?;
     let heir = Heir::new()?;
@@ -75,7 +77,7 @@ pub fn run(args: ServeArgs) -> Outcome<u8> {
         .and_then(|prepared| prepared.plan.check_words())
         .and_then(|()| heir.inherit());
     let served = match inherited {
-        Ok(Some(estate)) => serve(args, Some((&heir, estate, signals))),
+        Ok(Some(estate)) => serve(args, Activated::default(), Some((&heir, estate, signals))),
         Ok(None) => {
             let detail = "upgrade: the server before this one goes on by itself";
             Err(ConfigError::new(ConfigKind::Busy, "", detail))
@@ -96,6 +98,7 @@ struct Prepared {
     /// Volumes made by verbs that the configuration exports.
     exported: BTreeSet<String>,
     tls: Option<Tls>,
+    addresses: Addresses,
 }
 
 /// Reads the configuration and the state file. `open` opens that, read-only or not.
@@ -103,7 +106,7 @@ fn prepare(
     args: &ServeArgs,
     open: impl FnOnce(&Path, bool) -> Outcome<StateFile>,
 ) -> Outcome<Prepared> {
-    let config = match &args.file {
+    let mut config = match &args.file {
         Some(file) => Config::read(file)?,
         None => Config::default(),
     };
@@ -113,7 +116,9 @@ fn prepare(
         (None, Some(_)) => Some(open(&config.state, read_only)?),
         (None, None) => None,
     };
+    let addresses = Addresses::read(args, &config)?;
     let mut plan = plan_of(&config, &args.steps)?;
+    config.tls_names.known = plan.names().map(str::to_owned).collect();
     if let Some(state) = &state {
         plan.restore(state);
     }
@@ -126,11 +131,15 @@ fn prepare(
     }
     let exported = plan::refuse_unknown(&config.exports, state.as_ref(), &plan)?;
     let tls = tls::load(args, &config)?;
-    Ok(Prepared { config, state, plan, exported, tls })
+    Ok(Prepared { config, state, plan, exported, tls, addresses })
 }
 
 /// Serves, perhaps what an earlier process left.
-fn serve(args: ServeArgs, inherited: Option<(&Heir, Estate, Signals)>) -> Outcome<u8> {
+fn serve(
+    args: ServeArgs,
+    activated: Activated,
+    inherited: Option<(&Heir, Estate, Signals)>,
+) -> Outcome<u8> {
     let inherited = inherited.map(|(heir, estate, signals)| ((heir, signals), estate));
     let (before, mut estate) = inherited.unzip();
     let (heir, signals) = before.unzip();
@@ -140,14 +149,13 @@ fn serve(args: ServeArgs, inherited: Option<(&Heir, Estate, Signals)>) -> Outcom
         (None, true) => StateFile::open_to_read(path),
         (None, false) => StateFile::open_alone(path),
     })?;
-    let Prepared { config, state, mut plan, exported, tls } = prepared;
+    let Prepared { config, state, mut plan, exported, tls, addresses } = prepared;
     let read_only = args.read_only || config.read_only;
     let changes = state.as_ref().map(StateFile::exports).unwrap_or_default();
     if let Some(state) = state.as_ref().filter(|_| !read_only) {
         state.record_exported(exported)?;
     }
-    let activated = if heir.is_some() { Activated::default() } else { activation::take()? };
-    let sockets = Sockets::choose(&args, &config, &activated)?;
+    let sockets = Sockets::choose(addresses, &args, &activated, heir.is_some())?;
     let (default, vhost) = args.exports()?;
     let vhost = vhost_sockets(vhost, default.as_deref(), &config, &plan)?;
     if !read_only {
@@ -159,17 +167,8 @@ fn serve(args: ServeArgs, inherited: Option<(&Heir, Estate, Signals)>) -> Outcom
         handles.inherit(std::mem::take(&mut estate.devices));
         plan.forgive_messages();
     }
-    let world = Arc::new(World::start(world_of(&args, &config, handles.clone()))?);
-    if let Some(state) = state.as_ref().filter(|_| !read_only) {
-        world.registry().set_zone_maps(ZoneFiles::open(state)?);
-    }
-    world.begin_start(
-        args.crash_log.or(config.crash_log_bytes).unwrap_or(limits::CRASH_LOG_BYTES),
-        args.discard_crash_log && heir.is_none(),
-    );
+    let world = start_world(&args, &config, handles.clone(), state.as_ref())?;
     let nbd = limits::nbd_options(&args, &config);
-    let spin_us = args.spin_us.or(config.spin_us).unwrap_or(0).into();
-    world.reactors().set_spin(Duration::from_micros(spin_us));
     let wanted = Wanted {
         asked_by: if default.is_some() { "--export" } else { "default_export" },
         default: default.or(config.default_export),
@@ -199,6 +198,26 @@ fn serve(args: ServeArgs, inherited: Option<(&Heir, Estate, Signals)>) -> Outcom
         // After a failed start only the line with the reason is printed.
         Err(error) => server.shut_down(false).and(Err(error)),
     }
+}
+
+/// Starts reactors, without a volume.
+fn start_world(
+    args: &ServeArgs,
+    config: &Config,
+    handles: Arc<Handles>,
+    state: Option<&StateFile>,
+) -> Outcome<Arc<World>> {
+    let world = Arc::new(World::start(world_of(args, config, handles))?);
+    if let Some(state) = state.filter(|_| !world.read_only()) {
+        world.registry().set_zone_maps(ZoneFiles::open(state)?);
+    }
+    world.begin_start(
+        args.crash_log.or(config.crash_log_bytes).unwrap_or(limits::CRASH_LOG_BYTES),
+        args.discard_crash_log && !args.take_over,
+    );
+    let spin_us = args.spin_us.or(config.spin_us).unwrap_or(0).into();
+    world.reactors().set_spin(Duration::from_micros(spin_us));
+    Ok(world)
 }
 
 /// The parameters of the world.
@@ -291,42 +310,71 @@ struct Sockets {
     _private: Option<PrivateFolder>,
 }
 
+/// The addresses that options name, or else the TOML file.
+struct Addresses {
+    listen: Vec<Listen>,
+    control: Option<(PathBuf, SocketRights)>,
+    metrics: Option<Listen>,
+}
+
+impl Addresses {
+    fn read(args: &ServeArgs, config: &Config) -> Outcome<Addresses> {
+        let (base, here) = (config.base.as_path(), Path::new(""));
+        let (wanted, folder) = match args.listen.is_empty() {
+            true => (&config.listen, base),
+            false => (&args.listen, here),
+        };
+        let listen = wanted.iter().map(|address| listen::parse(address, folder));
+        let control = match (&args.control, &config.control) {
+            (Some(path), _) => Some(listen::control(path, here)?),
+            (None, Some(path)) => Some(listen::control(path, base)?),
+            (None, None) => None,
+        };
+        let metrics = match (&args.metrics, &config.metrics) {
+            (Some(address), _) => Some(listen::parse(address, here)?),
+            (None, Some(address)) => Some(listen::parse(address, base)?),
+            (None, None) => None,
+        };
+        Ok(Addresses { listen: listen.collect::<Outcome<_>>()?, control, metrics })
+    }
+}
+
 impl Sockets {
-    fn choose(args: &ServeArgs, config: &Config, activated: &Activated) -> Outcome<Sockets> {
+    /// Of an heir, what it inherits is not chosen again: nothing may keep it from going on.
+    fn choose(
+        addresses: Addresses,
+        args: &ServeArgs,
+        activated: &Activated,
+        is_heir: bool,
+    ) -> Outcome<Sockets> {
+        let Addresses { listen: mut asked, control, metrics } = addresses;
         let mut listen = Vec::new();
         let private = args.run.as_ref().map(|_| PrivateFolder::make()).transpose()?;
         if let Some(private) = &private {
             listen.push(Listen::beside(private.path()));
         }
-        let (wanted, base) = match args.listen.is_empty() {
-            true => (&config.listen, config.base.as_path()),
-            false => (&args.listen, Path::new("")),
-        };
-        for address in wanted {
-            listen.push(listen::parse(address, base)?);
-        }
-        let metrics = match (&args.metrics, &config.metrics) {
-            (Some(address), _) => Some(listen::parse(address, Path::new(""))?),
-            (None, Some(address)) => Some(listen::parse(address, &config.base)?),
-            (None, None) => None,
-        };
+        listen.append(&mut asked);
         let is_activated = !activated.nbd.is_empty();
         let is_default = listen.is_empty();
-        if is_default && !is_activated {
+        if is_default && !is_activated && !is_heir {
             listen.push(Listen::beside(&sockets::runtime_folder()?));
         }
-        let asked = args.control.clone().or_else(|| config.control.clone());
-        let control_asked = asked.is_some();
+        let control_asked = control.is_some();
         let own = |folder: &Path| (folder.join(sockets::CONTROL_NAME), SocketRights::OWNER);
-        let (control, control_rights) = match (asked, &private, &activated.control) {
-            (Some(control), ..) => listen::control(&control)?,
+        let (control, control_rights) = match (control, &private, &activated.control) {
+            (Some(asked), ..) => asked,
             (None, _, Some(activated)) => (activated.path.clone(), SocketRights::OWNER),
             (None, Some(private), None) => own(private.path()),
+            (None, None, None) if is_heir => own(&sockets::runtime_folder().unwrap_or_default()),
             (None, None, None) => own(&sockets::runtime_folder()?),
         };
-        if let Some(activated) = activated.control.as_ref().filter(|it| it.path != control) {
-            let found = format!("{} by socket activation, too", activated.path.display());
-            return Err(wrong(control.display().to_string(), "control", found, "one socket"));
+        if let Some(activated) = &activated.control {
+            let shown = control.display().to_string();
+            if activated.path != control {
+                let found = format!("{} by socket activation, too", activated.path.display());
+                return Err(wrong(shown, "control", found, "one socket"));
+            }
+            refuse_wider(&control, control_rights)?;
         }
         Ok(Sockets {
             listen,
@@ -338,6 +386,22 @@ impl Sockets {
             metrics,
             _private: private,
         })
+    }
+}
+
+/// Refuses a control socket that another program has opened for more users than were asked for: who
+/// may use it may do all that this user may.
+fn refuse_wider(path: &Path, rights: SocketRights) -> Outcome<()> {
+    let Ok(file) = std::fs::metadata(path) else { return Ok(()) };
+    let (mode, allowed) = (file.mode() & 0o777, rights.mode.unwrap_or(0o600));
+    match mode & !allowed & 0o666 {
+        0 => Ok(()),
+        _ => {
+            let expected = format!(
+                "{allowed:04o} (SocketMode= of the unit; --control PATH,mode=MODE allows more)"
+            );
+            Err(wrong(path.display().to_string(), "control mode", format!("{mode:04o}"), expected))
+        }
     }
 }
 

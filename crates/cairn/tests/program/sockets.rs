@@ -76,6 +76,7 @@ fn sockets_that_another_program_opened_are_served_and_stay() {
     let place = Place::new();
     let (nbd, control) = (place.path("n"), place.path("c"));
     let fds = [&control, &nbd].map(|path| OwnedFd::from(UnixListener::bind(path).unwrap()));
+    std::fs::set_permissions(&control, std::fs::Permissions::from_mode(0o600)).unwrap();
     let variables = "LISTEN_FDS=2 LISTEN_FDNAMES=control:disk";
     let mut server = activated(&place, fds, variables, "--table '0 2048 zero'");
     let mut client = Client::open(&nbd, "", Wishes::default());
@@ -133,6 +134,10 @@ fn descriptors_that_do_not_listen_are_refused_on_one_line() {
     let listener = |name: &str| OwnedFd::from(UnixListener::bind(place.path(name)).unwrap());
     assert!(refused(listener("a"), "LISTEN_FDS=700").contains("descriptor 4: LISTEN_FDS: found"));
     assert!(refused(listener("b"), "LISTEN_FDS=x").contains("LISTEN_FDS: sockets: found 'x'"));
+    let open = listener("open");
+    std::fs::set_permissions(place.path("open"), PermissionsExt::from_mode(0o666)).unwrap();
+    let line = refused(open, "LISTEN_FDS=1 LISTEN_FDNAMES=control");
+    assert!(line.contains("control mode: found 0666, expected 0600"), "{line}");
     let tcp = OwnedFd::from(TcpListener::bind("127.0.0.1:0").unwrap());
     let line = refused(tcp, "LISTEN_FDS=1 LISTEN_FDNAMES=control");
     assert!(line.contains("with the name 'control', expected one unix socket of this name"));
@@ -152,6 +157,7 @@ fn upgrade_hands_over_sockets_that_another_program_opened() {
     let place = Place::new();
     let (nbd, control) = (place.path("n"), place.path("c"));
     let fds = [&control, &nbd].map(|path| OwnedFd::from(UnixListener::bind(path).unwrap()));
+    std::fs::set_permissions(&control, std::fs::Permissions::from_mode(0o600)).unwrap();
     place.sparse("disk", 1 << 20);
     let variables = "LISTEN_FDS=2 LISTEN_FDNAMES=control";
     let mut server = activated(&place, fds, variables, "--table '0 2048 linear disk 0'");

@@ -199,6 +199,8 @@ fn configuration_that_no_start_would_take_is_refused_before_anything_changes() {
         ("volume = 1", "line 1"),
         ("[[volume]]\nname = \"vm\"\ntable = \"0 N lineal slow 0\"\n", "lineal"),
         ("[[volume]]\nname = \"vm\"\ntable = \"0 N linear slow\"\n", "offset"),
+        // The options name the other addresses.
+        (&format!("metrics = \"udp:9\"\n{good}"), "found 'udp:9'"),
     ] {
         place.write("a.toml", bad);
         let said = serving.upgrade(&[]);
@@ -369,4 +371,28 @@ fn stores_grow_by_themselves_after_an_upgrade_that_was_called_off() {
         assert_eq!(client.write(0, at << 16, &[2; 1 << 16]), 0);
     }
     until(|| (size() > before).then_some(()));
+}
+
+#[test]
+fn addresses_that_no_start_would_take_are_refused_before_anything_changes() {
+    let place = place();
+    let volume = "[[volume]]\nname = \"vm\"\ntable = \"0 N linear slow 0\"\n";
+    let good = format!("listen = \"unix:s\"\ncontrol = \"c\"\n{volume}");
+    place.write("a.toml", &good);
+    let mut server = place.command(&["serve", "a.toml"]).stdout(Stdio::null()).spawn().unwrap();
+    until(|| place.exists("c").then_some(()));
+    let mut client = Client::open(&place.path("s"), "vm", Wishes::default());
+    for (bad, why) in [
+        ("listen = \"unix:s,mode=0888\"\ncontrol = \"c\"", "mode: found '0888'"),
+        ("listen = \"unix:s\"\ncontrol = \"c,group=there-is-none\"", "there-is-none"),
+    ] {
+        place.write("a.toml", format!("{bad}\n{volume}"));
+        let said = place.cairn(&["--control", "c", "upgrade"]);
+        assert!(said.err.contains(why), "{said:?}");
+        said.refused(1);
+        assert_eq!(client.write(0, 0, &[1; 512]), 0);
+    }
+    let pid = i32::try_from(server.id()).unwrap();
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::TERM).unwrap();
+    assert!(server.wait().unwrap().success());
 }

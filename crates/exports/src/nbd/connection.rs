@@ -149,8 +149,10 @@ impl Channel {
     pub(super) async fn send(&self, segs: &mut Segs) -> Result<(), Ended> {
         let Some(session) = self.tls.get() else { return self.send_bytes(segs).await };
         while segs.bytes() > 0 {
-            segs.advance(session.encrypt(segs));
+            let encrypted = session.encrypt(segs);
+            // What tells the client of a failure, too.
             self.send_output(session).await?;
+            segs.advance(encrypted.map_err(|()| Ended::Insecure)?);
         }
         Ok(())
     }

@@ -51,8 +51,11 @@ pub(super) async fn negotiate(
     };
     match channel.tls().and_then(Session::error) {
         Some(error) => {
-            let line = format!("nbd: TLS client refused: {error}");
-            env.warn(&line, || line.clone());
+            // Numbers in the reason are the client's, and must not make a key of their own.
+            let reason = error.split(|c: char| c.is_ascii_digit()).next().unwrap_or_default();
+            env.warn(&format!("nbd: TLS client refused: {reason}"), || {
+                format!("nbd: TLS client refused: {error}")
+            });
         }
         None => tracing::debug!("negotiation ended: {ended:?}"),
     }

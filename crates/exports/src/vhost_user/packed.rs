@@ -140,24 +140,34 @@ impl PackedRing {
         !self.again.is_empty() || self.available_at(self.available).is_some()
     }
 
-    /// Takes the next chain into `chain`, which is empty. False if none is available.
+    /// Takes the next chain into `chain`, which is empty. False if none is available. One that is
+    /// refused is not taken: once the driver's side has given other memory, it is read again.
     pub(super) fn take(&mut self, memory: &Buffers, chain: &mut Chain) -> Result<bool, Breach> {
         self.list.clear();
-        if let (Some(taken), Some(inflight)) = (self.again.pop_front(), &self.inflight) {
-            inflight.read_chain(taken, &mut self.list);
-            chain.head = taken.id;
-        } else {
-            if self.available_at(self.available).is_none() {
-                return Ok(false);
+        let next = match (self.again.front(), &self.inflight) {
+            (Some(taken), Some(inflight)) => {
+                inflight.read_chain(*taken, &mut self.list);
+                chain.head = taken.id;
+                None
             }
-            chain.head = self.take_next()?;
-        }
+            _ if self.available_at(self.available).is_none() => return Ok(false),
+            _ => {
+                let (id, behind) = self.read_next()?;
+                chain.head = id;
+                Some(behind)
+            }
+        };
         self.read_chain(memory, chain)?;
+        match next {
+            Some(behind) => self.note_taken(chain.head, behind),
+            None => drop(self.again.pop_front()),
+        }
         Ok(true)
     }
 
-    /// Takes the next chain, which has begun, into the list: its name. (P2, P3, P4)
-    fn take_next(&mut self) -> Result<u16, Breach> {
+    /// Reads the next chain, which has begun, into the list: its name, and the place behind it.
+    /// (P2, P3, P4)
+    fn read_next(&mut self) -> Result<(u16, Place), Breach> {
         let mut place = self.available;
         let id = loop {
             let slots = self.list.len() + usize::from(self.taken_slots);
@@ -182,14 +192,18 @@ impl PackedRing {
             Some(taken) if taken.slots == 0 => {}
             _ => return Err(Breach::field("name of a chain", id, "a free one below the entries")),
         }
+        Ok((id, place))
+    }
+
+    /// The chain in the list is taken.
+    fn note_taken(&mut self, id: u16, behind: Place) {
         let slots = self.list.len() as u16;
         self.taken[usize::from(id)] = match &mut self.inflight {
             Some(inflight) => inflight.note_taken(&self.list),
             None => Taken::new(id, slots),
         };
         self.taken_slots += slots;
-        self.available = place;
-        Ok(id)
+        self.available = behind;
     }
 
     /// Puts the memory of the descriptors in the list into `chain`.

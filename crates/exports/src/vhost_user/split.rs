@@ -95,10 +95,13 @@ impl SplitRing {
         !self.again.is_empty() || self.available.load_u16(INDEX_AT) != self.next_available
     }
 
-    /// Takes the next chain into `chain`, which is empty. False if none is available.
+    /// Takes the next chain into `chain`, which is empty. False if none is available. One that is
+    /// refused is not taken: once the driver's side has given other memory, it is read again.
     pub(super) fn take(&mut self, memory: &Buffers, chain: &mut Chain) -> Result<bool, Breach> {
-        if let Some(head) = self.again.pop_front() {
-            return self.read_chain(head, memory, chain);
+        if let Some(&head) = self.again.front() {
+            self.read_chain(head, memory, chain)?;
+            self.again.pop_front();
+            return Ok(true);
         }
         let index = self.available.load_u16(INDEX_AT);
         match index.wrapping_sub(self.next_available) {
@@ -109,29 +112,25 @@ impl SplitRing {
             _ => {}
         }
         let slot = usize::from(self.next_available % self.entries);
-        self.next_available = self.next_available.wrapping_add(1);
         let head = u16::from_le_bytes(self.available.load(ELEMENTS_AT + 2 * slot));
         if head >= self.entries {
             return Err(Breach::field("head of a chain", head, "a descriptor of the ring"));
         }
+        self.read_chain(head, memory, chain)?;
+        self.next_available = self.next_available.wrapping_add(1);
         if let Some(inflight) = &mut self.inflight {
             inflight.note_taken(head);
         }
-        self.read_chain(head, memory, chain)
+        Ok(true)
     }
 
-    fn read_chain(
-        &mut self,
-        head: u16,
-        memory: &Buffers,
-        chain: &mut Chain,
-    ) -> Result<bool, Breach> {
+    fn read_chain(&mut self, head: u16, memory: &Buffers, chain: &mut Chain) -> Result<(), Breach> {
         chain.head = head;
         let descriptors = &self.descriptors;
         let direct = |index| descriptors.load(usize::from(index) * DESCRIPTOR_BYTES);
         let count = usize::from(self.entries);
         let last = walk(direct, count, chain.head, memory, chain)?;
-        let Some(table) = last else { return Ok(true) };
+        let Some(table) = last else { return Ok(()) };
         table.read_table(memory, &mut self.table)?;
         let entry = |index| {
             let at = usize::from(index) * DESCRIPTOR_BYTES;
@@ -139,7 +138,7 @@ impl SplitRing {
         };
         let count = self.table.len() / DESCRIPTOR_BYTES;
         match walk(entry, count, 0, memory, chain)? {
-            None => Ok(true),
+            None => Ok(()),
             Some(_) => Err(Breach::field("descriptor", "indirect in a table", "a direct one")),
         }
     }

@@ -107,6 +107,12 @@ fn memory_changes_between_requests() {
             eventually("the ring stops", || was_notified(&driver.errors[0]));
             assert_eq!(driver.status(0, 1), 0xff);
             assert_eq!(driver.write(1, 0, &[5; 512]), DONE);
+            // With that memory the ring goes on with the same request.
+            driver.put(half, &[6; 512]);
+            driver.share(&[(GUEST, user, half, 0), (GUEST + half, user + half, half, half)]);
+            eventually("the request is served", || driver.status(0, 1) == DONE);
+            assert_eq!(disk.bytes(0, 512), [6; 512]);
+            assert_eq!(driver.write(0, 0, &[7; 512]), DONE);
         });
     });
 }

@@ -71,7 +71,7 @@ dmsetup suspend top
 dmsetup load top --table "0 16384 linear /dev/mapper/lin 32768"
 fails dmsetup resume top
 same "$(dmsetup info -c --noheadings -o suspended top)" Active "state after a refused resume"
-timeout 20 bash -c 'echo more >/run/mnt/more; sync /run/mnt/more' || die "frozen for ever"
+timeout 60 bash -c 'echo more >/run/mnt/more; sync /run/mnt/more' || die "frozen for ever"
 dmsetup clear top
 
 # A server that is killed and started again: the mounted device goes on.

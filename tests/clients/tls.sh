@@ -13,7 +13,7 @@ certificate bob pki client someone DNS:bob.example
 certificate expired pki client alice "" -1
 certificate mallory stranger client alice
 cp pki/ca-cert.pem mallory/
-mkdir nobody && cp pki/ca-cert.pem nobody/
+mkdir bare && cp pki/ca-cert.pem bare/
 
 truncate -s 4M disk secret
 pattern aa 4194304 >data
@@ -60,13 +60,13 @@ if [ -n "$address" ]; then
 fi
 
 # Without a certificate of the authority there is nothing, and the others go on.
-for who in expired mallory nobody; do
-  expect 1 nbdinfo --size "$(unix $who)"
+for name in expired mallory bare; do
+  expect 1 nbdinfo --size "$(unix $name)"
 done
 grep -q "TLS client refused: invalid peer certificate: .*xpired" serve.log || fail "expired: no line"
 grep -qE "TLS client refused: invalid peer certificate: (Unknown|BadSignature)" serve.log ||
   fail "mallory: no line: $(cat serve.log)"
-grep -q "TLS client refused: peer sent no certificates" serve.log || fail "nobody: no line"
+grep -q "TLS client refused: peer sent no certificates" serve.log || fail "bare: no line"
 expect 1 nbdinfo --size "nbd+unix:///disk?socket=$work/nbd.sock"
 grep -q "requires TLS" said || fail "a plain client is not told why: $(cat said)"
 same "$(nbdinfo --size "$(unix alice)")" 4194304 "size after refusals"
@@ -80,6 +80,12 @@ same "$(nbdinfo --list --json "$(unix bob)" | grep -c '"export-name"')" 2 "expor
 expect 1 nbdinfo --size "$(unix alice copy)"
 same "$(nbdinfo --size "$(unix bob copy)")" 4194304 "size of bob's by an export that a verb added"
 "$CAIRN" --control control.sock export remove copy
+# A volume that the file does not have may be a copy of one with names: it is for no client.
+"$CAIRN" --control control.sock create new --table '0 8 zero'
+expect 1 nbdinfo --size "$(unix bob new)"
+expect 1 "$CAIRN" --control control.sock export add new --as other
+grep -q "export 'other': tls_names: found none" said || fail "$(cat said)"
+"$CAIRN" --control control.sock remove new
 serve_end
 
 # The list of revoked certificates.
@@ -126,8 +132,8 @@ server=''
 table="$(linear disk)"
 expect 1 "$CAIRN" serve --table "$table" --tls=on
 expect 1 "$CAIRN" serve --table "$table" --tls-verify-peer
-expect 1 "$CAIRN" serve --table "$table" --tls-certificates nobody
-grep -q "nobody/server-cert.pem: TLS: there is no such file" said || fail "$(cat said)"
+expect 1 "$CAIRN" serve --table "$table" --tls-certificates bare
+grep -q "bare/server-cert.pem: TLS: there is no such file" said || fail "$(cat said)"
 cp -r pki mixed && cp alice/client-key.pem mixed/server-key.pem
 expect 1 "$CAIRN" serve --table "$table" --tls-certificates mixed
 same "$(wc -l <said)" 1 "lines on a key of another certificate"

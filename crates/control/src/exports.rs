@@ -225,7 +225,10 @@ impl Exports {
                 continue;
             }
             let Some(clients) = self.tls_names.of(&export, &self.configured) else {
-                tracing::warn!("{}: not exported: tls_names say who finds it nowhere", export.name);
+                tracing::warn!(
+                    "{}: not exported: tls_names are in use, and none are for it",
+                    export.name
+                );
                 continue;
             };
             let served = NbdExport {
@@ -242,6 +245,11 @@ impl Exports {
         }
         self.settle_default();
         Ok(())
+    }
+
+    /// True if there are clients that may find an export, by the names of the configuration.
+    pub fn has_clients(&self, export: &Export) -> bool {
+        self.tls_names.of(export, &self.configured).is_some()
     }
 
     /// Serves an export at its socket for virtual machines, if it has one.

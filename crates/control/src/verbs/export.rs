@@ -86,6 +86,11 @@ impl Verbs {
             description: params.description.unwrap_or_default(),
             read_only: params.read_only,
         };
+        if !self.exports.has_clients(&export) {
+            let device = format!("export '{}'", export.name);
+            let expected = "tls_names for it or its volume in the TOML file, as others have them";
+            return Err(refused(ConfigKind::Argument, device, "tls_names", "none", expected));
+        }
         if let Some(served) = self.exports.served_as(&export.name) {
             let found = format!("an export of {}", served.volume);
             let device = format!("export '{}'", export.name);

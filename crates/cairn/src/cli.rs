@@ -171,6 +171,9 @@ pub enum Command {
     },
 }
 
+/// How long requests wait for a server that is gone, unless a user says otherwise.
+pub const DEAD_SECONDS: u64 = 60;
+
 /// `attach`
 #[derive(Args)]
 pub struct AttachArgs {
@@ -184,7 +187,7 @@ pub struct AttachArgs {
         value_parser = clap::value_parser!(u16).range(1..=64))]
     pub connections: u16,
     /// How long requests wait for a server that is gone, before they fail
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = DEAD_SECONDS)]
     pub dead_timeout: u64,
     /// Stay, connect again whenever a connection is lost, and detach at the end
     #[arg(long)]

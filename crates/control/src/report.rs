@@ -4,6 +4,7 @@
 //! to, never renamed.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 use cairn_block::{ConfigKind, Field, Line, MappedDevice, Report, Table, Target, Value as Told};
@@ -67,6 +68,14 @@ pub struct ReportLine {
     /// The status fields by name, if the target names them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub fields: Fields,
+}
+
+/// As dmsetup prints it.
+impl fmt::Display for ReportLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ReportLine { start, length, target, params, .. } = self;
+        write!(f, "{start} {length} {target} {params}")
+    }
 }
 
 /// A kind of target.

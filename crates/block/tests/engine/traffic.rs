@@ -21,7 +21,7 @@ fn counts(bench: &Bench, volume: &Arc<MappedDevice>, op: Op) -> (u64, u64, u64) 
 }
 
 #[test]
-fn a_request_counts_once_at_each_device_whatever_parts_it_has() {
+fn a_request_counts_once_at_each_device_however_many_parts_it_has() {
     let bench = Bench::new(1);
     let low = bench.volume("low", "0 64 probe a 0 piece=3");
     let top = bench.volume("top", "0 16 probe @low 0\n16 48 probe @low 16");

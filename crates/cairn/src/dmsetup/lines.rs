@@ -73,8 +73,7 @@ pub fn lowers(nodes: &Nodes<'_>, folder: &Path, line: &TableLine) -> Vec<Lower> 
 
 /// A line as dmsetup prints it: devices by number, files by path.
 pub fn printed(nodes: &Nodes<'_>, folder: &Path, line: &ReportLine) -> String {
-    let ReportLine { start, length, target, params, .. } = line;
-    let text = format!("{start} {length} {target} {params}");
+    let text = line.to_string();
     let Ok(mut line) = TableLine::parse(&text) else { return text };
     for lower in lowers(nodes, folder, &line) {
         line.args[lower.at] = match lower.numbers {

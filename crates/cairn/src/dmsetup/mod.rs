@@ -7,7 +7,8 @@
 //! node, other clients of the export, and volumes on top. A node ends only while this program holds
 //! it exclusively, which the kernel refuses for one that is mounted or held in any way.
 //!
-//! One process at a time changes volumes and nodes: it holds a lock on the folder of the nodes.
+//! One process at a time makes devices live or removes them: it holds a lock on the folder of the
+//! nodes.
 //!
 //! As dmsetup does, every failure is a line about its cause, the line "Command failed." and exit
 //! code 1.
@@ -19,7 +20,6 @@ mod nodes;
 mod show;
 
 use std::ffi::{OsStr, OsString};
-use std::io::Read;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -34,7 +34,7 @@ use cairn_control::verbs::volume::{
     VolumeClear, VolumeCreate, VolumeList, VolumeLoad, VolumeMessage, VolumeRemove, VolumeResume,
     VolumeStatus, VolumeSuspend, VolumeTable, VolumeWait,
 };
-use cairn_outcome::failure::{Outcome, refused, system, wrong};
+use cairn_outcome::failure::{Outcome, refused, wrong};
 use cairn_outcome::stderr::{self, say};
 use cairn_outcome::stdout::print;
 use cairn_outcome::{exit, program};
@@ -43,6 +43,7 @@ use clap::Parser;
 use self::args::{Chosen, Command, Dmsetup, Load, Removal};
 use self::nodes::{MAPPER, Nodes};
 use self::show::{Columns, Shown};
+use crate::remote::{table_text, text, tree};
 
 /// What this stands for, in the place of libdevmapper and the driver.
 const VERSION: &str = concat!(
@@ -73,7 +74,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
 fn run(args: &Dmsetup) -> Outcome<u8> {
     match &args.command {
         Command::Version => return print(VERSION),
-        Command::Targets => return print(&show::targets(&report::targets())),
+        Command::Targets => return print(&text::targets(&report::targets())),
         _ => {}
     }
     let client = Client::new(args.control.as_deref())?;
@@ -117,10 +118,8 @@ fn run(args: &Dmsetup) -> Outcome<u8> {
         Command::Message { name, sector, words } => server.message(name, *sector, words),
         Command::Status { chosen, .. } => {
             let all = client.ask(&VolumeStatus::default())?;
-            server.show_lines(chosen, all, is_verbose, |line| {
-                let ReportLine { start, length, target, params, .. } = line;
-                format!("{start} {length} {target} {params}").trim_end().to_owned()
-            })
+            server
+                .show_lines(chosen, all, is_verbose, |line| line.to_string().trim_end().to_owned())
         }
         Command::Table { chosen, inactive, .. } => {
             let verb = VolumeTable { inactive: *inactive, ..VolumeTable::default() };
@@ -162,6 +161,10 @@ impl<'a> Server<'a> {
         let volumes = self.volumes()?;
         let named = volumes.iter().find(|volume| *volume == word).cloned();
         named.or_else(|| self.nodes.volume_at(word, &volumes)).ok_or_else(|| not_found(word))
+    }
+
+    fn names_of(&self, words: &[String]) -> Outcome<Vec<String>> {
+        words.iter().map(|word| self.name_of(word)).collect()
     }
 
     /// Does something with each device, also after one has failed.
@@ -210,16 +213,7 @@ impl<'a> Server<'a> {
 
     /// The table of the command line, for the server.
     fn table_of(&self, load: &Load) -> Outcome<String> {
-        let text = match (&load.table, &load.file) {
-            (Some(table), _) => table.clone(),
-            (None, Some(file)) => std::fs::read_to_string(file)
-                .map_err(|error| system(file.display().to_string(), "read", error))?,
-            (None, None) => {
-                let mut text = String::new();
-                let read = std::io::stdin().read_to_string(&mut text);
-                read.map(|_| text).map_err(|error| system("standard input", "read", error))?
-            }
-        };
+        let text = table_text(load.table.as_slice(), load.file.as_deref())?;
         lines::to_server(&self.nodes, &self.volumes()?, &text)
     }
 
@@ -258,7 +252,7 @@ impl<'a> Server<'a> {
     fn resume(&self, name: &str) -> Outcome<u8> {
         let verb = VolumeTable { name: Some(name.to_owned()), inactive: true, kernel: false };
         let loaded = self.client.ask(&verb)?.into_iter().flat_map(|volume| volume.lines);
-        let table: Vec<String> = loaded.map(|line| text_of(&line)).collect();
+        let table: Vec<String> = loaded.map(|line| line.to_string()).collect();
         let resume = VolumeResume { name: name.to_owned(), ..VolumeResume::default() };
         let resumed = self.begin(&resume, &table.join("\n"));
         // A resume that is refused may leave the volume live, too, on its former table.
@@ -274,8 +268,7 @@ impl<'a> Server<'a> {
         loop {
             attempt += 1;
             let ended = match self.open_count(name)? {
-                0 => self.nodes.detach(name),
-                _ if how.force => self.nodes.detach(name),
+                count if count == 0 || how.force => self.nodes.detach(name),
                 count => {
                     let found = format!("an open count of {count}");
                     Err(refused(ConfigKind::Busy, name, "device", found, "0"))
@@ -328,7 +321,7 @@ impl<'a> Server<'a> {
     fn open_count(&self, name: &str) -> Outcome<u64> {
         let tables = self.client.ask(&VolumeTable::default())?;
         let stands = |volume: &&VolumeLines| {
-            let lines: Vec<String> = volume.lines.iter().map(text_of).collect();
+            let lines: Vec<String> = volume.lines.iter().map(ReportLine::to_string).collect();
             lines::volumes_in(&lines.join("\n")).iter().any(|lower| lower == name)
         };
         let above = tables.iter().filter(stands).count() as u64;
@@ -358,9 +351,7 @@ impl<'a> Server<'a> {
     fn info(&self, asked: &args::Info) -> Outcome<u8> {
         let mut infos = self.client.ask(&VolumeList {})?;
         if !asked.names.is_empty() {
-            let names: Outcome<Vec<_>> =
-                asked.names.iter().map(|word| self.name_of(word)).collect();
-            let names = names?;
+            let names = self.names_of(&asked.names)?;
             infos.retain(|info| names.contains(&info.name));
         }
         if infos.is_empty() {
@@ -391,8 +382,7 @@ impl<'a> Server<'a> {
         is_verbose: bool,
         line: impl Fn(&ReportLine) -> String,
     ) -> Outcome<u8> {
-        let names: Outcome<Vec<_>> = chosen.names.iter().map(|word| self.name_of(word)).collect();
-        let names = names?;
+        let names = self.names_of(&chosen.names)?;
         let mut text = String::new();
         for volume in all {
             if !names.is_empty() && !names.contains(&volume.name) {
@@ -417,12 +407,11 @@ impl<'a> Server<'a> {
     fn deps(&self, chosen: &Chosen, by_number: bool) -> Outcome<u8> {
         let all = self.client.ask(&VolumeTable::default())?;
         let folder = self.client.ask(&ServerInfo {})?.folder;
-        let names: Outcome<Vec<_>> = chosen.names.iter().map(|word| self.name_of(word)).collect();
-        let names = names?;
+        let names = self.names_of(&chosen.names)?;
         let mut text = String::new();
         for volume in all.iter().filter(|it| names.is_empty() || names.contains(&it.name)) {
             let lines =
-                volume.lines.iter().filter_map(|line| TableLine::parse(&text_of(line)).ok());
+                volume.lines.iter().filter_map(|line| TableLine::parse(&line.to_string()).ok());
             let mut lowers: Vec<String> = Vec::new();
             for lower in lines.flat_map(|line| lines::lowers(&self.nodes, &folder, &line)) {
                 let shown = match lower.numbers.filter(|_| by_number) {
@@ -446,7 +435,7 @@ impl<'a> Server<'a> {
     fn list(&self, target: Option<&str>, tree: bool) -> Outcome<u8> {
         let tables = self.client.ask(&VolumeTable::default())?;
         if tree {
-            return print(&crate::remote::tree::tree(&tables));
+            return print(&tree::tree(&tables));
         }
         let is_wanted = |volume: &&VolumeLines| {
             target.is_none_or(|target| volume.lines.iter().any(|line| line.target == target))
@@ -467,9 +456,4 @@ fn node_name(word: &str) -> &str {
 
 fn not_found(word: &str) -> ConfigError {
     ConfigError::new(ConfigKind::Argument, format!("Device {word}"), "not found")
-}
-
-fn text_of(line: &ReportLine) -> String {
-    let ReportLine { start, length, target, params, .. } = line;
-    format!("{start} {length} {target} {params}")
 }

@@ -1,8 +1,9 @@
 //! What verbs print, in dmsetup's words.
 
-use cairn_control::report::{Info, TargetInfo};
+use cairn_control::report::Info;
 
 use super::device::Numbers;
+use crate::remote::text;
 
 /// A volume as dmsetup shows it.
 pub struct Shown<'a> {
@@ -24,17 +25,11 @@ impl Shown<'_> {
     /// `info`: one block of lines.
     pub fn block(&self) -> String {
         let Info { name, event_nr, targets, .. } = self.info;
-        let state = if self.info.suspended { "SUSPENDED" } else { "ACTIVE" };
-        let access = if self.read_only { " (READ-ONLY)" } else { "" };
-        let tables = match (self.info.live, self.info.inactive) {
-            (true, true) => "LIVE & INACTIVE",
-            (true, false) => "LIVE",
-            (false, true) => "INACTIVE",
-            (false, false) => "None",
-        };
+        let state = text::state(self.info, self.read_only);
+        let tables = text::tables_present(self.info);
         let (open_count, (major, minor)) = (self.open_count, self.numbers());
         format!(
-            "Name:              {name}\nState:             {state}{access}\n\
+            "Name:              {name}\nState:             {state}\n\
              Read Ahead:        256\nTables present:    {tables}\n\
              Open count:        {open_count}\nEvent number:      {event_nr}\n\
              Major, minor:      {major}, {minor}\nNumber of targets: {targets}\n\n"
@@ -104,7 +99,6 @@ pub fn field_name(word: &str) -> Option<&'static str> {
         "open_count" => "open",
         "target_count" => "segments",
         "event_nr" => "events",
-        "device_count" => return None,
         word => word,
     };
     HEADS.iter().find(|(name, _)| *name == word).map(|(name, _)| *name)
@@ -153,15 +147,6 @@ pub fn columns(all: &[Shown<'_>], how: &Columns<'_>) -> String {
         format!("{}\n", cells.collect::<Vec<_>>().join(separator).trim_end())
     };
     rows.iter().map(line).collect()
-}
-
-/// `targets`
-pub fn targets(all: &[TargetInfo]) -> String {
-    let line = |target: &TargetInfo| {
-        let [major, minor, patch] = target.version;
-        format!("{:<16} v{major}.{minor}.{patch}\n", target.name)
-    };
-    all.iter().map(line).collect()
 }
 
 #[cfg(test)]

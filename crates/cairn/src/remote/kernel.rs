@@ -124,8 +124,7 @@ impl Script<'_> {
 }
 
 fn line_of(line: &ReportLine) -> Outcome<TableLine> {
-    let ReportLine { start, length, target, params, .. } = line;
-    TableLine::parse(&format!("{start} {length} {target} {params}"))
+    TableLine::parse(&line.to_string())
 }
 
 /// A text as one word of the shell.

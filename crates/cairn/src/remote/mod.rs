@@ -8,7 +8,7 @@ mod kernel;
 mod replace;
 mod snap;
 pub mod state;
-mod text;
+pub mod text;
 pub mod tree;
 
 use std::io::{IsTerminal, Read};
@@ -214,19 +214,27 @@ fn with_table<V: Verb>(
     set: impl Fn(&mut V, String),
 ) -> Outcome<V> {
     let TableArgs { table, file } = table;
-    let text = match (file, table.is_empty()) {
-        (_, false) => table.join("\n"),
-        (Some(file), true) => std::fs::read_to_string(&file)
-            .map_err(|error| system(file.display().to_string(), "read", error))?,
-        (None, true) => {
-            let mut text = String::new();
-            let read = std::io::stdin().read_to_string(&mut text);
-            read.map(|_| text).map_err(|error| system("standard input", "read", error))?
-        }
-    };
+    let text = table_text(&table, file.as_deref())?;
     let is_there = std::env::current_dir().ok() == Some(server.ask(&ServerInfo {})?.folder);
     set(&mut verb, if is_there { text } else { with_absolute_paths(&text)? });
     Ok(verb)
+}
+
+/// The table of the command line: its lines, or else what is in a file, or else standard input.
+///
+/// # Errors
+/// It cannot be read.
+pub fn table_text(lines: &[String], file: Option<&Path>) -> Outcome<String> {
+    match (file, lines.is_empty()) {
+        (_, false) => Ok(lines.join("\n")),
+        (Some(file), true) => std::fs::read_to_string(file)
+            .map_err(|error| system(file.display().to_string(), "read", error)),
+        (None, true) => {
+            let mut text = String::new();
+            let read = std::io::stdin().read_to_string(&mut text);
+            read.map(|_| text).map_err(|error| system("standard input", "read", error))
+        }
+    }
 }
 
 /// The words of the table's features.

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::columns::{Sizes, table};
 
 use cairn_control::exports::ExportInfo;
-use cairn_control::report::{Fields, Info, ReportLine, TargetInfo, VolumeLines};
+use cairn_control::report::{Fields, Info, TargetInfo, VolumeLines};
 use cairn_control::verbs::cache::list::CacheInfo;
 use cairn_control::verbs::pool::status::PoolInfo;
 use cairn_control::verbs::snap::diff::Extent;
@@ -20,11 +20,10 @@ pub fn lines(volumes: &[VolumeLines], named: bool) -> String {
             writeln!(text, "{}: ", volume.name).expect(STRING);
         }
         for line in &volume.lines {
-            let ReportLine { start, length, target, params, .. } = line;
             if named {
                 write!(text, "{}: ", volume.name).expect(STRING);
             }
-            writeln!(text, "{start} {length} {target} {params}").expect(STRING);
+            writeln!(text, "{line}").expect(STRING);
         }
     }
     text
@@ -35,22 +34,31 @@ const STRING: &str = "writing to a string cannot fail";
 /// The states of volumes as dmsetup prints them.
 pub fn infos(infos: &[Info]) -> String {
     let blocks = infos.iter().map(|info| {
-        let access = if info.read_only { " (READ-ONLY)" } else { "" };
-        let state = if info.suspended { "SUSPENDED" } else { "ACTIVE" };
-        let tables = match (info.live, info.inactive) {
-            (true, true) => "LIVE & INACTIVE",
-            (true, false) => "LIVE",
-            (false, true) => "INACTIVE",
-            (false, false) => "None",
-        };
+        let (state, tables) = (state(info, info.read_only), tables_present(info));
         format!(
-            "Name:              {}\nState:             {state}{access}\n\
+            "Name:              {}\nState:             {state}\n\
              Tables present:    {tables}\nOpen count:        {}\n\
              Event number:      {}\nNumber of targets: {}\n",
             info.name, info.open_count, info.event_nr, info.targets
         )
     });
     blocks.collect::<Vec<_>>().join("\n")
+}
+
+/// The state of a volume that takes writes or not.
+pub fn state(info: &Info, read_only: bool) -> String {
+    let state = if info.suspended { "SUSPENDED" } else { "ACTIVE" };
+    format!("{state}{}", if read_only { " (READ-ONLY)" } else { "" })
+}
+
+/// Which tables a volume has.
+pub fn tables_present(info: &Info) -> &'static str {
+    match (info.live, info.inactive) {
+        (true, true) => "LIVE & INACTIVE",
+        (true, false) => "LIVE",
+        (false, true) => "INACTIVE",
+        (false, false) => "None",
+    }
 }
 
 /// The names of volumes, one per line.
@@ -228,7 +236,8 @@ pub fn differences(extents: &[Extent]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{ReportLine, VolumeLines, lines};
+    use super::{VolumeLines, lines};
+    use cairn_control::report::ReportLine;
 
     #[test]
     fn lines_read_as_dmsetup_prints_them() {

@@ -11,8 +11,7 @@ use cairn_control::report::VolumeLines;
 fn lowers(volume: &VolumeLines) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     for line in &volume.lines {
-        let text = format!("{} {} {} {}", line.start, line.length, line.target, line.params);
-        let Ok(line) = TableLine::parse(&text) else { continue };
+        let Ok(line) = TableLine::parse(&line.to_string()) else { continue };
         let words = places(&line).into_iter().map(|at| line.args[at].clone());
         words.for_each(|word| {
             if !all.contains(&word) {

@@ -69,8 +69,8 @@ fn take_all(count: &str, names: &str) -> Outcome<Activated> {
         if !is_open(fd) {
             return Err(refused(fd, "nothing"));
         }
-        // SAFETY: it is open, and by the protocol it is this process's to use: whatever started the
-        // process left it there, and nothing in the process has taken it.
+        // SAFETY: it is open, and by the protocol it is this process's to use: the program that
+        // started the process left it there, and this process has opened nothing before.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         activated.add(fd, name, socket)?;
     }

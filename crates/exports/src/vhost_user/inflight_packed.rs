@@ -4,8 +4,9 @@
 //! In a packed ring what is used overwrites what was available, in the order of using. So the ring
 //! does not say where this side was, and no longer has the descriptors of a chain that was taken:
 //! both are kept here. The next server takes these chains again, before any other and in the order
-//! in which they were taken. It goes on in the ring behind them, whatever base the driver's side
-//! gives: an emulator cannot know where a server that died was, and repeats the base of its start.
+//! in which they were taken. It goes on in the ring behind them, and not at the base that the
+//! driver's side gives: an emulator cannot know where a server that died was, and repeats the base
+//! of its start.
 //!
 //! The layout is that of the vhost-user protocol, "inflight I/O tracking", for packed rings. A
 //! region of a queue has a head of 32 bytes: features (8), version (2), entries (2), the first free

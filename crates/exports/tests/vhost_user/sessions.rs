@@ -129,13 +129,13 @@ fn a_loss_is_told_once_and_is_owed_to_the_ring_that_follows() {
         assert_eq!(driver.run(0, SYNC, 0, &[]), FAILED);
         assert_eq!(driver.run(0, SYNC, 0, &[]), DONE);
         disk.shared.failures.raise();
-        // Another client is told.
+        // The server tells another client.
         disk.shared.failures.acknowledge(2);
         let base = driver.stop_ring(0);
         driver.start_ring(0, base);
         assert_eq!(driver.run(0, SYNC, 0, &[]), FAILED);
         assert_eq!(driver.run(0, SYNC, 0, &[]), DONE);
-        // A driver that connects again is told what the one before it was not.
+        // The server tells a driver that connects again what it did not tell the one before.
         disk.shared.failures.raise();
         drop(driver);
         let mut driver = Driver::start(&path, FLUSH | layout, 1);

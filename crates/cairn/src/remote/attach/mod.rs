@@ -28,7 +28,7 @@ use cairn_outcome::stdout::print;
 
 use self::negotiate::{Agreed, Place};
 use self::netlink::{Deaths, KernelNbd, Wanted};
-use crate::cli::{AttachArgs, DetachArgs};
+use crate::cli::{AttachArgs, DEAD_SECONDS, DetachArgs};
 
 /// Where the kernel shows its block devices.
 const SYS_BLOCK: &str = "/sys/block";
@@ -38,9 +38,6 @@ const RETRY: Duration = Duration::from_millis(100);
 
 /// The smallest and the largest block size that the kernel takes, in bytes.
 const BLOCK_BYTES: (u32, u32) = (512, 4096);
-
-/// How long requests wait for a server that is gone, unless a user says otherwise.
-pub const DEAD_SECONDS: u64 = 60;
 
 /// An export, as the kernel's device names it.
 struct Wish<'a> {

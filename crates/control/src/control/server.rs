@@ -244,8 +244,8 @@ fn accept(
     }
 }
 
-/// One of a limited number of slots. It is given back even by a verb that panics.
-struct ConnectionSlot(Arc<AtomicUsize>);
+/// One of a limited number of slots. It is given back even by an answer that panics.
+pub(crate) struct ConnectionSlot(Arc<AtomicUsize>);
 
 impl ConnectionSlot {
     fn take(taken: &Arc<AtomicUsize>) -> ConnectionSlot {
@@ -253,7 +253,8 @@ impl ConnectionSlot {
         ConnectionSlot(taken.clone())
     }
 
-    fn try_take(taken: &Arc<AtomicUsize>, most: usize) -> Option<ConnectionSlot> {
+    /// Takes a slot, unless so many are taken.
+    pub(crate) fn try_take(taken: &Arc<AtomicUsize>, most: usize) -> Option<ConnectionSlot> {
         let slot = ConnectionSlot::take(taken);
         (taken.load(Ordering::Acquire) <= most).then_some(slot)
     }

@@ -14,7 +14,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,7 @@ use cairn_outcome::failure::{Outcome, system};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use self::head::{HEAD_BYTES_MAX, Head, Refusal};
+use crate::control::server::ConnectionSlot;
 
 /// The most connections at once.
 const CONNECTIONS_MAX: usize = 16;
@@ -99,7 +100,7 @@ impl HttpListener {
         }
     }
 
-    /// A connection that has come, and whether its client may be a browser.
+    /// The next connection.
     fn accept(&self) -> std::io::Result<Box<dyn Stream>> {
         Ok(match self {
             HttpListener::Unix(listener, _) => {
@@ -154,15 +155,14 @@ fn serve(listener: &HttpListener, stopped: &UnixStream, pages: &Arc<dyn Pages>) 
             return;
         }
         let Ok(stream) = listener.accept() else {
-            // The client may be gone, or descriptors are short.
+            // The client has gone, or descriptors are short.
             std::thread::sleep(Duration::from_millis(10));
             continue;
         };
-        let slot = Slot::take(&open);
-        if slot.is_beyond() {
+        let Some(slot) = ConnectionSlot::try_take(&open, CONNECTIONS_MAX) else {
             refuse(stream, (503, "Service Unavailable"));
             continue;
-        }
+        };
         let (pages, is_tcp) = (pages.clone(), listener.is_tcp());
         let thread = std::thread::Builder::new().name("http".to_owned()).spawn(move || {
             converse(stream, is_tcp, pages.as_ref());
@@ -171,26 +171,6 @@ fn serve(listener: &HttpListener, stopped: &UnixStream, pages: &Arc<dyn Pages>) 
         if let Err(error) = thread {
             tracing::debug!("HTTP: thread: {error}");
         }
-    }
-}
-
-/// One of the connections. It is given back even by an answer that panics.
-struct Slot(Arc<AtomicUsize>);
-
-impl Slot {
-    fn take(open: &Arc<AtomicUsize>) -> Slot {
-        open.fetch_add(1, Ordering::AcqRel);
-        Slot(open.clone())
-    }
-
-    fn is_beyond(&self) -> bool {
-        self.0.load(Ordering::Acquire) > CONNECTIONS_MAX
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -1,7 +1,7 @@
 #!/bin/bash
 # The alert rules and the dashboard of dist/: sound, tested, and about metrics that there are.
 . "$(dirname "$0")/../lib.sh"
-need promtool jq
+need promtool jq qemu-io
 dist=$tests/../dist
 promtool check rules "$dist/prometheus/cairn.rules.yml"
 (cd "$dist/prometheus" && promtool test rules cairn.rules.test.yml)
@@ -12,6 +12,7 @@ truncate -s 4M fast
 serve --state state --export vm --table "vm=$(writecache slow fast 4096)" \
   --table "gone=0 8 linear missing 0"
 "$CAIRN" --control "$control" pool create p --data d --metadata m --data-size 16M --metadata-size 4M
+qemu-io -f raw -c 'write 0 4k' "nbd+unix:///vm?socket=$work/nbd.sock" >/dev/null
 "$CAIRN" --control "$control" metrics | sed -n 's/^\(cairn_[a-z_]*\).*/\1/p' | sort -u >there
 jq -r '.. | .expr? // empty' "$dist/grafana/cairn.json" >expressions
 grep '^ *\(expr: \|cairn_\|and cairn_\)' "$dist/prometheus/cairn.rules.yml" >>expressions

@@ -90,7 +90,7 @@ pub use request::{Client, MAX_DEPTH, Request};
 pub use table::{Line, Table, TableLine, escape_word, unescape_word};
 pub use target::{Dirty, EndIo, MessageError, SuspendMode, Target, Verdict};
 pub use task_group::TaskGroup;
-pub use traffic::{OPS, OpTraffic, Traffic};
+pub use traffic::{OPS, OpTraffic, Traffic, quantile};
 pub use units::{SECTOR_BYTES, Sector, SectorCount, SectorRange, Time};
 pub use wait::{until, until_some};
 pub use zone_maps::{ZoneMaps, keep_zones};

@@ -16,7 +16,7 @@ use crate::error::{ConfigError, IoError, IoResult};
 use crate::nature::Nature;
 use crate::report::{Attribute, Report};
 use crate::request::Request;
-use crate::units::{Sector, SectorCount, SectorRange};
+use crate::units::{Sector, SectorCount, SectorRange, Time};
 
 /// What a target decided about a request.
 pub enum Verdict<'a> {
@@ -80,6 +80,8 @@ pub struct Dirty {
     pub origin: Arc<dyn Disk>,
     /// The device that has it, as the table line names it.
     pub device: String,
+    /// About when the oldest of it was written, if the target keeps that.
+    pub since: Option<Time>,
 }
 
 /// A mapping policy: one instance per table line.
@@ -246,6 +248,11 @@ pub trait Target: Send + Sync {
     /// suspend. `None` before the first resume, which reads it.
     fn dirty(&self) -> Option<Dirty> {
         None
+    }
+
+    /// How much writeback has copied to the origin since the table was loaded.
+    fn written_back(&self) -> SectorCount {
+        SectorCount::ZERO
     }
 
     /// The device that the first resume formats, as it is blank.

@@ -26,6 +26,25 @@ const SHOWN: usize = 27;
 /// The operations, in the order of their cells.
 pub const OPS: [Op; 5] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes];
 
+/// Below which time the requests of a bucket lie; none for the last one that is shown.
+fn bound(bucket: usize) -> Option<Duration> {
+    (bucket < SHOWN - 1).then(|| Duration::from_nanos(2 << (SHIFT as usize + bucket)))
+}
+
+/// The time that a share of the requests did not exceed, from the counts of buckets as
+/// [`OpTraffic::buckets`] shows them: a bucket's bound; none if there were no requests, or if it
+/// lies beyond the last bound.
+pub fn quantile(counts: &[u64], share: f64) -> Option<Duration> {
+    let all: u64 = counts.iter().sum();
+    let wanted = ((all as f64 * share).ceil() as u64).max(1);
+    let mut below = 0;
+    let bucket = counts.iter().position(|count| {
+        below += count;
+        below >= wanted
+    });
+    bucket.and_then(bound)
+}
+
 /// How long a request took.
 #[derive(Clone, Copy)]
 pub(crate) struct Took {
@@ -103,32 +122,15 @@ impl OpTraffic {
     /// rise; the last one has no bound.
     pub fn buckets(&self) -> impl Iterator<Item = (Option<Duration>, u64)> {
         let (shown, beyond) = self.buckets.split_at(SHOWN - 1);
-        let bounds = (0..).map(|at| Some(Duration::from_nanos(2 << (SHIFT + at))));
         let last = (None, beyond.iter().sum());
-        bounds.zip(shown.iter().copied()).chain([last])
+        (0..).map(bound).zip(shown.iter().copied()).chain([last])
     }
 
     /// The time that a share of the requests did not exceed, a bucket's bound; none if there were
     /// no requests, or if it lies beyond the last bound.
     pub fn quantile(&self, share: f64) -> Option<Duration> {
-        let wanted = ((self.count() as f64 * share).ceil() as u64).max(1);
-        let mut below = 0;
-        let bucket = self.buckets().find(|(_, count)| {
-            below += count;
-            below >= wanted
-        });
-        bucket?.0
-    }
-
-    /// The counts since an earlier look.
-    #[must_use]
-    pub fn since(&self, earlier: &OpTraffic) -> OpTraffic {
-        OpTraffic {
-            sectors: SectorCount(self.sectors.0.wrapping_sub(earlier.sectors.0)),
-            nanos: self.nanos.wrapping_sub(earlier.nanos),
-            failed: self.failed.wrapping_sub(earlier.failed),
-            buckets: std::array::from_fn(|at| self.buckets[at].wrapping_sub(earlier.buckets[at])),
-        }
+        let counts: Vec<u64> = self.buckets().map(|(_, count)| count).collect();
+        quantile(&counts, share)
     }
 }
 
@@ -192,20 +194,5 @@ mod tests {
         assert_eq!(writes.quantile(0.5), Some(Duration::from_nanos(4096)));
         assert_eq!(writes.quantile(1.0), None);
         assert_eq!(traffic.of(Op::Read).quantile(0.5), None);
-    }
-
-    #[test]
-    fn a_difference_is_what_passed_in_between() {
-        let (local, mut before, mut after) = <(LocalTraffic, Traffic, Traffic)>::default();
-        local.count(Op::Read, SectorCount(8), took(5000), true);
-        before.add(&local);
-        local.count(Op::Read, SectorCount(16), took(100), false);
-        after.add(&local);
-        let between = after.of(Op::Read).since(before.of(Op::Read));
-        assert_eq!((between.count(), between.sectors, between.failed), (1, SectorCount(16), 0));
-        assert_eq!(
-            (between.nanos, between.quantile(0.99)),
-            (100, Some(Duration::from_nanos(2048)))
-        );
     }
 }

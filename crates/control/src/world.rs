@@ -16,7 +16,7 @@ use cairn_backends::{DeviceOpener, Handles};
 use cairn_block::{
     CallOff, Claim, ConfigError, ConfigKind, Dirty, Disk, Env, Identity, Line, MappedDevice,
     MessageError, NewTable, Opener, ReactorId, Registry, Sector, SectorCount, SuspendMode, Table,
-    TableContext, TableLine, TargetTypes, Traffic, escape_word, unescape_word,
+    TableContext, TableLine, TargetTypes, Time, Traffic, escape_word, unescape_word,
 };
 use cairn_outcome::failure::{Outcome, system};
 use cairn_reactor::{Options, Reactors, RingKind};
@@ -145,7 +145,17 @@ impl World {
 
     /// The wall clock in seconds since 1970, for records.
     pub fn unix_time_s(&self) -> u64 {
-        self.reactors.post().unix_time().as_secs()
+        self.unix_time().as_secs()
+    }
+
+    /// The clock of the reactors, which only rises.
+    pub fn now(&self) -> Time {
+        self.on_home("", |env| async move { env.now() })
+    }
+
+    /// The wall clock since 1970.
+    pub fn unix_time(&self) -> Duration {
+        self.reactors.post().unix_time()
     }
 
     /// Who is who, for tasks on the reactors.

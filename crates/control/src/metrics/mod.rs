@@ -8,7 +8,7 @@ mod text;
 
 use std::time::Duration;
 
-use cairn_block::{Disk, MappedDevice, OPS, Traffic, Value as Told};
+use cairn_block::{Disk, MappedDevice, OPS, Time, Traffic, Value as Told};
 
 pub use self::text::{Format, write};
 use crate::exports::Exports;
@@ -89,11 +89,12 @@ pub fn gather(world: &World, exports: &Exports) -> Vec<Family> {
     let mut all = Families::default();
     let version = env!("CARGO_PKG_VERSION").to_owned();
     all.gauge("cairn_build_info", "The program's version", [("version", version)], 1);
+    let now = world.now();
     for volume in world.volumes() {
         let name = volume.volume();
         // It may have been removed since.
         let Ok(traffic) = world.traffic(name) else { continue };
-        add_device(&mut all, &volume);
+        add_device(&mut all, &volume, now);
         add_traffic(&mut all, name, &traffic);
         add_reports(&mut all, &volume);
     }
@@ -110,7 +111,7 @@ pub fn gather(world: &World, exports: &Exports) -> Vec<Family> {
     all.0
 }
 
-fn add_device(all: &mut Families, volume: &MappedDevice) {
+fn add_device(all: &mut Families, volume: &MappedDevice, now: Time) {
     let device = || ("device", volume.volume().to_owned());
     let table = volume.live_table();
     let state = match (&table, volume.is_suspended()) {
@@ -127,9 +128,17 @@ fn add_device(all: &mut Families, volume: &MappedDevice) {
     let help = "Events of a volume, as cairn wait counts them";
     all.counter("cairn_device_events", help, [device()], volume.event_nr());
     for line in table.iter().flat_map(|table| table.lines()).filter(|it| it.target.drains()) {
-        let labels = [device(), ("start", line.start.0.to_string())];
-        let bytes = line.target.dirty().map_or(0, |dirty| dirty.sectors.to_bytes());
-        all.gauge("cairn_cache_dirty_bytes", "Bytes that only a cache has", labels, bytes);
+        let labels = || [device(), ("start", line.start.0.to_string())];
+        let dirty = line.target.dirty();
+        let bytes = dirty.as_ref().map_or(0, |dirty| dirty.sectors.to_bytes());
+        all.gauge("cairn_cache_dirty_bytes", "Bytes that only a cache has", labels(), bytes);
+        let help = "Bytes that writeback has copied to the origin";
+        all.counter("cairn_writeback_bytes", help, labels(), line.target.written_back().to_bytes());
+        if let Some(since) = dirty.and_then(|dirty| dirty.since) {
+            let help = "The age of the oldest data that only the cache has";
+            let seconds = now.since(since).as_secs();
+            all.gauge("cairn_writeback_oldest_dirty_seconds", help, labels(), seconds);
+        }
     }
 }
 

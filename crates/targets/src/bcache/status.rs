@@ -138,6 +138,7 @@ impl Bcache {
             block: SectorCount(block),
             origin: backing.disk.clone(),
             device: cache.argument.clone(),
+            since: None,
         })
     }
 }

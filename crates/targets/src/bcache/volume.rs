@@ -100,6 +100,8 @@ pub struct Bcache {
     pub(super) drains_waiting: AtomicUsize,
     /// Extents that were written back, and that could not be.
     pub(super) keys_done: AtomicU64,
+    /// How much was copied to the backing device.
+    pub(super) sectors_written_back: AtomicU64,
     pub(super) keys_failed: AtomicU64,
     /// A drain is under way whose end is a table without the cache.
     pub(super) is_leaving: AtomicBool,
@@ -181,6 +183,7 @@ async fn construct(env: &Env, ctor: Ctor<'_>, spec: &'static Spec) -> Built {
         batching: Fair::new(()),
         drains_waiting: AtomicUsize::new(0),
         keys_done: AtomicU64::new(0),
+        sectors_written_back: AtomicU64::new(0),
         keys_failed: AtomicU64::new(0),
         is_leaving: AtomicBool::new(false),
         ahead: Ahead::default(),
@@ -447,6 +450,10 @@ impl Target for Bcache {
 
     fn dirty(&self) -> Option<Dirty> {
         self.what_is_dirty()
+    }
+
+    fn written_back(&self) -> SectorCount {
+        SectorCount(self.sectors_written_back.load(Ordering::Relaxed))
     }
 
     fn drains(&self) -> bool {

@@ -497,7 +497,7 @@ impl Target for Merge {
         let sectors = SectorCount(sectors.min(origin.sectors().0));
         let device = self.attachment.config.cow.argument.clone();
         let block = SectorCount(core.chunk_sectors());
-        (sectors.0 > 0).then_some(Dirty { sectors, block, origin, device })
+        (sectors.0 > 0).then_some(Dirty { sectors, block, origin, device, since: None })
     }
 
     fn parting_word(&self) -> Option<String> {

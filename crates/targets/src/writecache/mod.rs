@@ -98,7 +98,8 @@ use cairn_block::sync::Mutex;
 use cairn_block::{
     Attribute, Claim, ClaimKind, ConfigError, Copier, Counters, Dirty, Disk, EndIo, Env, Extent,
     FailureCount, IoError, IoResult, Limits, LocalFuture, MessageError, Report, Request, RequestId,
-    Sector, SectorRange, SuspendMode, Target, TaskGroup, Time, Verdict, failures_beneath,
+    Sector, SectorCount, SectorRange, SuspendMode, Target, TaskGroup, Time, Verdict,
+    failures_beneath,
 };
 use cairn_format::writecache::Geometry;
 use event_listener::Event;
@@ -145,6 +146,8 @@ struct State {
     last_around: Time,
     /// Slots whose data is on the origin, not yet durable there.
     written: Written,
+    /// How many blocks writeback has copied to the origin.
+    blocks_written_back: u64,
     finishing: bool,
     /// The jobs to copy next, sorted by position on the origin, and the number of tasks that copy.
     jobs: VecDeque<Job>,
@@ -202,6 +205,7 @@ impl State {
             origin_flushes: Flushes::new(0),
             last_around: Time(0),
             written: Written::default(),
+            blocks_written_back: 0,
             finishing: false,
             jobs: VecDeque::new(),
             lanes: 0,
@@ -480,6 +484,10 @@ impl Target for WriteCache {
 
     fn dirty(&self) -> Option<Dirty> {
         self.what_is_dirty()
+    }
+
+    fn written_back(&self) -> SectorCount {
+        SectorCount(self.state.lock().blocks_written_back * self.block_sectors)
     }
 
     fn formats(&self) -> Option<String> {

@@ -5,6 +5,7 @@ use cairn_block::{
     Target, Unit, Value,
 };
 
+use super::index::QueuePosition;
 use super::writeback::Undrained;
 use super::{Count, WriteCache};
 
@@ -150,10 +151,14 @@ impl WriteCache {
 
     /// The dirty blocks, as of the last resume and the changes since.
     pub(super) fn what_is_dirty(&self) -> Option<Dirty> {
-        let blocks = self.state.lock().index.cached_blocks();
+        let state = self.state.lock();
+        let blocks = state.index.cached_blocks();
+        let oldest = state.index.inserted_from(QueuePosition::default());
+        let since = oldest.map(|inserted| inserted.born);
+        drop(state);
         let sectors = SectorCount(blocks * self.block_sectors);
         let (origin, device) = (self.origin.clone(), self.config.cache.argument.clone());
         let block = SectorCount(self.block_sectors);
-        (blocks > 0).then_some(Dirty { sectors, block, origin, device })
+        (blocks > 0).then_some(Dirty { sectors, block, origin, device, since })
     }
 }

@@ -615,6 +615,7 @@ impl WriteCache {
                 if !fua {
                     state.origin_flushes.add_own();
                 }
+                state.blocks_written_back += u64::from(job.blocks());
                 state.written.add(job);
             }
             Err(CopyError::Write(error)) => self.origin_failed(env, &job.slots, error),

@@ -1,6 +1,7 @@
 //! A batch: which dirty extents, and their copies in merged writes.
 
 use std::cell::Cell;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use cairn_block::{
@@ -357,7 +358,11 @@ impl Bcache {
                 Err(error) => Err(CopyError::Read(error)),
             };
             failed_in_a_row.set(match result {
-                Ok(()) => 0,
+                Ok(()) => {
+                    let sectors = range_of(run).count.0;
+                    self.sectors_written_back.fetch_add(sectors, Ordering::Relaxed);
+                    0
+                }
                 Err(_) => failed_in_a_row.get() + run.len(),
             });
             (place, (run, result))

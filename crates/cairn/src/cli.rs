@@ -5,6 +5,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use cairn_outcome::exit;
 use cairn_tools::args::{
@@ -57,7 +58,7 @@ pub enum Command {
     /// Build volumes from tables and serve them
     Serve(Box<ServeArgs>),
     /// Show the status line of each target
-    Status(Query<VolumeStatus>),
+    Status(StatusArgs),
     /// Show the table lines of a volume
     Table(Query<VolumeTable>),
     /// List the volumes
@@ -126,6 +127,10 @@ pub enum Command {
     Metrics(ServerMetrics),
     /// Wait for an event of a volume
     Wait(VolumeWait),
+    /// Follow the events of all volumes, or of some
+    Events(EventsArgs),
+    /// Show what volumes do: requests, dirty data, writeback, how full pools are
+    Top(TopArgs),
     /// Caches of served volumes: list, get, set, flush, attach, detach
     #[command(subcommand)]
     Cache(Box<CacheCommand>),
@@ -170,6 +175,64 @@ pub enum Command {
         words: Vec<OsString>,
     },
 }
+
+/// `status`
+#[derive(Args)]
+pub struct StatusArgs {
+    /// What
+    #[command(flatten)]
+    pub query: Query<VolumeStatus>,
+    /// Print it again and again; with --json one document per line
+    #[command(flatten)]
+    pub repeat: Repeat,
+}
+
+/// How often something is shown.
+#[derive(Args)]
+pub struct Repeat {
+    /// Ask every so many seconds, until Ctrl-C
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub interval: Option<Duration>,
+    /// Stop after so many answers
+    #[arg(long, value_name = "N", requires = "interval")]
+    pub count: Option<u64>,
+}
+
+/// `events`
+#[derive(Args)]
+pub struct EventsArgs {
+    /// The volumes (default: all, also those that come later)
+    pub names: Vec<String>,
+    /// Stop after so many lines
+    #[arg(long, value_name = "N")]
+    pub count: Option<u64>,
+    /// Print one JSON document per line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `top`
+#[derive(Args)]
+pub struct TopArgs {
+    /// The volumes (default: all)
+    pub names: Vec<String>,
+    /// How often it asks the server
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1")]
+    pub interval: Duration,
+    /// Print so many tables and stop, in place of the screen (the default where stdout is no
+    /// terminal: no end)
+    #[arg(long, value_name = "N")]
+    pub count: Option<u64>,
+}
+
+/// A time between two looks.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let time = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let is_sane = |time: &Duration| (Duration::from_millis(10)..=MONTH).contains(time);
+    time.filter(is_sane).ok_or("expected a number of seconds, at least 0.01".to_owned())
+}
+
+const MONTH: Duration = Duration::from_secs(31 * 86_400);
 
 /// How long requests wait for a server that is gone, unless a user says otherwise.
 pub const DEAD_SECONDS: u64 = 60;

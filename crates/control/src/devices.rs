@@ -18,6 +18,12 @@ pub fn places(line: &TableLine) -> Vec<usize> {
     (0..words.fixed.len()).filter(is_device).collect()
 }
 
+/// The devices that a line names, in its order. None if it is no line of a known target.
+pub fn named_in(line: &str) -> Vec<String> {
+    let Ok(mut line) = TableLine::parse(line) else { return Vec::new() };
+    places(&line).into_iter().map(|at| std::mem::take(&mut line.args[at])).collect()
+}
+
 /// A table of the caller's folder, with absolute paths: for a server whose relative paths begin
 /// elsewhere. A line that cannot be parsed stays as it is: the server says what is wrong with it.
 ///

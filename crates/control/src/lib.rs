@@ -6,7 +6,7 @@
 //!   their names.
 //! - [`thin_line`], [`live_pool`], [`contexts`]: queries of live snapshots and pools.
 //! - [`state`], [`tls_names`], [`exports`]: the state file, and the exports that clients find.
-//! - [`metrics`]: what monitoring reads.
+//! - [`metrics`]: what monitoring reads. [`watch`]: what a person watches.
 //! - [`caches`]: rules for tables that touch caches that were left dirty.
 //! - [`sockets`], [`handover`]: what a server leaves to its successor, another process.
 //! - [`control`], [`http`], [`keeper_calls`], [`arguments`], [`devices`], [`report`]: the parts of
@@ -45,4 +45,5 @@ pub mod tls_names;
 pub mod turns;
 pub mod under_way;
 pub mod verbs;
+pub mod watch;
 pub mod world;

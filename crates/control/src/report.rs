@@ -45,6 +45,18 @@ pub struct Info {
     pub dirty_bytes: u64,
 }
 
+impl Info {
+    /// Its state in a word or two.
+    pub fn state(&self) -> &'static str {
+        match (self.live, self.suspended) {
+            (false, _) => "no table",
+            (true, true) => "suspended",
+            (true, false) if self.read_only => "read-only",
+            (true, false) => "active",
+        }
+    }
+}
+
 /// The lines of one volume.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct VolumeLines {

@@ -4,11 +4,13 @@ pub mod attach;
 mod cache;
 mod columns;
 mod differences;
+mod follow;
 mod kernel;
 mod replace;
 mod snap;
 pub mod state;
 pub mod text;
+mod top;
 pub mod tree;
 
 use std::io::{IsTerminal, Read};
@@ -55,10 +57,9 @@ pub fn run(verb: Command, control: Option<&Path>) -> Outcome<u8> {
 
 fn ask(verb: Command, server: &Client) -> Outcome<u8> {
     match verb {
-        Command::Status(read) => {
-            let named = read.verb.name.is_none();
-            show(server, &read, |volumes| text::lines(volumes, named))
-        }
+        Command::Status(read) => follow::status(server, &read),
+        Command::Events(events) => follow::events(server, &events),
+        Command::Top(args) => top::run(server, &args),
         Command::Table(read) if read.verb.kernel && !read.verb.inactive && !read.json => {
             print(&kernel::script(server, read.verb.name.as_deref())?)
         }

@@ -83,15 +83,9 @@ pub fn volumes(infos: &[Info], sizes: Sizes) -> String {
     let rows: Vec<_> = infos
         .iter()
         .map(|info| {
-            let state = match (info.live, info.suspended) {
-                (false, _) => "no table",
-                (true, true) => "suspended",
-                (true, false) if info.read_only => "read-only",
-                (true, false) => "active",
-            };
             let (size, dirty) = (sizes.text(info.sectors * 512), sizes.text(info.dirty_bytes));
             let open = info.open_count.to_string();
-            [info.name.clone(), size, state.to_owned(), open, dirty]
+            [info.name.clone(), size, info.state().to_owned(), open, dirty]
         })
         .collect();
     match rows.is_empty() {

@@ -2,22 +2,20 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use cairn_block::{TableLine, unescape_word};
+use cairn_block::unescape_word;
 use cairn_control::arguments::is_path;
-use cairn_control::devices::places;
+use cairn_control::devices::named_in;
 use cairn_control::report::VolumeLines;
 
 /// The devices that the lines of a volume name, each once.
 fn lowers(volume: &VolumeLines) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     for line in &volume.lines {
-        let Ok(line) = TableLine::parse(&line.to_string()) else { continue };
-        let words = places(&line).into_iter().map(|at| line.args[at].clone());
-        words.for_each(|word| {
+        for word in named_in(&line.to_string()) {
             if !all.contains(&word) {
                 all.push(word);
             }
-        });
+        }
     }
     all
 }

@@ -13,8 +13,10 @@ use super::rpc::RpcError;
 const PARAMS_BYTES_MAX: usize = 400;
 
 /// The last words of methods that change nothing.
-const READING: [&str; 10] =
-    ["methods", "list", "info", "status", "table", "diff", "show", "wait", "get", "metrics"];
+const READING: [&str; 12] = [
+    "methods", "list", "info", "status", "table", "diff", "show", "wait", "get", "metrics",
+    "figures", "events",
+];
 
 /// A request that may change something, until it is answered.
 pub struct Verb {
@@ -74,9 +76,15 @@ mod tests {
 
     #[test]
     fn only_methods_that_may_change_something_are_logged() {
-        for method in
-            ["volume_status", "server_info", "server_metrics", "rpc_get_methods", "thin_diff"]
-        {
+        for method in [
+            "volume_status",
+            "server_info",
+            "server_metrics",
+            "server_figures",
+            "server_events",
+            "rpc_get_methods",
+            "thin_diff",
+        ] {
             assert!(Verb::begin(method, &Value::Null).is_none(), "{method}");
         }
         for method in ["volume_suspend", "snap_create", "thin_remove", "anything_else"] {

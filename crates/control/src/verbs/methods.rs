@@ -21,15 +21,18 @@ use super::volume::{
     VolumeReplace, VolumeResize, VolumeResume, VolumeStatus, VolumeSuspend, VolumeTable,
     VolumeWait,
 };
+use super::watch::{ServerEvents, ServerFigures};
 use crate::control::rpc::RpcError;
 use crate::control::server::{Answer, Caller};
 
 /// Every method.
-pub const METHODS: [Entry; 49] = [
+pub const METHODS: [Entry; 51] = [
     Entry::of::<RpcGetMethods>(),
     Entry::of::<ServerInfo>(),
     Entry::of::<ServerUpgrade>(),
     Entry::of::<ServerMetrics>(),
+    Entry::of::<ServerFigures>(),
+    Entry::of::<ServerEvents>(),
     Entry::of::<TargetList>(),
     Entry::of::<ExportList>(),
     Entry::of::<ExportAdd>(),

@@ -44,6 +44,7 @@ mod tests;
 pub mod thin;
 pub mod verb;
 pub mod volume;
+pub mod watch;
 
 use std::fs::File;
 use std::ops::Deref;

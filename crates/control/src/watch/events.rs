@@ -1,0 +1,160 @@
+//! The events of a server: volumes come and go, are suspended and resumed, get other tables, and
+//! their targets raise events. The caller keeps [`Marks`] of what it has seen, so that a server
+//! keeps nothing for it, and nothing that lasts is missed between two calls. Of what came and went
+//! between two looks only the end is seen: two events are one line with the last number.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use cairn_block::Disk;
+use serde::{Deserialize, Serialize};
+
+use crate::exports::Exports;
+use crate::report::{self, VolumeLines};
+use crate::world::World;
+
+/// What a caller has seen: volumes by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Marks {
+    /// The server's process: counts begin again with another one.
+    pid: u32,
+    volumes: BTreeMap<String, Mark>,
+}
+
+impl Marks {
+    /// How many volumes there were.
+    pub fn volumes(&self) -> usize {
+        self.volumes.len()
+    }
+}
+
+/// A volume as it was seen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Mark {
+    event_nr: u64,
+    losses: u64,
+    suspended: bool,
+    /// A digest of its table lines.
+    table: u64,
+}
+
+/// Something that happened to a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeEvent {
+    /// The volume.
+    pub name: String,
+    /// `created`, `removed`, `table`, `suspended`, `resumed`, `loss` or `event`.
+    pub what: String,
+    /// How many events the volume had.
+    pub event_nr: u64,
+    /// When it was seen, in milliseconds since 1970-01-01 00:00 UTC.
+    pub unix_ms: u64,
+}
+
+/// The marks of now.
+pub fn marks(world: &World, exports: &Exports) -> Marks {
+    let infos = report::infos(world, exports, None).unwrap_or_default();
+    let mark = |info: report::Info| {
+        let volume = world.volume(&info.name).ok()?;
+        let mut digest = DefaultHasher::new();
+        let table = volume.live_table();
+        for line in table.iter().flat_map(|table| table.lines()) {
+            (line.start.0, line.len.0, &line.name, line.target.table()).hash(&mut digest);
+        }
+        let (event_nr, suspended) = (info.event_nr, info.suspended);
+        let (losses, table) = (volume.failures(), digest.finish());
+        Some((info.name, Mark { event_nr, losses, suspended, table }))
+    };
+    Marks { pid: std::process::id(), volumes: infos.into_iter().filter_map(mark).collect() }
+}
+
+/// What happened between two sets of marks, by volume.
+pub fn events_between(before: &Marks, now: &Marks, unix_ms: u64) -> Vec<VolumeEvent> {
+    let mut all = Vec::new();
+    let mut add = |name: &str, what: &str, event_nr| {
+        let (name, what) = (name.to_owned(), what.to_owned());
+        all.push(VolumeEvent { name, what, event_nr, unix_ms });
+    };
+    for (name, mark) in &before.volumes {
+        if !now.volumes.contains_key(name) {
+            add(name, "removed", mark.event_nr);
+        }
+    }
+    for (name, mark) in &now.volumes {
+        let Some(earlier) = before.volumes.get(name) else {
+            add(name, "created", mark.event_nr);
+            continue;
+        };
+        let is_same = before.pid == now.pid;
+        let (events, losses) = if is_same { (earlier.event_nr, earlier.losses) } else { (0, 0) };
+        let changes = [
+            ("table", mark.table != earlier.table),
+            ("suspended", mark.suspended && !earlier.suspended),
+            ("resumed", !mark.suspended && earlier.suspended),
+            ("loss", mark.losses != losses),
+            ("event", mark.event_nr != events),
+        ];
+        for (what, _) in changes.into_iter().filter(|(_, is_new)| *is_new) {
+            add(name, what, mark.event_nr);
+        }
+    }
+    all
+}
+
+/// What happened since marks that a caller has, with the status lines of the volumes that are
+/// still there.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct EventsSince {
+    /// In the order of names.
+    pub events: Vec<VolumeEvent>,
+    /// The status lines of now.
+    pub status: Vec<VolumeLines>,
+    /// What the caller has seen with this answer.
+    pub marks: Marks,
+}
+
+impl EventsSince {
+    /// What happened until now.
+    pub fn look(world: &World, exports: &Exports, before: &Marks) -> EventsSince {
+        let now = marks(world, exports);
+        let unix_ms = world.unix_time().as_millis() as u64;
+        let events = events_between(before, &now, unix_ms);
+        let mut names: Vec<&str> = events.iter().map(|event| event.name.as_str()).collect();
+        names.dedup();
+        // One that was removed has none.
+        let lines = |name: &&str| report::status(world, Some(name)).unwrap_or_default();
+        let status = names.iter().flat_map(lines).collect();
+        EventsSince { events, status, marks: now }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Mark, Marks, events_between};
+
+    fn marks<const N: usize>(all: [(&str, Mark); N]) -> Marks {
+        Marks { pid: 1, volumes: all.map(|(name, mark)| (name.to_owned(), mark)).into() }
+    }
+
+    #[test]
+    fn each_difference_between_two_marks_is_an_event() {
+        let quiet = Mark { event_nr: 3, losses: 0, suspended: false, table: 1 };
+        let before = marks([("gone", quiet.clone()), ("vm", quiet.clone())]);
+        assert_eq!(events_between(&before, &before, 7), []);
+        let busy = Mark { event_nr: 5, losses: 1, suspended: true, table: 2 };
+        let now = marks([("new", quiet.clone()), ("vm", busy.clone())]);
+        let told = |before, now| {
+            let events = events_between(before, now, 7).into_iter();
+            events.map(|it| format!("{} {} {}", it.name, it.what, it.event_nr)).collect::<Vec<_>>()
+        };
+        let expected =
+            ["gone removed 3", "new created 3", "vm table 5", "vm suspended 5", "vm loss 5"];
+        assert_eq!(told(&before, &now)[..5], expected);
+        assert_eq!(told(&before, &now)[5..], ["vm event 5"]);
+        let resumed = marks([("new", quiet), ("vm", Mark { suspended: false, ..busy })]);
+        assert_eq!(told(&now, &resumed), ["vm resumed 5"]);
+        let counts = Mark { event_nr: 0, losses: 0, ..resumed.volumes["vm"].clone() };
+        let restarted = Marks { pid: 2, ..marks([("new", counts.clone()), ("vm", counts)]) };
+        assert_eq!(told(&resumed, &restarted), ["new table 0"], "its events count from 0 again");
+    }
+}

@@ -77,6 +77,9 @@ pub struct ServeArgs {
     /// Answer monitoring over HTTP at unix:PATH or tcp:HOST:PORT, path /metrics
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<String>,
+    /// Show people with a browser what volumes do, over HTTP at tcp:HOST:PORT or unix:PATH
+    #[arg(long, value_name = "ADDRESS")]
+    pub dashboard: Option<String>,
     /// Write no byte to any device
     #[arg(long)]
     pub read_only: bool,

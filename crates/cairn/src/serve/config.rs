@@ -37,6 +37,8 @@ pub struct Config {
     pub control: Option<PathBuf>,
     /// Where monitoring reads.
     pub metrics: Option<String>,
+    /// Where people with a browser look.
+    pub dashboard: Option<String>,
     /// Write no byte.
     pub read_only: bool,
     /// Number of reactors.
@@ -97,6 +99,7 @@ struct RawConfig {
     listen: Option<OneOrMany>,
     control: Option<PathBuf>,
     metrics: Option<String>,
+    dashboard: Option<String>,
     state: Option<PathBuf>,
     default_export: Option<String>,
     #[serde(default)]
@@ -225,6 +228,7 @@ impl Config {
             listen: raw.listen.map(OneOrMany::into_vec).unwrap_or_default(),
             control: raw.control,
             metrics: raw.metrics,
+            dashboard: raw.dashboard,
             read_only: raw.read_only,
             reactors: raw.reactors,
             ring: raw.ring,

@@ -14,10 +14,10 @@ mod activation;
 pub mod args;
 mod command;
 pub mod config;
+mod http;
 mod image;
 pub mod limits;
 mod listen;
-mod metrics;
 mod patience;
 mod tls;
 mod upgrade;
@@ -58,6 +58,7 @@ use cairn_control::verbs::Verbs;
 use cairn_control::world::{Ended, World, WorldOptions, is_of};
 use command::{PrivateFolder, Running};
 use config::Config;
+use http::Service;
 use listen::Listen;
 use patience::with_patience;
 use upgrade::Heir;
@@ -186,7 +187,7 @@ fn serve(
         verbs: None,
         control: None,
         activated,
-        http: None,
+        http: Vec::new(),
     };
     let waits = (&events, &happened);
     let started = server.start(plan, &wanted, &sockets, state, estate.as_mut(), waits);
@@ -304,8 +305,8 @@ struct Sockets {
     is_default: bool,
     /// Other programs opened sockets for NBD clients: they know where.
     is_activated: bool,
-    /// Where monitoring reads.
-    metrics: Option<Listen>,
+    /// Where monitoring reads, and people with a browser.
+    http: Vec<(Service, Listen)>,
     /// Removed when the server ends.
     _private: Option<PrivateFolder>,
 }
@@ -314,7 +315,7 @@ struct Sockets {
 struct Addresses {
     listen: Vec<Listen>,
     control: Option<(PathBuf, SocketRights)>,
-    metrics: Option<Listen>,
+    http: Vec<(Service, Listen)>,
 }
 
 impl Addresses {
@@ -330,12 +331,18 @@ impl Addresses {
             (None, Some(path)) => Some(listen::control(path, base)?),
             (None, None) => None,
         };
-        let metrics = match (&args.metrics, &config.metrics) {
-            (Some(address), _) => Some(listen::parse(address, here)?),
-            (None, Some(address)) => Some(listen::parse(address, base)?),
-            (None, None) => None,
-        };
-        Ok(Addresses { listen: listen.collect::<Outcome<_>>()?, control, metrics })
+        let mut http = Vec::new();
+        for (service, option, key) in [
+            (Service::Metrics, &args.metrics, &config.metrics),
+            (Service::Dashboard, &args.dashboard, &config.dashboard),
+        ] {
+            match (option, key) {
+                (Some(address), _) => http.push((service, listen::parse(address, here)?)),
+                (None, Some(address)) => http.push((service, listen::parse(address, base)?)),
+                (None, None) => {}
+            }
+        }
+        Ok(Addresses { listen: listen.collect::<Outcome<_>>()?, control, http })
     }
 }
 
@@ -347,7 +354,7 @@ impl Sockets {
         activated: &Activated,
         is_heir: bool,
     ) -> Outcome<Sockets> {
-        let Addresses { listen: mut asked, control, metrics } = addresses;
+        let Addresses { listen: mut asked, control, http } = addresses;
         let mut listen = Vec::new();
         let private = args.run.as_ref().map(|_| PrivateFolder::make()).transpose()?;
         if let Some(private) = &private {
@@ -383,7 +390,7 @@ impl Sockets {
             control_asked,
             is_default,
             is_activated,
-            metrics,
+            http,
             _private: private,
         })
     }
@@ -452,7 +459,7 @@ struct Server {
     /// The sockets that other programs opened, until they are used.
     activated: Activated,
     /// What monitoring reads.
-    http: Option<HttpServer>,
+    http: Vec<HttpServer>,
 }
 
 impl Server {
@@ -536,9 +543,10 @@ impl Server {
         Ok(())
     }
 
-    fn serve_metrics(&mut self, sockets: &Sockets) -> Outcome<()> {
-        if let Some(listen) = &sockets.metrics {
-            self.http = Some(metrics::start(listen, self.world.clone(), self.exports.clone())?);
+    fn serve_http(&mut self, sockets: &Sockets) -> Outcome<()> {
+        for (service, listen) in &sockets.http {
+            let (world, exports) = (self.world.clone(), self.exports.clone());
+            self.http.push(http::start(*service, listen, world, exports)?);
         }
         Ok(())
     }
@@ -631,7 +639,7 @@ impl Server {
     fn run(&mut self, sockets: &Sockets, events: Sender<Event>) -> Outcome<Option<Running>> {
         let control = self.activated.control.take();
         self.take_verbs(control, sockets)?;
-        self.serve_metrics(sockets)?;
+        self.serve_http(sockets)?;
         if let Some(command) = &self.args.run {
             return Running::start(command, &self.exports, self.control_path(), events).map(Some);
         }

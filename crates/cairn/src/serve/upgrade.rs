@@ -254,7 +254,7 @@ impl Server {
     fn give_away(&mut self) -> Estate {
         let log = |error| tracing::error!("upgrade: {error}");
         // The other process listens at its address.
-        self.http = None;
+        self.http.clear();
         let control = self.control.as_mut().and_then(|(_, it)| it.leave().map_err(log).ok());
         // The clients are told at their next flush.
         settle(self.world.suspend_each(), self.verbs.as_deref()).1.into_iter().for_each(log);
@@ -304,8 +304,8 @@ impl Server {
         if let Err(error) = self.take_verbs(estate.control, sockets) {
             tracing::error!("serving without verbs: {error}");
         }
-        if let Err(error) = self.serve_metrics(sockets) {
-            tracing::error!("serving without metrics: {error}");
+        if let Err(error) = self.serve_http(sockets) {
+            tracing::error!("serving without metrics or dashboard: {error}");
         }
         tracing::info!("took over from an earlier process, with {count} connections");
         self.ask_for_upgrades(events);

@@ -1,20 +1,22 @@
 //! A small HTTP server for what people and monitoring read: one thread accepts, one thread per
-//! connection answers one request.
+//! connection answers one request, with a page or with a stream of events.
 //!
-//! Limits: [`CONNECTIONS_MAX`] connections, heads of [`head::HEAD_BYTES_MAX`], [`PATIENCE`] for a
-//! whole head and for taking an answer. A connection that breaks a limit is refused or closed; the
-//! others do not notice. Bodies of requests are not read. On TCP the header `Host` must name this
-//! machine ([`head::is_own_host`]), so that a page of another site cannot read this server.
+//! Limits: [`CONNECTIONS_MAX`] connections, of which [`STREAMS_MAX`] may be streams, heads of
+//! [`head::HEAD_BYTES_MAX`], [`PATIENCE`] for a whole head and for taking an answer or an event. A
+//! connection that breaks a limit is refused or closed; the others do not notice. Bodies of
+//! requests are not read. On TCP the header `Host` must name this machine
+//! ([`head::is_own_host`]), so that a page of another site cannot read this server.
 
 mod head;
 
+use std::borrow::Cow;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -27,24 +29,54 @@ use crate::control::server::ConnectionSlot;
 /// The most connections at once.
 const CONNECTIONS_MAX: usize = 16;
 
+/// The most of them that are streams, so that pages are answered, too.
+const STREAMS_MAX: usize = 12;
+
+/// How often a stream looks whether the server ends.
+const STEP: Duration = Duration::from_millis(50);
+
 /// How long a client may take for its head, and for taking the answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+const EVENT_STREAM: &str = "text/event-stream";
+
+/// A page may load what this server has, and nothing else; no page of another site may show it.
+const COMMON_HEADERS: &str = "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n\
+    Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; \
+    connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n\
+    Referrer-Policy: no-referrer\r\nCross-Origin-Resource-Policy: same-origin\r\n";
 
 /// The answer to a request.
 pub struct Page {
     /// What it is.
     pub media_type: &'static str,
     /// The text.
-    pub body: String,
+    pub body: Cow<'static, str>,
+}
+
+/// Events that a client is sent as they happen (`text/event-stream`).
+pub struct EventStream {
+    /// Makes the data of the next event: one line.
+    pub next: Box<dyn FnMut() -> Outcome<String> + Send>,
+    /// The time from one to the next.
+    pub interval: Duration,
+}
+
+/// What a path has.
+pub enum Found {
+    /// A page.
+    Page(Page),
+    /// Events.
+    Events(EventStream),
 }
 
 /// What answers requests.
 pub trait Pages: Send + Sync {
-    /// The page at a path; none if there is none. `accept` is what the client reads best.
+    /// What is at a path; none if there is nothing. `accept` is what the client reads best.
     ///
     /// # Errors
     /// It cannot be made now.
-    fn page(&self, path: &str, accept: &str) -> Outcome<Option<Page>>;
+    fn find(&self, path: &str, accept: &str) -> Outcome<Option<Found>>;
 }
 
 /// A socket that listens.
@@ -55,19 +87,37 @@ pub enum HttpListener {
     Tcp(TcpListener),
 }
 
-/// A server until it is dropped.
+/// A server until it is dropped. Then its streams have ended.
 pub struct HttpServer {
     /// Ends the thread that accepts.
     stop: UnixStream,
     thread: Option<JoinHandle<()>>,
     path: Option<PathBuf>,
+    shared: Arc<Shared>,
+}
+
+/// What the threads of a server share.
+#[derive(Default)]
+struct Shared {
+    /// Connections.
+    open: Arc<AtomicUsize>,
+    /// Those of them that are streams.
+    streams: Arc<AtomicUsize>,
+    /// The server ends.
+    is_closing: AtomicBool,
 }
 
 impl Drop for HttpServer {
     fn drop(&mut self) {
+        self.shared.is_closing.store(true, Ordering::Release);
         drop(self.stop.shutdown(Shutdown::Both));
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::debug!("the thread of the HTTP server panicked");
+        }
+        // A stream whose client takes nothing ends with its patience.
+        let until = Instant::now() + Duration::from_secs(1);
+        while self.shared.streams.load(Ordering::Acquire) > 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
         }
         // The path may be removed already.
         self.path.iter().for_each(|path| drop(std::fs::remove_file(path)));
@@ -134,16 +184,22 @@ impl HttpServer {
             HttpListener::Unix(_, path) => Some(path.clone()),
             HttpListener::Tcp(_) => None,
         };
+        let shared = Arc::<Shared>::default();
+        let for_thread = shared.clone();
         let thread = std::thread::Builder::new()
             .name("http".to_owned())
-            .spawn(move || serve(&listener, &stopped, &pages))
+            .spawn(move || serve(&listener, &stopped, &pages, &for_thread))
             .map_err(failed)?;
-        Ok(HttpServer { stop, thread: Some(thread), path })
+        Ok(HttpServer { stop, thread: Some(thread), path, shared })
     }
 }
 
-fn serve(listener: &HttpListener, stopped: &UnixStream, pages: &Arc<dyn Pages>) {
-    let open = Arc::<AtomicUsize>::default();
+fn serve(
+    listener: &HttpListener,
+    stopped: &UnixStream,
+    pages: &Arc<dyn Pages>,
+    shared: &Arc<Shared>,
+) {
     loop {
         let socket = match listener {
             HttpListener::Unix(listener, _) => listener.as_fd(),
@@ -159,13 +215,13 @@ fn serve(listener: &HttpListener, stopped: &UnixStream, pages: &Arc<dyn Pages>) 
             std::thread::sleep(Duration::from_millis(10));
             continue;
         };
-        let Some(slot) = ConnectionSlot::try_take(&open, CONNECTIONS_MAX) else {
+        let Some(slot) = ConnectionSlot::try_take(&shared.open, CONNECTIONS_MAX) else {
             refuse(stream, (503, "Service Unavailable"));
             continue;
         };
-        let (pages, is_tcp) = (pages.clone(), listener.is_tcp());
+        let (pages, shared, is_tcp) = (pages.clone(), shared.clone(), listener.is_tcp());
         let thread = std::thread::Builder::new().name("http".to_owned()).spawn(move || {
-            converse(stream, is_tcp, pages.as_ref());
+            converse(stream, is_tcp, pages.as_ref(), &shared);
             drop(slot);
         });
         if let Err(error) = thread {
@@ -174,7 +230,7 @@ fn serve(listener: &HttpListener, stopped: &UnixStream, pages: &Arc<dyn Pages>) 
     }
 }
 
-fn converse(mut stream: Box<dyn Stream>, is_tcp: bool, pages: &dyn Pages) {
+fn converse(mut stream: Box<dyn Stream>, is_tcp: bool, pages: &dyn Pages, shared: &Shared) {
     let head = match read_head(stream.as_mut()) {
         Ok(Some(head)) => head,
         // It went away.
@@ -184,10 +240,18 @@ fn converse(mut stream: Box<dyn Stream>, is_tcp: bool, pages: &dyn Pages) {
     if is_tcp && !head::is_own_host(head.host.as_deref()) {
         return refuse(stream, (403, "Forbidden: the header Host does not name this machine"));
     }
-    match pages.page(&head.path, &head.accept) {
-        Ok(Some(page)) => {
-            let Page { media_type, body } = page;
+    match pages.find(&head.path, &head.accept) {
+        Ok(Some(Found::Page(Page { media_type, body }))) => {
             answer(stream, (200, "OK"), (media_type, &body), head.head_only);
+        }
+        Ok(Some(Found::Events(_))) if head.head_only => {
+            answer(stream, (200, "OK"), (EVENT_STREAM, ""), true);
+        }
+        Ok(Some(Found::Events(events))) => {
+            match ConnectionSlot::try_take(&shared.streams, STREAMS_MAX) {
+                Some(_slot) => send_events(stream, events, &shared.is_closing),
+                None => refuse(stream, (503, "Service Unavailable")),
+            }
         }
         Ok(None) => refuse(stream, (404, "Not Found")),
         Err(error) => {
@@ -220,6 +284,33 @@ fn read_head(stream: &mut dyn Stream) -> Result<Option<Head>, Refusal> {
     }
 }
 
+/// Sends events until the client goes away or takes none, or the server ends.
+fn send_events(mut stream: Box<dyn Stream>, mut events: EventStream, is_closing: &AtomicBool) {
+    let head = format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: {EVENT_STREAM}\r\n{COMMON_HEADERS}\
+         Connection: close\r\n\r\n"
+    );
+    let mut text = head;
+    loop {
+        match (events.next)() {
+            Ok(data) => text.push_str(&format!("data: {data}\n\n")),
+            Err(error) => return tracing::warn!("HTTP: events: {error}"),
+        }
+        let sent = stream.set_patience(PATIENCE).and_then(|()| stream.write_all(text.as_bytes()));
+        if let Err(error) = sent {
+            return tracing::debug!("HTTP: the client takes no more events: {error}");
+        }
+        text.clear();
+        let due = Instant::now() + events.interval;
+        while Instant::now() < due {
+            if is_closing.load(Ordering::Acquire) {
+                return;
+            }
+            std::thread::sleep(STEP.min(due.saturating_duration_since(Instant::now())));
+        }
+    }
+}
+
 fn refuse(stream: Box<dyn Stream>, (code, words): Refusal) {
     let body = format!("{words}\n");
     answer(stream, (code, words), ("text/plain; charset=utf-8", &body), false);
@@ -235,7 +326,7 @@ fn answer(
     let allow = if code == 405 { "Allow: GET, HEAD\r\n" } else { "" };
     let head = format!(
         "HTTP/1.1 {code} {words}\r\nContent-Type: {media_type}\r\nContent-Length: {}\r\n{allow}\
-         Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n",
+         {COMMON_HEADERS}Connection: close\r\n\r\n",
         body.len()
     );
     let body = if head_only { "" } else { body };
@@ -250,18 +341,31 @@ fn answer(
 
 #[cfg(test)]
 mod tests {
-    use super::{CONNECTIONS_MAX, HttpListener, HttpServer, Page, Pages};
+    use super::{
+        CONNECTIONS_MAX, EventStream, Found, HttpListener, HttpServer, Page, Pages, STREAMS_MAX,
+    };
     use cairn_outcome::failure::Outcome;
     use std::io::{Read, Write};
     use std::net::{SocketAddr, TcpListener, TcpStream};
     use std::sync::Arc;
+    use std::time::Duration;
 
     struct One;
 
     impl Pages for One {
-        fn page(&self, path: &str, accept: &str) -> Outcome<Option<Page>> {
-            let body = format!("you read {accept}\n");
-            Ok((path == "/metrics").then_some(Page { media_type: "text/plain", body }))
+        fn find(&self, path: &str, accept: &str) -> Outcome<Option<Found>> {
+            let body = format!("you read {accept}\n").into();
+            let mut events = 0;
+            let next = move || {
+                events += 1;
+                Ok(format!("event {events}"))
+            };
+            let (next, interval) = (Box::new(next), Duration::from_millis(1));
+            Ok(match path {
+                "/metrics" => Some(Found::Page(Page { media_type: "text/plain", body })),
+                "/stream" => Some(Found::Events(EventStream { next, interval })),
+                _ => None,
+            })
         }
     }
 
@@ -325,5 +429,45 @@ mod tests {
         }
         drop(server);
         assert!(TcpStream::connect(address).is_err(), "it listens no more");
+    }
+
+    #[test]
+    fn streams_send_events_until_the_client_or_the_server_ends_and_leave_room_for_pages() {
+        let (server, address) = start();
+        let stream = |_| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+            let mut text = String::new();
+            let mut piece = [0; 256];
+            while !text.contains("data: event 3\n\n") {
+                let len = stream.read(&mut piece).unwrap();
+                assert!(len > 0, "{text}");
+                text.push_str(std::str::from_utf8(&piece[..len]).unwrap());
+            }
+            assert!(text.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"));
+            assert!(text.contains("\r\nContent-Security-Policy: default-src 'none'; "), "{text}");
+            stream
+        };
+        let mut streams: Vec<_> = (0..STREAMS_MAX).map(stream).collect();
+        let ask =
+            |path: &str| ask(address, &format!("GET /{path} HTTP/1.1\r\nHost: localhost\r\n\r\n"));
+        assert!(ask("stream").starts_with("HTTP/1.1 503 "));
+        assert!(ask("metrics").starts_with("HTTP/1.1 200 "));
+        streams.pop();
+        // Its place is free once an event could not be sent.
+        streams.push(loop {
+            let mut again = TcpStream::connect(address).unwrap();
+            again.write_all(b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+            let mut begin = [0; 12];
+            again.read_exact(&mut begin).unwrap();
+            if &begin == b"HTTP/1.1 200" {
+                break again;
+            }
+        });
+        drop(server);
+        for mut stream in streams {
+            // It ends, with a reset if something was not read.
+            drop(stream.read_to_end(&mut Vec::new()));
+        }
     }
 }

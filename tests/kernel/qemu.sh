@@ -1,0 +1,64 @@
+#!/bin/bash
+# A virtual machine of qemu, with a kernel of Debian and two queues, writes and reads its disk over
+# vhost-user-blk while the server is killed and started again: qemu connects again by itself, no
+# request of the guest fails, and the disk has what the guest wrote. With split and packed rings.
+. "$(dirname "$0")/../lib.sh"
+need qemu-system-x86_64 busybox
+kernels=(/boot/vmlinuz-*-cloud-amd64)
+kernel=${kernels[-1]}
+[ -e "$kernel" ] || skip "needs linux-image-cloud-amd64"
+modules=/lib/modules/${kernel#/boot/vmlinuz-}/kernel/drivers
+kills=${CAIRN_KILLS:-5}
+
+mkdir -p guest/{bin,proc,sys,dev,tmp,modules}
+cp "$(command -v busybox)" guest/bin/
+cp "$tests/kernel/guest/qemu-init" guest/init
+names=(virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci)
+for name in "${names[@]}"; do cp "$modules/virtio/$name.ko" guest/modules/; done
+cp "$modules/block/virtio_blk.ko" guest/modules/
+printf '%s\n' "${names[@]}" virtio_blk >guest/modules/order
+(cd guest && find . | busybox cpio -o -H newc 2>/dev/null) >initrd
+# What the guest writes: for each writer the text of its last round.
+rounds=$((kills * 5))
+content() { yes "writer $1 round $2" | head -c 1M; }
+
+truncate -s 64M slow
+truncate -s 8M fast
+vm() { # PACKED
+  timeout -k 5 250 qemu-system-x86_64 -M q35,memory-backend=mem -accel tcg -smp 2 -m 256 -nodefaults \
+    -object memory-backend-memfd,id=mem,size=256M,share=on \
+    -chardev socket,id=disk,path=vm.sock,reconnect=1 \
+    -device "vhost-user-blk-pci,chardev=disk,num-queues=2,packed=$1" \
+    -kernel "$kernel" -initrd initrd -append "console=ttyS0 panic=-1 quiet rounds=$rounds" \
+    -display none -serial file:console -no-reboot >qemu.log 2>&1 </dev/null
+}
+start() {
+  serve --table "vm=$(writecache slow fast 4096)" --export "vhost-user-blk:vm.sock,num-queues=2"
+}
+ended() { ! kill -0 "$guest" 2>/dev/null; }
+wrote() { [ "$(grep -c ' is right' console)" -ge "$1" ] || ended; }
+
+for packed in off on; do
+  : >console
+  start
+  vm "$packed" &
+  guest=$!
+  done=0
+  for ((at = 1; at <= kills; at++)); do
+    await "the guest writes" wrote $((at * 6))
+    ended && break
+    serve_kill
+    start
+    done=$at
+  done
+  wait "$guest" || { cat console qemu.log; fail "qemu ends with $?"; }
+  grep -q '^all is done' console || { tail -n 30 console; fail "the guest did not end its work"; }
+  if grep -E 'WRONG|error|blocked for more' console; then fail "the guest, packed=$packed"; fi
+  [ "$done" = "$kills" ] || fail "only $done kills while the guest wrote"
+  feature=$([ "$packed" = on ] && echo 1 || echo 0)
+  grep -q "^2 queues, packed $feature" console || { cat console; fail "queues or rings"; }
+  { content 0 "$rounds"; content 1 "$rounds"; } >expected
+  nbdcopy "$uri" - | head -c 2M >found
+  cmp expected found || fail "the disk, packed=$packed"
+  serve_end
+done

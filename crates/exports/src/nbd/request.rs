@@ -196,14 +196,13 @@ impl Header {
         }
     }
 
-    /// Bytes of payload that follow the header. In the compact form the command decides, in the
-    /// extended one a flag.
+    /// Bytes of payload that follow the header. A write has one always; in the extended form any
+    /// command does that says so by a flag. The specification has writes set the flag, too, but qemu
+    /// 10 does not.
     fn payload_bytes(&self, form: MessageForm) -> u64 {
-        let has_payload = match form {
-            MessageForm::Simple | MessageForm::Structured => self.command == command::WRITE,
-            MessageForm::Extended => self.flags & CommandFlags::PAYLOAD_LEN.bits() != 0,
-        };
-        if has_payload { self.length } else { 0 }
+        let announces =
+            form == MessageForm::Extended && self.flags & CommandFlags::PAYLOAD_LEN.bits() != 0;
+        if self.command == command::WRITE || announces { self.length } else { 0 }
     }
 }
 
@@ -322,9 +321,6 @@ fn legal_flags(number: u16, bits: u16, terms: &Terms) -> Result<CommandFlags, Fa
         }
         command::BLOCK_STATUS => legal |= CommandFlags::REQ_ONE,
         command::WRITE if terms.form == MessageForm::Extended => {
-            if !flags.contains(CommandFlags::PAYLOAD_LEN) {
-                return Err((ErrorCode::Invalid, "an extended write announces no payload"));
-            }
             legal |= CommandFlags::PAYLOAD_LEN;
         }
         _ => {}

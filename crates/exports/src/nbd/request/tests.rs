@@ -383,12 +383,16 @@ fn an_extended_range_may_be_longer_than_32_bits_can_say() {
 }
 
 #[test]
-fn an_extended_write_announces_its_payload_by_a_flag() {
+fn an_extended_write_has_its_payload_with_the_flag_and_without_it_as_qemu_10_sends_it() {
     let payload = CommandFlags::PAYLOAD_LEN;
     let decoded = ask_extended(command::WRITE, payload | CommandFlags::FUA, 4096, 1024);
     assert_eq!(accepted(decoded), Command::Write { range: RANGE, fua: true });
-    let without = ask_extended(command::WRITE, NONE, 4096, 1024);
-    assert_eq!(refused(without), (ErrorCode::Invalid, 0), "no payload follows");
+    let without = extended_header(command::WRITE, CommandFlags::FUA, 4096, 1024);
+    let write = accepted(ask_extended(command::WRITE, CommandFlags::FUA, 4096, 1024));
+    assert_eq!(write, Command::Write { range: RANGE, fua: true });
+    assert_eq!(peek(&without, MessageForm::Extended), Some((4096, 1024)));
+    let beyond = ask_extended(command::WRITE, NONE, u64::MAX, 512);
+    assert_eq!(refused(beyond), (ErrorCode::NoSpace, 512), "the payload is skipped");
     let too_long = ask_extended(command::WRITE, payload, 0, 128 << 10);
     assert_eq!(refused(too_long), (ErrorCode::Invalid, 128 << 10));
     let (length, max) = (1 << 32, u64::from(PAYLOAD_SKIP_BYTES_MAX));

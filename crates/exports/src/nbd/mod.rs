@@ -32,6 +32,8 @@ pub mod handshake;
 mod negotiate;
 mod options;
 mod payload;
+#[cfg(feature = "tls-psk")]
+mod psk;
 mod receiver;
 pub mod reply;
 pub mod request;

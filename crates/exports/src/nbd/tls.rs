@@ -1,4 +1,5 @@
-//! TLS of a connection: certificates as a server loads them, and the session of one client.
+//! TLS of a connection: certificates as a server loads them, and the session of one client. With
+//! the feature `tls-psk` also keys that both sides know, in place of certificates (`psk`).
 //!
 //! A session stands between a socket and what reads and writes it: bytes from the socket go in by
 //! [`Session::feed`], and the client's by [`Session::take`] out; [`Session::encrypt`] turns bytes
@@ -13,7 +14,8 @@
 //!   having been protected.
 //! - T3. No session is resumed: each client's certificate is checked again, with its dates.
 //! - T4. Only TLS 1.3, which changes its keys before they are worn out: with older versions a
-//!   session ends in the middle of replies after 2^24 records.
+//!   session ends in the middle of replies after 2^24 records. OpenSSL does not change them by
+//!   itself, so with keys of both sides the cipher is one that does not wear them out.
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, ErrorKind, Read, Write};
@@ -41,9 +43,102 @@ const OUTPUT_BYTES: usize = 128 << 10;
 /// TLS as a server offers it.
 #[derive(Clone)]
 pub struct Tls {
-    config: Arc<ServerConfig>,
+    server: Server,
     /// Clients without TLS are refused.
     pub is_required: bool,
+}
+
+/// What a server shows of itself.
+#[derive(Clone)]
+enum Server {
+    Certificates(Arc<ServerConfig>),
+    #[cfg(feature = "tls-psk")]
+    Keys(Arc<super::psk::Keys>),
+}
+
+/// The library's side of a session. It touches no socket.
+pub(super) trait Engine {
+    /// True until both sides have shown all that they must.
+    fn is_handshaking(&self) -> bool;
+
+    /// Acts on bytes from the socket. On an error there may be output that tells the client.
+    fn feed(&mut self, bytes: &[u8]) -> Result<Fed, String>;
+
+    /// Moves bytes of the client into `room`; answers how many.
+    fn read(&mut self, room: &mut [u8]) -> usize;
+
+    /// Encrypts bytes for the client. It takes all, unless the session has failed.
+    fn write(&mut self, bytes: &[u8]) -> Result<(), ()>;
+
+    /// Encrypts that nothing more comes.
+    fn end(&mut self);
+
+    /// True if there are bytes for the socket.
+    fn has_output(&self) -> bool;
+
+    /// Moves bytes for the socket into `room`; answers how many.
+    fn take_output(&mut self, room: &mut [u8]) -> usize;
+
+    /// The names of the client, which were checked.
+    fn client_names(&self) -> Vec<String>;
+}
+
+/// What came of bytes from the socket.
+pub(super) struct Fed {
+    /// How many bytes the engine took.
+    pub taken: usize,
+    /// The client has ended its side.
+    pub is_closed: bool,
+}
+
+impl Engine for ServerConnection {
+    fn is_handshaking(&self) -> bool {
+        rustls::CommonState::is_handshaking(self)
+    }
+
+    fn feed(&mut self, mut bytes: &[u8]) -> Result<Fed, String> {
+        let taken = self.read_tls(&mut bytes).map_err(|error| error.to_string())?;
+        if taken == 0 {
+            return Err("the session takes no more bytes".to_owned());
+        }
+        let state = self.process_new_packets().map_err(|error| error.to_string())?;
+        Ok(Fed { taken, is_closed: state.peer_has_closed() })
+    }
+
+    fn read(&mut self, room: &mut [u8]) -> usize {
+        let mut filled = 0;
+        while filled < room.len() {
+            match self.reader().read(&mut room[filled..]) {
+                Ok(more) if more > 0 => filled += more,
+                // Nothing is there now, or ever.
+                _ => break,
+            }
+        }
+        filled
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), ()> {
+        self.writer().write_all(bytes).map_err(drop)
+    }
+
+    fn end(&mut self) {
+        self.send_close_notify();
+    }
+
+    fn has_output(&self) -> bool {
+        self.wants_write()
+    }
+
+    fn take_output(&mut self, room: &mut [u8]) -> usize {
+        let mut out = io::Cursor::new(room);
+        while self.wants_write() && self.write_tls(&mut out).is_ok_and(|count| count > 0) {}
+        out.position() as usize
+    }
+
+    fn client_names(&self) -> Vec<String> {
+        let certificate = self.peer_certificates().and_then(|chain| chain.first());
+        certificate.map(|certificate| names_of(certificate)).unwrap_or_default()
+    }
 }
 
 /// Where a server's certificates are, and what it asks of clients.
@@ -81,7 +176,34 @@ impl Tls {
         // T3
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
-        Ok(Tls { config: Arc::new(config), is_required: files.is_required })
+        let server = Server::Certificates(Arc::new(config));
+        Ok(Tls { server, is_required: files.is_required })
+    }
+
+    /// Reads keys that clients share with the server, by their names: a line for each, as
+    /// `NAME:HEX`.
+    ///
+    /// # Errors
+    /// The file cannot be read, or a line is none of a key.
+    #[cfg(feature = "tls-psk")]
+    pub fn load_keys(path: &Path, is_required: bool) -> Result<Tls, ConfigError> {
+        let keys = super::psk::Keys::load(path).map_err(|detail| refused(path, detail))?;
+        Ok(Tls { server: Server::Keys(Arc::new(keys)), is_required })
+    }
+
+    /// The engine of another session.
+    fn engine(&self) -> Result<Box<dyn Engine>, String> {
+        match &self.server {
+            Server::Certificates(config) => {
+                let connection = ServerConnection::new(config.clone());
+                let mut connection = connection.map_err(|error| error.to_string())?;
+                // What is written is sent before more is written.
+                connection.set_buffer_limit(None);
+                Ok(Box::new(connection))
+            }
+            #[cfg(feature = "tls-psk")]
+            Server::Keys(keys) => keys.session().map(|session| Box::new(session) as _),
+        }
     }
 }
 
@@ -148,7 +270,7 @@ pub(super) enum Taken {
 /// The TLS session of one connection.
 pub(super) struct Session {
     env: Env,
-    tls: RefCell<ServerConnection>,
+    engine: RefCell<Box<dyn Engine>>,
     /// What was received from the socket.
     input: RefCell<Input>,
     /// Why the session has failed.
@@ -165,14 +287,12 @@ struct Input {
 
 impl Session {
     /// A session before its handshake.
-    pub(super) fn new(env: &Env, tls: &Tls) -> Result<Session, rustls::Error> {
-        let mut connection = ServerConnection::new(tls.config.clone())?;
-        // What is written is sent before more is written.
-        connection.set_buffer_limit(None);
+    pub(super) fn new(env: &Env, tls: &Tls) -> Result<Session, String> {
+        let engine = RefCell::new(tls.engine()?);
         let input = Input { buf: env.buf(INPUT_BYTES), start: 0, end: 0 };
         Ok(Session {
             env: env.clone(),
-            tls: RefCell::new(connection),
+            engine,
             input: RefCell::new(input),
             error: RefCell::default(),
             is_closed: Cell::default(),
@@ -181,7 +301,7 @@ impl Session {
 
     /// True until the client has shown all that it must.
     pub(super) fn is_handshaking(&self) -> bool {
-        self.tls.borrow().is_handshaking()
+        self.engine.borrow().is_handshaking()
     }
 
     /// True if the client has ended its side.
@@ -194,11 +314,9 @@ impl Session {
         self.error.borrow().clone()
     }
 
-    /// The names in the client's certificate, which was checked; none without a certificate.
+    /// The names of the client, which were checked; none without a certificate.
     pub(super) fn client_names(&self) -> Vec<String> {
-        let tls = self.tls.borrow();
-        let certificate = tls.peer_certificates().and_then(|chain| chain.first());
-        certificate.map(|certificate| names_of(certificate)).unwrap_or_default()
+        self.engine.borrow().client_names()
     }
 
     /// Memory for the next receive from the socket. All that was received has been fed.
@@ -222,24 +340,15 @@ impl Session {
     /// and the output tells the client.
     pub(super) fn feed(&self) -> Result<bool, ()> {
         let mut input = self.input.borrow_mut();
-        let mut tls = self.tls.borrow_mut();
         // Bytes behind the client's end mean nothing.
         if input.start == input.end || self.is_closed.get() {
             return Ok(false);
         }
         let (start, len) = (input.start, input.end - input.start);
-        let read = input.buf.read(start, len, |mut bytes| tls.read_tls(&mut bytes));
-        let processed = match read {
-            Ok(0) => Err("the session takes no more bytes".to_owned()),
-            Ok(count) => {
-                input.start += count;
-                tls.process_new_packets().map_err(|error| error.to_string())
-            }
-            Err(error) => Err(error.to_string()),
-        };
-        match processed {
-            Ok(state) => {
-                self.is_closed.set(self.is_closed.get() || state.peer_has_closed());
+        match input.buf.read(start, len, |bytes| self.engine.borrow_mut().feed(bytes)) {
+            Ok(Fed { taken, is_closed }) => {
+                input.start += taken;
+                self.is_closed.set(self.is_closed.get() || is_closed);
                 Ok(true)
             }
             Err(reason) => {
@@ -251,18 +360,14 @@ impl Session {
 
     /// Moves bytes of the client into `segs`, from `at` on.
     pub(super) fn take(&self, segs: &Segs, at: usize) -> Taken {
-        let mut tls = self.tls.borrow_mut();
+        let mut engine = self.engine.borrow_mut();
         let (mut count, mut is_dry) = (0, false);
         segs.for_each_mut(at, segs.bytes() - at, |piece| {
-            let mut filled = 0;
-            while !is_dry && filled < piece.len() {
-                match tls.reader().read(&mut piece[filled..]) {
-                    Ok(more) if more > 0 => filled += more,
-                    // Nothing is there now, or ever: see below.
-                    _ => is_dry = true,
-                }
+            if !is_dry {
+                let filled = engine.read(piece);
+                is_dry = filled < piece.len();
+                count += filled;
             }
-            count += filled;
         });
         match count == 0 && self.is_closed.get() {
             true => Taken::Closed,
@@ -275,33 +380,26 @@ impl Session {
     /// # Errors
     /// The session has failed: nothing more reaches the client.
     pub(super) fn encrypt(&self, segs: &Segs) -> Result<usize, ()> {
-        let mut tls = self.tls.borrow_mut();
+        let mut engine = self.engine.borrow_mut();
         let count = segs.bytes().min(PLAIN_BYTES_MAX);
         let mut written = Ok(());
-        // Without a limit it takes everything, unless it has failed.
-        segs.for_each(0, count, |piece| {
-            written = written.and_then(|()| tls.writer().write_all(piece).map_err(drop));
-        });
+        segs.for_each(0, count, |piece| written = written.and_then(|()| engine.write(piece)));
         written.map(|()| count)
     }
 
     /// Tells the client that nothing more comes.
     pub(super) fn end(&self) {
-        self.tls.borrow_mut().send_close_notify();
+        self.engine.borrow_mut().end();
     }
 
     /// Bytes for the socket; none if there are none.
     pub(super) fn take_output(&self) -> Option<Segs> {
-        let mut tls = self.tls.borrow_mut();
-        if !tls.wants_write() {
+        let mut engine = self.engine.borrow_mut();
+        if !engine.has_output() {
             return None;
         }
         let buf = self.env.buf(OUTPUT_BYTES);
-        let len = buf.write(0, OUTPUT_BYTES, |room| {
-            let mut out = io::Cursor::new(room);
-            while tls.wants_write() && tls.write_tls(&mut out).is_ok_and(|count| count > 0) {}
-            out.position() as usize
-        });
+        let len = buf.write(0, OUTPUT_BYTES, |room| engine.take_output(room));
         Some(Segs::of(&buf, 0, len))
     }
 }

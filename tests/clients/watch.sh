@@ -40,27 +40,40 @@ same "$(jq -r '"\(.name) \(.what) \(.status | length)"' documents | tr '\n' ,)" 
 "$CAIRN" load other --table '0 8 error'
 "$CAIRN" resume other
 await "another table" seen 'other table'
+suspends() { grep -c ' suspended$' events; }
+before=$(suspends)
+"$CAIRN" status vm --interval 0.05 >statuses &
+statuses=$!
 "$CAIRN" upgrade >upgraded
 server=$(sed -n 's/^process \([0-9]*\) serves now$/\1/p' upgraded)
 "$CAIRN" remove other
 await "a removal, after an upgrade" seen 'other removed'
+same "$(suspends)" "$before" "suspends: an upgrade is none"
+lines=$(wc -l <statuses)
+goes_on() { [ "$(wc -l <statuses)" -gt "$lines" ]; }
+await "status goes on after an upgrade" goes_on
+kill "$statuses"
+wait "$statuses" || true
+expect 1 "$CAIRN" events nothing
 kill "$follower" 2>/dev/null
 wait "$follower" || true
 
 # top: rates between two looks.
-"$CAIRN" top --count 40 --interval 0.1 >tables &
+"$CAIRN" top --interval 0.1 >tables &
 tables=$!
 wrote() {
-  qemu-io -f raw -c 'write -P 1 0 2M' "$vm" >/dev/null
-  awk '$1 == "vm" && $4 > 0 && $9 != "0B" { found = 1 } END { exit !found }' tables
+  qemu-io -f raw -c 'write -P 1 0 2M' -c 'write -z 4M 1M' "$vm" >/dev/null
+  awk '$1 == "vm" && $4 > 0 && $11 != "0B" { found = 1 } END { exit !found }' tables
 }
 await "a table with writes and dirty data" wrote
-wait "$tables"
-same "$(grep -c '^NAME  *STATE ' tables)" 40 "tables"
+kill "$tables"
+wait "$tables" || true
+same "$("$CAIRN" top vm --count 2 --interval 0.05 | grep -c '^NAME  *STATE .* USED%$')" 2 "tables"
 grep -q '^1 volume, [0-9.]*[KM] dirty$' tables || { cat tables; fail "the line over a table"; }
 expect 1 "$CAIRN" top nothing --count 1
 
 # The screen, also while its server is away.
+trap 'tmux -L "$$" kill-server 2>/dev/null || true; at_end' EXIT
 tmux -L "$$" new-session -d -x 120 -y 20 "'$CAIRN' top --interval 0.2; echo ended \$?; exec cat"
 shown() { tmux -L "$$" capture-pane -p >screen; grep -q -- "$1" screen; }
 await "the screen" shown '^cairn: 1 volume, .* dirty .* q quit'
@@ -68,9 +81,13 @@ await "the volume" shown '^vm  *active '
 await "its status line" shown '^0 32768 writecache 0 '
 kill -9 "$server"
 await "what is wrong" shown '^no answer: '
+server=''
 serve --state state --export vm --table "vm=$(writecache slow fast 4096)"
 await "the server is back" shown '^cairn: 1 volume, '
+# A server that hangs keeps no key from being heard.
+kill -STOP "$server"
 tmux -L "$$" send-keys q
 await "the end" shown '^ended 0'
+kill -CONT "$server"
 tmux -L "$$" kill-server
 serve_end

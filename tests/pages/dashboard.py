@@ -25,8 +25,8 @@ CHECK = """
   const captions = [...vm.querySelectorAll("figcaption")].map(it => it.textContent.split(":")[0]);
   if (captions.join() !== "Requests/s,Bytes,99 of 100 within,Dirty,Writeback")
     found.push(`the curves of vm are ${captions}`);
-  for (const line of vm.querySelectorAll("polyline.second"))
-    if (line.getAttribute("points").split(" ").length < 3) found.push("a curve has no points");
+  for (const line of vm.querySelectorAll("path.second"))
+    if (line.getAttribute("d").split("h").length < 3) found.push("a curve has no points");
   const written = vm.querySelector("figcaption").textContent.match(/writes ([0-9]+)/);
   if (!written) found.push("vm has no figure of writes");
   const fills = document.querySelectorAll("meter");

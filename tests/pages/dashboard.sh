@@ -44,3 +44,13 @@ trap 'kill $load $events 2>/dev/null; at_end' EXIT
 
 # The browser is spoken to through its debugging pipe, by a program in Python.
 /usr/bin/python3 "$tests/pages/dashboard.py" "http://$address/" "$work/profile" "$pictures"
+kill "$load" "$events" 2>/dev/null
+wait "$load" "$events" 2>/dev/null || true
+# An open page does not hold up the end.
+curl -sSN "http://$address/stream" >stream 2>/dev/null &
+stream=$!
+streams() { grep -q '^data: ' stream; }
+await "a stream" streams
+serve_end
+wait "$stream" || true
+if grep -o '"what":"suspended"' stream; then fail "the end of a server is no suspend"; fi

@@ -80,7 +80,7 @@ pub struct Dirty {
     pub origin: Arc<dyn Disk>,
     /// The device that has it, as the table line names it.
     pub device: String,
-    /// About when the oldest of it was written, if the target keeps that.
+    /// About since when the oldest of it is dirty, if the target keeps that, from its start on.
     pub since: Option<Time>,
 }
 

@@ -194,7 +194,8 @@ pub struct Repeat {
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub interval: Option<Duration>,
     /// Stop after so many answers
-    #[arg(long, value_name = "N", requires = "interval")]
+    #[arg(long, value_name = "N", requires = "interval",
+        value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
 }
 
@@ -203,8 +204,8 @@ pub struct Repeat {
 pub struct EventsArgs {
     /// The volumes (default: all, also those that come later)
     pub names: Vec<String>,
-    /// Stop after so many lines
-    #[arg(long, value_name = "N")]
+    /// Stop after so many events
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
     /// Print one JSON document per line
     #[arg(long)]
@@ -221,7 +222,7 @@ pub struct TopArgs {
     pub interval: Duration,
     /// Print so many tables and stop, in place of the screen (the default where stdout is no
     /// terminal: no end)
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
 }
 

@@ -18,7 +18,7 @@ pub fn places(line: &TableLine) -> Vec<usize> {
     (0..words.fixed.len()).filter(is_device).collect()
 }
 
-/// The devices that a line names, in its order. None if it is no line of a known target.
+/// The devices that a line names, in its order; empty if its target is unknown.
 pub fn named_in(line: &str) -> Vec<String> {
     let Ok(mut line) = TableLine::parse(line) else { return Vec::new() };
     places(&line).into_iter().map(|at| std::mem::take(&mut line.args[at])).collect()

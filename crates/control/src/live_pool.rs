@@ -49,7 +49,7 @@ impl LivePool {
     /// # Errors
     /// There is none.
     pub fn of(names: &Names, name: &str) -> Outcome<LivePool> {
-        names.volume(name).ok().and_then(LivePool::in_volume).ok_or_else(|| {
+        names.volume(name).ok().and_then(|volume| LivePool::in_volume(&volume)).ok_or_else(|| {
             let all: Vec<String> = LivePool::all(names).into_iter().map(|pool| pool.name).collect();
             let hint = match all.is_empty() {
                 true => "cairn pool create makes one".to_owned(),
@@ -62,12 +62,13 @@ impl LivePool {
 
     /// Every pool, by name.
     pub fn all(names: &Names) -> Vec<LivePool> {
-        names.volumes().into_iter().filter_map(LivePool::in_volume).collect()
+        names.volumes().iter().filter_map(LivePool::in_volume).collect()
     }
 
-    fn in_volume(volume: Arc<MappedDevice>) -> Option<LivePool> {
-        let target = target_of(&volume)?;
-        Some(LivePool { name: volume.volume().to_owned(), volume, target })
+    /// The pool that a volume is, if it is one.
+    pub fn in_volume(volume: &Arc<MappedDevice>) -> Option<LivePool> {
+        let target = target_of(volume)?;
+        Some(LivePool { name: volume.volume().to_owned(), volume: volume.clone(), target })
     }
 
     /// Has `next`, another table of this pool, handle zeros as the last message to this one said.

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
@@ -77,6 +78,8 @@ pub struct World {
     crash_logs: CrashLogFiles,
     /// Volumes that could not be brought up at the start, and why.
     not_served: Mutex<HashMap<String, String>>,
+    /// Another one for each start.
+    start_number: u64,
 }
 
 impl Names {
@@ -124,6 +127,7 @@ impl World {
         let (under_way, reserve) = (UnderWay::default(), Reserve::default());
         let crash_logs = CrashLogFiles::default();
         let (base, not_served) = (options.base, Mutex::default());
+        let start_number = RandomState::new().hash_one(());
         let sets_of_clients = options.guest_sets;
         Ok(World {
             reactors,
@@ -135,6 +139,7 @@ impl World {
             sets_of_clients,
             crash_logs,
             not_served,
+            start_number,
         })
     }
 
@@ -146,6 +151,11 @@ impl World {
     /// The wall clock in seconds since 1970, for records.
     pub fn unix_time_s(&self) -> u64 {
         self.unix_time().as_secs()
+    }
+
+    /// A number that tells this start from others, also of the same process.
+    pub fn start_number(&self) -> u64 {
+        self.start_number
     }
 
     /// The clock of the reactors, which only rises.

@@ -1,12 +1,14 @@
-//! What a client prints again and again: `status --interval`, and `events`.
+//! What a client prints again and again: `status --interval`, and `events`. It goes on with the
+//! server after this one: an upgraded one, or one that was started again.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use cairn_block::{ConfigError, ConfigKind};
 use cairn_outcome::exit;
 use cairn_outcome::failure::Outcome;
 use cairn_outcome::stderr::say;
-use cairn_outcome::stdout::{print_json, print_more};
+use cairn_outcome::stdout::{print, print_json, print_more};
 use serde_json::json;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -15,30 +17,52 @@ use super::text;
 use crate::cli::{EventsArgs, StatusArgs};
 use cairn_control::client::Client;
 use cairn_control::report::VolumeLines;
+use cairn_control::verbs::volume::VolumeInfo;
 use cairn_control::verbs::watch::ServerEvents;
 use cairn_control::watch::events::{EventsSince, Marks, VolumeEvent};
 
-/// How long `events` tries to go on with a server that ended: another one may go on for it.
+/// How long a client asks again while its server is away.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Asks, and asks again while the server is away. `ask` is told whether it is the first time.
+///
+/// # Errors
+/// The server is away for too long, or refuses.
+pub fn patiently<T>(mut ask: impl FnMut(bool) -> Outcome<T>) -> Outcome<T> {
+    const PAUSE: Duration = Duration::from_millis(100);
+    let mut answer = ask(true);
+    let until = Instant::now() + PATIENCE;
+    let is_away = |error: &ConfigError| matches!(error.kind, ConfigKind::System | ConfigKind::Busy);
+    while answer.as_ref().is_err_and(is_away) && Instant::now() < until {
+        sleep(PAUSE);
+        answer = ask(false);
+    }
+    answer
+}
 
 /// `status`, once or at an interval.
 ///
 /// # Errors
 /// There is no server or volume, or stdout refuses.
 pub fn status(server: &Client, args: &StatusArgs) -> Outcome<u8> {
-    let is_named = args.query.verb.name.is_none();
+    let is_of_all = args.query.verb.name.is_none();
+    let Some(interval) = args.repeat.interval else {
+        let volumes = server.ask(&args.query.verb)?;
+        return match args.query.json {
+            true => print_json(&json!(volumes)),
+            false => print(&text::lines(&volumes, is_of_all)),
+        };
+    };
     let mut due = Instant::now();
     for answers in 1u64.. {
-        let volumes = server.ask(&args.query.verb)?;
-        let Some(interval) = args.repeat.interval else {
-            return match args.query.json {
-                true => print_json(&json!(volumes)),
-                false => print_more(&text::lines(&volumes, is_named)).map(|_| exit::OK),
-            };
+        // One that was never there is no server to wait for.
+        let volumes = match answers {
+            1 => server.ask(&args.query.verb)?,
+            _ => patiently(|_| server.ask(&args.query.verb))?,
         };
         let text = match args.query.json {
             true => format!("{}\n", json!(volumes)),
-            false => text::lines(&volumes, is_named),
+            false => text::lines(&volumes, is_of_all),
         };
         if !print_more(&text)? || args.repeat.count.is_some_and(|count| answers >= count) {
             break;
@@ -55,8 +79,14 @@ pub fn status(server: &Client, args: &StatusArgs) -> Outcome<u8> {
 /// # Errors
 /// There is no server, or stdout refuses.
 pub fn events(server: &Client, args: &EventsArgs) -> Outcome<u8> {
+    for name in &args.names {
+        // One that is not there now may come, but is more likely a mistake.
+        server.ask(&VolumeInfo { name: Some(name.clone()) })?;
+    }
     let begin = server.ask(&ServerEvents { marks: None, now: true })?;
-    say(format_args!("events: following {}", counted(begin.marks.volumes())));
+    let volumes = if args.names.is_empty() { begin.marks.volumes() } else { args.names.len() };
+    let plural = if volumes == 1 { "" } else { "s" };
+    say(format_args!("events: following {volumes} volume{plural}"));
     let (mut marks, mut left) = (begin.marks, args.count.unwrap_or(u64::MAX));
     while left > 0 {
         let mut found = next(server, &marks)?;
@@ -74,21 +104,10 @@ pub fn events(server: &Client, args: &EventsArgs) -> Outcome<u8> {
     Ok(exit::OK)
 }
 
-fn counted(volumes: usize) -> String {
-    format!("{volumes} volume{}", if volumes == 1 { "" } else { "s" })
-}
-
-/// The next events. A server that was upgraded, or started again, goes on for the one before.
+/// The next events.
 fn next(server: &Client, marks: &Marks) -> Outcome<EventsSince> {
-    const PAUSE: Duration = Duration::from_millis(100);
-    let ask = |now| server.ask(&ServerEvents { marks: Some(marks.clone()), now });
-    let until = Instant::now() + PATIENCE;
-    let mut answer = ask(false);
-    while answer.is_err() && Instant::now() < until {
-        sleep(PAUSE);
-        answer = ask(true);
-    }
-    answer
+    // Another server answers at once: it may have nothing to tell for long.
+    patiently(|is_first| server.ask(&ServerEvents { marks: Some(marks.clone()), now: !is_first }))
 }
 
 /// An event as one document, or as lines: the event, and what the status lines of its volume are.
@@ -119,7 +138,8 @@ fn utc(unix_ms: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{line, utc};
+    use super::{line, patiently, utc};
+    use cairn_block::{ConfigError, ConfigKind};
     use cairn_control::report::{ReportLine, VolumeLines};
     use cairn_control::watch::events::VolumeEvent;
 
@@ -147,5 +167,22 @@ mod tests {
         assert_eq!((&document["what"], &document["event_nr"]), (&"loss".into(), &3.into()));
         assert_eq!(document["status"].as_array().map(Vec::len), Some(1));
         assert_eq!(utc(0), "1970-01-01T00:00:00Z");
+    }
+
+    #[test]
+    fn a_server_that_is_away_is_asked_again_and_one_that_refuses_is_not() {
+        let mut asked = Vec::new();
+        let answer = patiently(|is_first| {
+            asked.push(is_first);
+            let away = ConfigError::new(ConfigKind::System, "control.sock", "nothing listens");
+            if asked.len() < 3 { Err(away) } else { Ok(7) }
+        });
+        assert_eq!((answer.unwrap(), asked), (7, vec![true, false, false]));
+        let mut asked = 0;
+        let refused: Result<(), _> = patiently(|_| {
+            asked += 1;
+            Err(ConfigError::new(ConfigKind::Argument, "vm", "there is no volume of this name"))
+        });
+        assert_eq!((refused.unwrap_err().kind, asked), (ConfigKind::Argument, 1));
     }
 }

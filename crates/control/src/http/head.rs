@@ -17,6 +17,8 @@ pub struct Head {
     pub host: Option<String>,
     /// The header `Accept`.
     pub accept: String,
+    /// A browser says that a page of another site asks (`Sec-Fetch-Site`), and not its user.
+    pub is_cross_site: bool,
 }
 
 /// Why a request is refused: a status code and its words.
@@ -52,7 +54,9 @@ pub fn parse(bytes: &[u8]) -> Result<Option<Head>, Refusal> {
     let path = path.split_once('?').map_or(path, |(path, _)| path).to_owned();
     let host = header("host").map(|host| host_of(host).to_owned());
     let accept = header("accept").unwrap_or_default().to_owned();
-    Ok(Some(Head { head_only, path, host, accept }))
+    let is_cross_site = header("sec-fetch-site").is_some_and(|site| site == "cross-site")
+        && header("sec-fetch-mode") != Some("navigate");
+    Ok(Some(Head { head_only, path, host, accept, is_cross_site }))
 }
 
 /// A host without its port: `[::1]:80` is `::1`.

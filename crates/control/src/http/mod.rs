@@ -10,7 +10,7 @@
 mod head;
 
 use std::borrow::Cow;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -87,7 +87,7 @@ pub enum HttpListener {
     Tcp(TcpListener),
 }
 
-/// A server until it is dropped. Then its streams have ended.
+/// A server until it is dropped. Then it makes no more answers.
 pub struct HttpServer {
     /// Ends the thread that accepts.
     stop: UnixStream,
@@ -103,20 +103,29 @@ struct Shared {
     open: Arc<AtomicUsize>,
     /// Those of them that are streams.
     streams: Arc<AtomicUsize>,
+    /// Answers that are being made.
+    making: Arc<AtomicUsize>,
     /// The server ends.
     is_closing: AtomicBool,
 }
 
+impl Shared {
+    /// Makes an answer, for which the end of the server waits. None once that has begun: what
+    /// follows must not be seen.
+    fn make<T>(&self, make: impl FnOnce() -> T) -> Option<T> {
+        let _making = ConnectionSlot::try_take(&self.making, usize::MAX);
+        (!self.is_closing.load(Ordering::SeqCst)).then(make)
+    }
+}
+
 impl Drop for HttpServer {
     fn drop(&mut self) {
-        self.shared.is_closing.store(true, Ordering::Release);
+        self.shared.is_closing.store(true, Ordering::SeqCst);
         drop(self.stop.shutdown(Shutdown::Both));
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::debug!("the thread of the HTTP server panicked");
         }
-        // A stream whose client takes nothing ends with its patience.
-        let until = Instant::now() + Duration::from_secs(1);
-        while self.shared.streams.load(Ordering::Acquire) > 0 && Instant::now() < until {
+        while self.shared.making.load(Ordering::SeqCst) > 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
         // The path may be removed already.
@@ -240,7 +249,11 @@ fn converse(mut stream: Box<dyn Stream>, is_tcp: bool, pages: &dyn Pages, shared
     if is_tcp && !head::is_own_host(head.host.as_deref()) {
         return refuse(stream, (403, "Forbidden: the header Host does not name this machine"));
     }
-    match pages.find(&head.path, &head.accept) {
+    if head.is_cross_site {
+        return refuse(stream, (403, "Forbidden: a page of another site asks"));
+    }
+    let Some(found) = shared.make(|| pages.find(&head.path, &head.accept)) else { return };
+    match found {
         Ok(Some(Found::Page(Page { media_type, body }))) => {
             answer(stream, (200, "OK"), (media_type, &body), head.head_only);
         }
@@ -249,7 +262,7 @@ fn converse(mut stream: Box<dyn Stream>, is_tcp: bool, pages: &dyn Pages, shared
         }
         Ok(Some(Found::Events(events))) => {
             match ConnectionSlot::try_take(&shared.streams, STREAMS_MAX) {
-                Some(_slot) => send_events(stream, events, &shared.is_closing),
+                Some(_slot) => send_events(stream, events, shared),
                 None => refuse(stream, (503, "Service Unavailable")),
             }
         }
@@ -275,7 +288,7 @@ fn read_head(stream: &mut dyn Stream) -> Result<Option<Head>, Refusal> {
         match stream.read(&mut piece[..wanted]) {
             Ok(0) => return Ok(None),
             Ok(len) => bytes.extend_from_slice(&piece[..len]),
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Err(_) => return Err((408, "Request Timeout")),
         }
         if let Some(head) = head::parse(&bytes)? {
@@ -285,30 +298,48 @@ fn read_head(stream: &mut dyn Stream) -> Result<Option<Head>, Refusal> {
 }
 
 /// Sends events until the client goes away or takes none, or the server ends.
-fn send_events(mut stream: Box<dyn Stream>, mut events: EventStream, is_closing: &AtomicBool) {
+fn send_events(mut stream: Box<dyn Stream>, mut events: EventStream, shared: &Shared) {
     let head = format!(
         "HTTP/1.1 200 OK\r\nContent-Type: {EVENT_STREAM}\r\n{COMMON_HEADERS}\
          Connection: close\r\n\r\n"
     );
     let mut text = head;
-    loop {
-        match (events.next)() {
+    while let Some(next) = shared.make(|| (events.next)()) {
+        match next {
             Ok(data) => text.push_str(&format!("data: {data}\n\n")),
             Err(error) => return tracing::warn!("HTTP: events: {error}"),
         }
-        let sent = stream.set_patience(PATIENCE).and_then(|()| stream.write_all(text.as_bytes()));
-        if let Err(error) = sent {
+        if let Err(error) = send(stream.as_mut(), text.as_bytes()) {
             return tracing::debug!("HTTP: the client takes no more events: {error}");
         }
         text.clear();
         let due = Instant::now() + events.interval;
         while Instant::now() < due {
-            if is_closing.load(Ordering::Acquire) {
+            if shared.is_closing.load(Ordering::SeqCst) {
                 return;
             }
             std::thread::sleep(STEP.min(due.saturating_duration_since(Instant::now())));
         }
     }
+}
+
+/// Sends all of `bytes`, for no longer than [`PATIENCE`] in all.
+fn send(stream: &mut dyn Stream, mut bytes: &[u8]) -> std::io::Result<()> {
+    let until = Instant::now() + PATIENCE;
+    while !bytes.is_empty() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        stream.set_patience(left)?;
+        match stream.write(bytes) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(count) => bytes = &bytes[count..],
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 fn refuse(stream: Box<dyn Stream>, (code, words): Refusal) {
@@ -330,11 +361,7 @@ fn answer(
         body.len()
     );
     let body = if head_only { "" } else { body };
-    let sent = stream
-        .set_patience(PATIENCE)
-        .and_then(|()| stream.write_all(head.as_bytes()))
-        .and_then(|()| stream.write_all(body.as_bytes()));
-    if let Err(error) = sent {
+    if let Err(error) = send(stream.as_mut(), &[head.as_bytes(), body.as_bytes()].concat()) {
         tracing::debug!("HTTP: the client does not take the answer: {error}");
     }
 }
@@ -399,6 +426,11 @@ mod tests {
             ("PUT /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", "405"),
             ("GET /metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n", "403"),
             ("GET /metrics HTTP/1.1\r\n\r\n", "403"),
+            (
+                "GET /metrics HTTP/1.1\r\nHost: localhost\r\nSec-Fetch-Site: cross-site\r\n\
+                 Sec-Fetch-Mode: no-cors\r\n\r\n",
+                "403",
+            ),
             ("nonsense\r\n\r\n", "400"),
         ] {
             let got = ask(address, request);

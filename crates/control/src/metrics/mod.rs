@@ -135,7 +135,7 @@ fn add_device(all: &mut Families, volume: &MappedDevice, now: Time) {
         let help = "Bytes that writeback has copied to the origin";
         all.counter("cairn_writeback_bytes", help, labels(), line.target.written_back().to_bytes());
         if let Some(since) = dirty.and_then(|dirty| dirty.since) {
-            let help = "The age of the oldest data that only the cache has";
+            let help = "How long the oldest dirty data has been dirty";
             let seconds = now.since(since).as_secs();
             all.gauge("cairn_writeback_oldest_dirty_seconds", help, labels(), seconds);
         }

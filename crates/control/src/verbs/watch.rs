@@ -40,13 +40,14 @@ impl Verb for ServerEvents {
     /// Looks in short steps: for no longer than the server runs and the caller listens.
     fn run(self, verbs: &Verbs, caller: &dyn Caller) -> Outcome<EventsSince> {
         const STEP: Duration = Duration::from_millis(200);
-        let seen = self.marks.unwrap_or_else(|| marks(&verbs.world, &verbs.exports));
+        let seen = self.marks.unwrap_or_else(|| marks(&verbs.world));
         loop {
-            let found = EventsSince::look(&verbs.world, &verbs.exports, &seen);
+            let found = EventsSince::look(&verbs.world, &seen);
+            // At its end a server suspends all volumes, which is no event of theirs.
+            verbs.refuse_closed()?;
             if self.now || !found.events.is_empty() {
                 return Ok(found);
             }
-            verbs.refuse_closed()?;
             if caller.is_gone() {
                 return Err(interrupted("", "events"));
             }

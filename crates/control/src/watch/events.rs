@@ -1,23 +1,22 @@
 //! The events of a server: volumes come and go, are suspended and resumed, get other tables, and
 //! their targets raise events. The caller keeps [`Marks`] of what it has seen, so that a server
-//! keeps nothing for it, and nothing that lasts is missed between two calls. Of what came and went
+//! keeps nothing for it, and a change that lasts is in the next answer. Of what came and went
 //! between two looks only the end is seen: two events are one line with the last number.
 
 use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 
-use cairn_block::Disk;
+use cairn_block::{Disk, MappedDevice};
 use serde::{Deserialize, Serialize};
 
-use crate::exports::Exports;
 use crate::report::{self, VolumeLines};
 use crate::world::World;
 
 /// What a caller has seen: volumes by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Marks {
-    /// The server's process: counts begin again with another one.
-    pid: u32,
+    /// The start of the server: counts begin again with another one.
+    server: u64,
     volumes: BTreeMap<String, Mark>,
 }
 
@@ -35,7 +34,7 @@ struct Mark {
     losses: u64,
     suspended: bool,
     /// A digest of its table lines.
-    table: u64,
+    table: u32,
 }
 
 /// Something that happened to a volume.
@@ -52,20 +51,24 @@ pub struct VolumeEvent {
 }
 
 /// The marks of now.
-pub fn marks(world: &World, exports: &Exports) -> Marks {
-    let infos = report::infos(world, exports, None).unwrap_or_default();
-    let mark = |info: report::Info| {
-        let volume = world.volume(&info.name).ok()?;
-        let mut digest = DefaultHasher::new();
+pub fn marks(world: &World) -> Marks {
+    let mark = |volume: Arc<MappedDevice>| {
         let table = volume.live_table();
-        for line in table.iter().flat_map(|table| table.lines()) {
-            (line.start.0, line.len.0, &line.name, line.target.table()).hash(&mut digest);
-        }
-        let (event_nr, suspended) = (info.event_nr, info.suspended);
-        let (losses, table) = (volume.failures(), digest.finish());
-        Some((info.name, Mark { event_nr, losses, suspended, table }))
+        let lines = table.iter().flat_map(|table| table.lines());
+        let text = lines.map(|line| {
+            let (start, len) = (line.start.0, line.len.0);
+            format!("{start} {len} {} {}\n", line.name, line.target.table())
+        });
+        let mark = Mark {
+            event_nr: volume.event_nr(),
+            losses: volume.failures(),
+            suspended: volume.is_suspended(),
+            table: crc32c::crc32c(text.collect::<String>().as_bytes()),
+        };
+        (volume.volume().to_owned(), mark)
     };
-    Marks { pid: std::process::id(), volumes: infos.into_iter().filter_map(mark).collect() }
+    let volumes = world.volumes().into_iter().map(mark).collect();
+    Marks { server: world.start_number(), volumes }
 }
 
 /// What happened between two sets of marks, by volume.
@@ -85,14 +88,15 @@ pub fn events_between(before: &Marks, now: &Marks, unix_ms: u64) -> Vec<VolumeEv
             add(name, "created", mark.event_nr);
             continue;
         };
-        let is_same = before.pid == now.pid;
+        let is_same = before.server == now.server;
         let (events, losses) = if is_same { (earlier.event_nr, earlier.losses) } else { (0, 0) };
         let changes = [
             ("table", mark.table != earlier.table),
             ("suspended", mark.suspended && !earlier.suspended),
             ("resumed", !mark.suspended && earlier.suspended),
-            ("loss", mark.losses != losses),
-            ("event", mark.event_nr != events),
+            // Less than before: it is another volume of this name, and has none yet.
+            ("loss", mark.losses > losses),
+            ("event", mark.event_nr > events),
         ];
         for (what, _) in changes.into_iter().filter(|(_, is_new)| *is_new) {
             add(name, what, mark.event_nr);
@@ -115,8 +119,8 @@ pub struct EventsSince {
 
 impl EventsSince {
     /// What happened until now.
-    pub fn look(world: &World, exports: &Exports, before: &Marks) -> EventsSince {
-        let now = marks(world, exports);
+    pub fn look(world: &World, before: &Marks) -> EventsSince {
+        let now = marks(world);
         let unix_ms = world.unix_time().as_millis() as u64;
         let events = events_between(before, &now, unix_ms);
         let mut names: Vec<&str> = events.iter().map(|event| event.name.as_str()).collect();
@@ -133,7 +137,7 @@ mod tests {
     use super::{Mark, Marks, events_between};
 
     fn marks<const N: usize>(all: [(&str, Mark); N]) -> Marks {
-        Marks { pid: 1, volumes: all.map(|(name, mark)| (name.to_owned(), mark)).into() }
+        Marks { server: 1, volumes: all.map(|(name, mark)| (name.to_owned(), mark)).into() }
     }
 
     #[test]
@@ -154,7 +158,7 @@ mod tests {
         let resumed = marks([("new", quiet), ("vm", Mark { suspended: false, ..busy })]);
         assert_eq!(told(&now, &resumed), ["vm resumed 5"]);
         let counts = Mark { event_nr: 0, losses: 0, ..resumed.volumes["vm"].clone() };
-        let restarted = Marks { pid: 2, ..marks([("new", counts.clone()), ("vm", counts)]) };
+        let restarted = Marks { server: 2, ..marks([("new", counts.clone()), ("vm", counts)]) };
         assert_eq!(told(&resumed, &restarted), ["new table 0"], "its events count from 0 again");
     }
 }

@@ -1,6 +1,7 @@
-//! [`Figures`]: a server in numbers at one moment. Counts only rise; levels are those of now.
+//! [`Figures`]: the counts and levels of a server at one moment. Counts only rise.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use cairn_block::{Disk, MappedDevice, OPS, Report, Target, Time, Traffic};
 use cairn_targets::snapshot::ALLOCATED;
@@ -12,13 +13,15 @@ use crate::live_pool::{LivePool, METADATA_BLOCK_BYTES};
 use crate::report::{self, Info};
 use crate::world::World;
 
-/// A server at one moment.
+/// The figures of a server.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
     /// When, by the server's clock that only rises.
     pub time_ns: u64,
     /// The server's process.
     pub pid: u32,
+    /// A number of this start of the server, as a process may start again.
+    pub server: u64,
     /// Every volume, by name.
     pub volumes: Vec<VolumeFigures>,
     /// Volumes that could not be brought up at the start.
@@ -70,7 +73,7 @@ pub struct OpFigures {
 pub struct CacheFigures {
     /// What only the caches have.
     pub dirty_bytes: u64,
-    /// How long ago the oldest of it was written, if a cache keeps that.
+    /// How long the oldest of it has been dirty, if a cache keeps that.
     pub oldest_dirty_seconds: Option<u64>,
     /// What writeback has copied to the origins.
     pub written_back_bytes: u64,
@@ -83,7 +86,8 @@ pub struct CacheFigures {
 /// How full something is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fill {
-    /// `data`, `metadata` of a pool, or `store` of a snapshot.
+    /// `data`, `metadata` of a pool, or `store` of a snapshot; `store at N` for the line at sector N
+    /// if it is not the first.
     pub what: String,
     /// How much is used.
     pub used_bytes: u64,
@@ -108,20 +112,25 @@ pub fn figures(world: &World, exports: &Exports) -> Figures {
     let exported = exports.list(world);
     let infos = report::infos(world, exports, None).unwrap_or_default();
     let volumes = infos.into_iter().filter_map(|info| {
-        // It may have been removed since.
+        // A verb may have removed it since.
         let volume = world.volume(&info.name).ok()?;
         let traffic = world.traffic(&info.name).ok()?;
         let clients = exported.iter().filter(|it| it.volume == info.name).map(|it| it.clients);
-        let figures = of_volume(world, &volume, &info, &traffic, now);
+        let figures = of_volume(&volume, &info, &traffic, now);
         Some(VolumeFigures { clients: clients.sum(), ..figures })
     });
     let volumes = volumes.collect();
-    Figures { time_ns: now.0, pid: std::process::id(), volumes, not_served: world.not_served() }
+    Figures {
+        time_ns: now.0,
+        pid: std::process::id(),
+        server: world.start_number(),
+        volumes,
+        not_served: world.not_served(),
+    }
 }
 
 fn of_volume(
-    world: &World,
-    volume: &MappedDevice,
+    volume: &Arc<MappedDevice>,
     info: &Info,
     traffic: &Traffic,
     now: Time,
@@ -148,7 +157,7 @@ fn of_volume(
         losses: volume.failures(),
         ops: OPS.into_iter().map(|op| (op.name().to_owned(), op_figures(traffic, op))).collect(),
         cache: caches.into_iter().reduce(CacheFigures::with),
-        fill: fills(world, volume),
+        fill: fills(volume),
         lines: lines.collect(),
     }
 }
@@ -199,13 +208,12 @@ impl CacheFigures {
 }
 
 /// How full a pool, or the store of a snapshot, is.
-fn fills(world: &World, volume: &MappedDevice) -> Vec<Fill> {
+fn fills(volume: &Arc<MappedDevice>) -> Vec<Fill> {
     let fill = |what: &str, used_bytes, size_bytes| {
         let what = what.to_owned();
         Fill { what, used_bytes, size_bytes }
     };
-    let pool = LivePool::of(&world.names(), volume.volume()).and_then(|pool| pool.figures());
-    if let Ok(pool) = pool {
+    if let Some(Ok(pool)) = LivePool::in_volume(volume).map(|pool| pool.figures()) {
         let data = |blocks: u64| blocks.saturating_mul(pool.block.to_bytes());
         let metadata = |blocks: u64| blocks * METADATA_BLOCK_BYTES;
         let (of_data, of_metadata) = (pool.data_blocks, pool.metadata_blocks);
@@ -217,7 +225,11 @@ fn fills(world: &World, volume: &MappedDevice) -> Vec<Fill> {
     let table = volume.live_table();
     let stores = table.iter().flat_map(|table| table.lines()).filter_map(|line| {
         let (used, total) = line.target.report().share(ALLOCATED)?;
-        Some(fill("store", used * 512, total * 512))
+        let what = match line.start.0 {
+            0 => "store".to_owned(),
+            start => format!("store at {start}"),
+        };
+        Some(fill(&what, used * 512, total * 512))
     });
     stores.collect()
 }

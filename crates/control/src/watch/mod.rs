@@ -1,4 +1,4 @@
-//! What a person watches while a server works: its volumes in numbers, and what happens to them.
+//! What a person watches while a server works: the figures of its volumes, and their events.
 //!
 //! [`figures`] are the counts and levels of one moment. [`rates`] come from two of them: the client
 //! that shows them keeps the earlier one, and the server keeps nothing. [`events`] come from two

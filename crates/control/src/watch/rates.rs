@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cairn_block::quantile;
+use cairn_block::{Op, quantile};
 use serde::{Deserialize, Serialize};
 
 use super::figures::{CacheFigures, Figures, OpFigures, VolumeFigures};
@@ -16,7 +16,7 @@ pub struct Rates {
     pub writes: OpRates,
     /// What writeback copied, in bytes per second.
     pub writeback_bytes_per_second: f64,
-    /// How long writeback takes for all that is dirty now, at the speed by which that became less.
+    /// How long writeback takes for all that is dirty now, at that speed.
     pub seconds_left: Option<f64>,
     /// Of the reads, how many the caches answered. None if they had none to answer.
     pub hit_percent: Option<f64>,
@@ -41,19 +41,15 @@ pub fn rates(before: &Figures, now: &Figures) -> Vec<Rates> {
     let seconds = now.time_ns.saturating_sub(before.time_ns) as f64 / 1e9;
     let of = |volume: &VolumeFigures| {
         let earlier = before.volumes.iter().find(|it| it.name == volume.name);
-        let earlier = earlier.filter(|_| seconds > 0.0 && before.pid == now.pid)?;
+        let earlier = earlier.filter(|_| seconds > 0.0 && before.server == now.server)?;
         between(earlier, volume, seconds)
     };
     now.volumes.iter().map(|volume| of(volume).unwrap_or_default()).collect()
 }
 
 fn between(before: &VolumeFigures, now: &VolumeFigures, seconds: f64) -> Option<Rates> {
-    let op = |name: &str| {
-        let none = OpFigures::default();
-        let [before, now] = [before, now].map(|it| it.ops.get(name).unwrap_or(&none).clone());
-        now.since(&before)
-    };
-    let (reads, writes) = (op("read")?, op("write")?.with(op("write_zeroes")?));
+    let op = |op: Op| now.ops.get(op.name())?.since(before.ops.get(op.name())?);
+    let (reads, writes) = (op(Op::Read)?, op(Op::Write)?.with(op(Op::WriteZeroes)?));
     let mut rates =
         Rates { reads: reads.rates(seconds), writes: writes.rates(seconds), ..Rates::default() };
     if let (Some(before), Some(now)) = (&before.cache, &now.cache) {
@@ -65,10 +61,10 @@ fn between(before: &VolumeFigures, now: &VolumeFigures, seconds: f64) -> Option<
 impl Rates {
     /// The counts of a cache begin again with a new table: then there is no rate yet.
     fn add_cache(&mut self, before: &CacheFigures, now: &CacheFigures, seconds: f64) {
-        let copied = now.written_back_bytes.saturating_sub(before.written_back_bytes);
-        self.writeback_bytes_per_second = copied as f64 / seconds;
-        let cleaned = before.dirty_bytes.saturating_sub(now.dirty_bytes) as f64 / seconds;
-        self.seconds_left = (cleaned > 0.0).then(|| now.dirty_bytes as f64 / cleaned);
+        let copied = now.written_back_bytes.checked_sub(before.written_back_bytes);
+        let Some(copied) = copied.map(|bytes| bytes as f64 / seconds) else { return };
+        self.writeback_bytes_per_second = copied;
+        self.seconds_left = (copied > 0.0).then(|| now.dirty_bytes as f64 / copied);
         let hits = now.hits.checked_sub(before.hits);
         let misses = now.misses.checked_sub(before.misses);
         self.hit_percent = hits
@@ -122,6 +118,7 @@ fn nanos(time: Duration) -> u64 {
 mod tests {
     use super::{Rates, rates};
     use crate::watch::figures::{CacheFigures, Figures, OpFigures, VolumeFigures};
+    use cairn_block::Op;
 
     fn volume(requests: u64, dirty_bytes: u64) -> VolumeFigures {
         let op = OpFigures {
@@ -132,7 +129,8 @@ mod tests {
             buckets: vec![0, requests, 0],
         };
         let none = OpFigures { buckets: vec![0; 3], ..OpFigures::default() };
-        let ops = [("read", none.clone()), ("write", op), ("write_zeroes", none)];
+        let zeroes = OpFigures { requests: requests / 10, ..none.clone() };
+        let ops = [(Op::Read, none), (Op::Write, op), (Op::WriteZeroes, zeroes)];
         let cache = CacheFigures {
             dirty_bytes,
             oldest_dirty_seconds: None,
@@ -142,7 +140,7 @@ mod tests {
         };
         VolumeFigures {
             name: "vm".to_owned(),
-            ops: ops.map(|(name, op)| (name.to_owned(), op)).into(),
+            ops: ops.map(|(op, figures)| (op.name().to_owned(), figures)).into(),
             cache: Some(cache),
             ..VolumeFigures::default()
         }
@@ -156,12 +154,11 @@ mod tests {
     fn what_passed_is_divided_by_the_time_between() {
         let between = rates(&at(0, volume(10, 5000)), &at(2_000_000_000, volume(110, 1000)));
         let [found] = &between[..] else { panic!("{between:?}") };
-        assert_eq!((found.writes.iops, found.writes.bytes_per_second), (50.0, 204_800.0));
+        assert_eq!((found.writes.iops, found.writes.bytes_per_second), (55.0, 204_800.0));
         assert_eq!((found.writes.p50_ns, found.writes.p99_ns), (Some(4096), Some(4096)));
         assert_eq!((found.reads.iops, found.reads.p50_ns), (0.0, None));
         assert_eq!(found.writeback_bytes_per_second, 5000.0);
-        // 4000 bytes became clean in 2 s, and 1000 are left.
-        assert_eq!((found.seconds_left, found.hit_percent), (Some(0.5), Some(75.0)));
+        assert_eq!((found.seconds_left, found.hit_percent), (Some(0.2), Some(75.0)));
     }
 
     #[test]
@@ -170,7 +167,7 @@ mod tests {
         for now in [
             at(1_000_000_000, volume(9, 0)),
             at(0, volume(11, 0)),
-            Figures { pid: 7, ..at(1_000_000_000, volume(11, 0)) },
+            Figures { server: 7, ..at(1_000_000_000, volume(11, 0)) },
             at(1_000_000_000, VolumeFigures { name: "other".to_owned(), ..volume(11, 0) }),
         ] {
             assert_eq!(rates(&before, &now), [Rates::default()], "{now:?}");
@@ -178,9 +175,13 @@ mod tests {
     }
 
     #[test]
-    fn no_time_is_left_to_tell_while_the_dirty_data_does_not_become_less() {
-        let now = at(1_000_000_000, volume(20, 5000));
-        let found = &rates(&at(0, volume(10, 5000)), &now)[0];
-        assert_eq!((found.seconds_left, found.writeback_bytes_per_second), (None, 1000.0));
+    fn without_writeback_or_with_a_new_table_there_is_no_time_left_to_tell() {
+        let found = &rates(&at(0, volume(10, 5000)), &at(1_000_000_000, volume(10, 4000)))[0];
+        assert_eq!((found.seconds_left, found.writeback_bytes_per_second), (None, 0.0));
+        let mut reloaded = volume(20, 5000);
+        reloaded.cache.as_mut().unwrap().written_back_bytes = 5;
+        let found = &rates(&at(0, volume(10, 5000)), &at(1_000_000_000, reloaded))[0];
+        assert_eq!((found.seconds_left, found.writeback_bytes_per_second), (None, 0.0));
+        assert_eq!(found.writes.iops, 11.0);
     }
 }

@@ -27,6 +27,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
@@ -59,6 +60,8 @@ const PIECE_BYTES: u64 = 1 << 20;
 const READS_AHEAD: usize = 4;
 /// The time of an insertion is known to within this part of max_age.
 const AGE_GRAINS: u32 = 64;
+/// The same without max_age, where the time only tells how old dirty data is.
+const AGE_GRAIN: Duration = Duration::from_secs(60);
 
 /// The state of a blank cache device, for its crash log.
 const BLANK: u64 = u64::MAX - 1;
@@ -437,8 +440,8 @@ impl WriteCache {
     }
 
     fn empty_index(&self) -> Index {
-        let grain = self.config.max_age.map(|age| age / AGE_GRAINS);
-        Index::new(self.geometry.n_blocks() as u32, grain)
+        let grain = self.config.max_age.map_or(AGE_GRAIN, |age| age / AGE_GRAINS);
+        Index::new(self.geometry.n_blocks() as u32, Some(grain))
     }
 
     /// Reads the metadata with several large requests in flight, and decodes it in their buffers.

@@ -9,14 +9,14 @@ mod screen;
 
 use std::io::IsTerminal;
 use std::thread::sleep;
-use std::time::Duration;
 
 use cairn_outcome::exit;
 use cairn_outcome::failure::Outcome;
 use cairn_outcome::stdout::print_more;
 
-use self::rows::{HEAD, Row, Shown, rows};
+use self::rows::{HEAD, Row, Summary, rows};
 use super::columns::table;
+use super::follow::patiently;
 use crate::cli::TopArgs;
 use cairn_control::client::Client;
 use cairn_control::verbs::watch::ServerFigures;
@@ -28,7 +28,7 @@ use cairn_control::watch::figures::Figures;
 /// There is no server or volume, or the terminal refuses.
 pub fn run(server: &Client, args: &TopArgs) -> Outcome<u8> {
     for name in &args.names {
-        // One that is not there is an error now, and an empty line later.
+        // One that is not there is an error now, and no line later.
         server.ask(&super::VolumeTable { name: Some(name.clone()), ..Default::default() })?;
     }
     let is_screen = args.count.is_none() && std::io::stdout().is_terminal();
@@ -40,8 +40,8 @@ pub fn run(server: &Client, args: &TopArgs) -> Outcome<u8> {
     print_tables(server, args)
 }
 
-/// What the tables show: the volumes that were asked for.
-fn look(server: &Client, names: &[String]) -> Outcome<Figures> {
+/// The figures of the volumes that were asked for.
+fn figures(server: &Client, names: &[String]) -> Outcome<Figures> {
     let mut figures = server.ask(&ServerFigures {})?;
     if !names.is_empty() {
         figures.volumes.retain(|volume| names.contains(&volume.name));
@@ -51,13 +51,13 @@ fn look(server: &Client, names: &[String]) -> Outcome<Figures> {
 
 /// Prints a table per interval: the first one after the first interval, as rates need two looks.
 fn print_tables(server: &Client, args: &TopArgs) -> Outcome<u8> {
-    let mut before = look(server, &args.names)?;
+    let mut before = figures(server, &args.names)?;
     for tables in 1u64.. {
-        sleep(args.interval.max(Duration::from_millis(10)));
-        let now = look(server, &args.names)?;
+        sleep(args.interval);
+        let now = patiently(|_| figures(server, &args.names))?;
         let cells: Vec<_> = rows(&before, &now).into_iter().map(|row: Row| row.cells).collect();
-        let shown = Shown::of(&now);
-        if !print_more(&format!("{shown}\n{}\n", table(HEAD, &cells)))?
+        let summary = Summary::of(&now);
+        if !print_more(&format!("{summary}\n{}\n", table(HEAD, &cells)))?
             || args.count.is_some_and(|count| tables >= count)
         {
             break;

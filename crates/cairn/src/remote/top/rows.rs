@@ -8,8 +8,10 @@ use cairn_control::watch::rates::{Rates, rates};
 use crate::remote::columns::Sizes;
 
 /// The columns.
-pub const HEAD: [&str; 12] =
-    ["NAME", "STATE", "R/S", "W/S", "READ", "WRITE", "R99", "W99", "DIRTY", "BACK", "LEFT", "HIT%"];
+pub const HEAD: [&str; 15] = [
+    "NAME", "STATE", "R/S", "W/S", "READ", "WRITE", "R50", "R99", "W50", "W99", "DIRTY", "BACK",
+    "LEFT", "HIT%", "USED%",
+];
 
 /// A volume.
 #[derive(Clone, Debug)]
@@ -18,22 +20,22 @@ pub struct Row {
     pub cells: [String; HEAD.len()],
     /// The same in numbers.
     pub rates: Rates,
-    /// What it is.
+    /// Its figures.
     pub volume: VolumeFigures,
 }
 
-/// The line over the rows.
-pub struct Shown {
+/// The line over the rows: all volumes together.
+pub struct Summary {
     volumes: usize,
     not_served: usize,
     dirty_bytes: u64,
 }
 
-impl Shown {
-    /// What this answer has.
-    pub fn of(figures: &Figures) -> Shown {
+impl Summary {
+    /// Of all volumes of an answer.
+    pub fn of(figures: &Figures) -> Summary {
         let dirty = figures.volumes.iter().filter_map(|volume| volume.cache.as_ref());
-        Shown {
+        Summary {
             volumes: figures.volumes.len(),
             not_served: figures.not_served.len(),
             dirty_bytes: dirty.map(|cache| cache.dirty_bytes).sum(),
@@ -41,9 +43,9 @@ impl Shown {
     }
 }
 
-impl fmt::Display for Shown {
+impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shown { volumes, not_served, dirty_bytes } = self;
+        let Summary { volumes, not_served, dirty_bytes } = self;
         let plural = if *volumes == 1 { "" } else { "s" };
         write!(f, "{volumes} volume{plural}, {} dirty", Sizes::Human.text(*dirty_bytes))?;
         if *not_served > 0 {
@@ -65,6 +67,8 @@ pub fn rows(before: &Figures, now: &Figures) -> Vec<Row> {
 
 fn cells(volume: &VolumeFigures, rates: &Rates) -> [String; HEAD.len()] {
     let none = || "-".to_owned();
+    // Of a pool that of its data or its metadata, as each of them stops it.
+    let used = volume.fill.iter().map(|fill| percent(fill.used_bytes, fill.size_bytes));
     let per_second = |bytes: f64| Sizes::Human.text(bytes as u64);
     let (dirty, back, left) = match &volume.cache {
         None => (none(), none(), none()),
@@ -81,12 +85,15 @@ fn cells(volume: &VolumeFigures, rates: &Rates) -> [String; HEAD.len()] {
         format!("{:.0}", rates.writes.iops),
         per_second(rates.reads.bytes_per_second),
         per_second(rates.writes.bytes_per_second),
+        latency(rates.reads.p50_ns),
         latency(rates.reads.p99_ns),
+        latency(rates.writes.p50_ns),
         latency(rates.writes.p99_ns),
         dirty,
         back,
         left,
         rates.hit_percent.map_or_else(none, |percent| format!("{percent:.0}")),
+        used.max().map_or_else(none, |percent| percent.to_string()),
     ]
 }
 

@@ -23,9 +23,9 @@ pub struct Dashboard {
     pub metrics: Metrics,
 }
 
-/// An event of the stream.
+/// What the page gets each time.
 #[derive(Serialize)]
-struct Told<'a> {
+struct Update<'a> {
     figures: &'a Figures,
     rates: Vec<Rates>,
     events: Vec<VolumeEvent>,
@@ -55,12 +55,12 @@ impl Pages for Dashboard {
 
 /// What a page shows, from now on.
 fn stream(world: Arc<World>, exports: Arc<Exports>) -> EventStream {
-    let (mut before, mut seen) = (Figures::default(), marks(&world, &exports));
+    let (mut before, mut seen) = (Figures::default(), marks(&world));
     let next = move || {
         let now = figures(&world, &exports);
-        let EventsSince { events, marks, .. } = EventsSince::look(&world, &exports, &seen);
-        let told = Told { rates: rates(&before, &now), figures: &now, events };
-        let data = serde_json::to_string(&told);
+        let EventsSince { events, marks, .. } = EventsSince::look(&world, &seen);
+        let update = Update { rates: rates(&before, &now), figures: &now, events };
+        let data = serde_json::to_string(&update);
         (before, seen) = (now, marks);
         data.map_err(|error| system("dashboard", "stream", error.into()))
     };

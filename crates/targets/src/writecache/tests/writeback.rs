@@ -138,6 +138,33 @@ fn blocks_older_than_max_age_are_written_back() {
 }
 
 #[test]
+fn the_age_of_dirty_data_is_that_of_the_oldest_left_and_what_is_copied_is_counted() {
+    let test = CacheFixture::live(16, "");
+    let age = || {
+        let dirty = test.target().dirty()?;
+        Some(test.sim.now().since(dirty.since?).as_secs())
+    };
+    assert_eq!(age(), None);
+    test.write(0, 8, 1).unwrap();
+    test.flush().unwrap();
+    test.run(SECOND * 3600);
+    assert_eq!(age(), Some(3600));
+    test.write(80, 8, 1).unwrap();
+    test.run(SECOND * 100);
+    assert_eq!(age(), Some(3700));
+    // A block that is written again has been dirty since its first write; one that is gone counts
+    // no more.
+    test.write(0, 8, 2).unwrap();
+    assert_eq!(age(), Some(3700));
+    test.discard("volume", 0, 8).unwrap();
+    test.flush().unwrap();
+    assert_eq!(age(), Some(100));
+    assert_eq!(test.target().written_back().0, 0);
+    test.message("flush").unwrap();
+    assert_eq!((age(), test.target().written_back().0), (None, 8));
+}
+
+#[test]
 fn a_cleaner_drains_and_caches_nothing_new() {
     for by_message in [true, false] {
         let test = CacheFixture::live(16, "");

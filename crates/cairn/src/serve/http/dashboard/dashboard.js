@@ -49,14 +49,14 @@ class Plot {
     this.title = title;
     this.svg = drawn("svg", { viewBox: "0 0 300 48", preserveAspectRatio: "none", role: "img" });
     this.svg.append(drawn("path", { class: "ground", d: "M0 47.5H300" }));
-    this.lines = names.map((_, i) => drawn("polyline", { class: i ? "second" : "first" }));
+    this.lines = names.map((_, i) => drawn("path", { class: i ? "second" : "first" }));
     this.svg.append(...this.lines);
     this.figure = element("figure", "", this.caption, this.svg);
   }
 
   add(...now) {
     now.forEach((value, i) => {
-      this.values[i].push(value ?? 0);
+      this.values[i].push(value);
       if (this.values[i].length > SAMPLES_MAX) this.values[i].shift();
     });
     const highest = this.most ?? Math.max(1, ...this.values.flat());
@@ -64,8 +64,10 @@ class Plot {
       const values = this.values[i];
       const x = j => 300 - (values.length - 1 - j) * (300 / (SAMPLES_MAX - 1));
       const y = value => 47 - value / highest * 45;
-      const points = values.map((value, j) => `${x(j).toFixed(1)},${y(value).toFixed(1)}`);
-      line.setAttribute("points", points.join(" "));
+      // Where there is no value, as there is no latency without requests, the line has a gap.
+      const point = (value, j) => value === null ? "" :
+        `${j && values[j - 1] !== null ? "L" : "M"}${x(j).toFixed(1)} ${y(value).toFixed(1)}h.1`;
+      line.setAttribute("d", values.map(point).join(""));
     });
     const shown = now.map((value, i) => [
       ...(this.names.length > 1 ? [element("span", `key ${i ? "second" : "first"}`), " "] : []),
@@ -108,7 +110,13 @@ class Card {
     this.flow.add(rates.reads.bytes_per_second, rates.writes.bytes_per_second);
     this.latency.add(rates.reads.p99_ns, rates.writes.p99_ns);
     if (volume.cache) this.updateCache(volume.cache, rates);
+    else for (const gone of [this.dirty.figure, this.writeback.figure, this.left]) gone.remove();
     for (const fill of volume.fill) this.updateFill(fill);
+    for (const [what, { plot }] of this.fills) {
+      if (volume.fill.some(fill => fill.what === what)) continue;
+      plot.figure.remove();
+      this.fills.delete(what);
+    }
   }
 
   updateCache(cache, rates) {
@@ -165,8 +173,8 @@ function updateVolumes(volumes, rates) {
   }
 }
 
-// The stack: volumes that no other one stands on at the left, what they stand on below them. A
-// volume that several stand on is drawn below each of them.
+// The stack: volumes that no other one stands on at the left, what they stand on below them. Of a
+// volume that several stand on, what is below it is drawn once.
 let shownStack = "";
 
 function updateStack(volumes) {
@@ -179,18 +187,20 @@ function updateStack(volumes) {
   const byName = new Map(parts.map(part => [part.name, part]));
   const isBeneath = new Set(parts.flatMap(part => part.lines.flatMap(line => line.lowers)));
   const tops = parts.filter(part => !isBeneath.has(`@${part.name}`));
-  at("stack").replaceChildren(...tops.map(part => branch(part, byName, [])));
+  const drawnParts = new Set();
+  at("stack").replaceChildren(...tops.map(part => branch(part, byName, drawnParts)));
 }
 
-function branch(part, byName, above) {
+function branch(part, byName, drawnParts) {
+  drawnParts.add(part.name);
   const head = element("span", "name", part.name);
   const made = element("li", "", head, " ", element("span", "state", part.state));
   for (const { table, lowers } of part.lines) {
     const below = element("ul");
     for (const lower of lowers) {
       const volume = lower.startsWith("@") ? byName.get(lower.slice(1)) : undefined;
-      const isNew = volume && !above.includes(volume.name);
-      below.append(isNew ? branch(volume, byName, [...above, part.name])
+      const isNew = volume && !drawnParts.has(volume.name);
+      below.append(isNew ? branch(volume, byName, drawnParts)
         : element("li", "lower", element("code", "", lower)));
     }
     made.append(element("div", "line", table));
@@ -228,9 +238,16 @@ function link(words, classes) {
   at("link").className = classes;
 }
 
-const stream = new EventSource("stream");
-stream.onmessage = message => {
-  link("live", "live");
-  update(JSON.parse(message.data));
-};
-stream.onerror = () => link("no connection to the server", "lost");
+function follow() {
+  const stream = new EventSource("stream");
+  stream.onmessage = message => {
+    link("live", "live");
+    update(JSON.parse(message.data));
+  };
+  stream.onerror = () => {
+    link("no connection to the server", "lost");
+    // A browser that was refused, as too many pages are open, does not ask again by itself.
+    if (stream.readyState === EventSource.CLOSED) setTimeout(follow, 5000);
+  };
+}
+follow();

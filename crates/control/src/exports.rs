@@ -236,6 +236,7 @@ impl Exports {
                 description: export.description.clone(),
                 disk: disk.clone(),
                 read_only: export.read_only,
+                throttle: Arc::default(),
             };
             let contexts = Arc::new(SnapContexts::new(world.names(), volume));
             self.add_socket(&export, &disk)?;
@@ -262,6 +263,7 @@ impl Exports {
             socket: socket.path.clone(),
             rights: socket.rights,
             queues: socket.queues,
+            throttle: Arc::default(),
         })
     }
 

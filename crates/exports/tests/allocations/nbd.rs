@@ -81,7 +81,9 @@ fn serve_rounds(ring: RingKind) {
     let server = NbdServer::new(reactors.post(), NbdOptions::default());
     let disk = Arc::new(MemoryDisk::new(SectorCount::of_bytes(16 << 20)).unwrap());
     let (name, description) = ("v".to_owned(), String::new());
-    server.add_export(NbdExport { name, description, disk, read_only: false }).unwrap();
+    let throttle = Arc::default();
+    let export = NbdExport { name, description, disk, read_only: false, throttle };
+    server.add_export(export).unwrap();
     server.listen(&ListenAddress::Unix(path.clone())).unwrap();
     let mut socket = connect(&path);
     (0..50).for_each(|_| round(&mut socket));

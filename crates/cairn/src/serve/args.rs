@@ -57,6 +57,11 @@ pub struct ServeArgs {
     /// of --listen, where PATH alone will do
     #[arg(long, value_name = "NAME")]
     export: Vec<String>,
+    /// Limits of what the clients of an export may do together (default: those of --export's):
+    /// iops-total, iops-read, iops-write, bps-total, bps-read, bps-write, each with -max and
+    /// -max-length for a burst, and iops-size; may be repeated
+    #[arg(long, value_name = "[EXPORT:]iops-total=1000,bps-write=100M")]
+    pub throttle: Vec<String>,
     /// Where clients connect: unix:PATH,mode=MODE,group=GROUP, where PATH alone will do, or
     /// tcp:HOST:PORT (tcp:PORT is loopback); may be repeated
     #[arg(long, value_name = "ADDRESS")]

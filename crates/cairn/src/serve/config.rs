@@ -5,6 +5,7 @@
 //! file: those of sockets, state and images are joined here; those in tables stay as written, so
 //! that they print as given, and the opener joins them to [`Config::base`].
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cairn_backends::parse_size;
@@ -18,6 +19,7 @@ use super::tls::TlsChoice;
 use super::vhost;
 use cairn_control::exports::VhostSocket;
 use cairn_control::state::Export;
+use cairn_control::throttles::{Limits, number_of_text};
 use cairn_control::tls_names::TlsNames;
 use cairn_control::verbs::volume::VolumeMessage;
 
@@ -69,6 +71,8 @@ pub struct Config {
     pub tls_verify_peer: bool,
     /// Which clients find an export.
     pub tls_names: TlsNames,
+    /// What the clients of an export may do.
+    pub limits: BTreeMap<String, Limits>,
 }
 
 /// A sparse image to make if it is missing.
@@ -175,6 +179,8 @@ struct RawExport {
     listen: Option<String>,
     num_queues: Option<u16>,
     tls_names: Option<Vec<String>>,
+    #[serde(default)]
+    throttle: BTreeMap<String, Size>,
 }
 
 /// A size: bytes as a number, or text with a suffix.
@@ -237,6 +243,7 @@ impl Config {
             tls_certificates: raw.tls_certificates.map(|path| base.join(path)),
             tls_verify_peer: raw.tls_verify_peer,
             tls_names: tls_names(&shown, &raw.volume, &raw.export)?,
+            limits: limits(&shown, &raw.export)?,
             images: collect(&shown, raw.image, |image, shown| image.judge(shown, &base))?,
             volumes: collect(&shown, raw.volume, RawVolume::judge)?,
             vhost: vhost_sockets(&shown, &raw.export, &base)?,
@@ -417,6 +424,24 @@ fn tls_names(shown: &str, volumes: &[RawVolume], exports: &[RawExport]) -> Outco
     })
 }
 
+/// The limits of the exports that have some.
+fn limits(shown: &str, exports: &[RawExport]) -> Outcome<BTreeMap<String, Limits>> {
+    let mut all = BTreeMap::new();
+    for export in exports.iter().filter(|export| !export.throttle.is_empty()) {
+        let shown = format!("{shown}: export '{}'", export.name);
+        let number = |(key, size): (&String, &Size)| {
+            let number = match size {
+                Size::Bytes(number) => Ok(*number),
+                Size::Text(text) => number_of_text(&shown, key, text),
+            };
+            number.map(|number| (key.clone(), number))
+        };
+        let given = export.throttle.iter().map(number).collect::<Outcome<_>>()?;
+        all.insert(export.name.clone(), Limits::judge(&shown, given)?);
+    }
+    Ok(all)
+}
+
 impl RawExport {
     fn judge(self) -> Export {
         Export {
@@ -506,6 +531,14 @@ mod tests {
     }
 
     #[test]
+    fn limits_of_an_export_are_numbers_and_sizes() {
+        let text = "[[export]]\nname = 'v'\nthrottle = { iops_total = 9, bps_write = '1M' }\n";
+        let config = parse(text).unwrap();
+        assert_eq!(config.limits["v"].to_string(), "bps-write=1048576,iops-total=9");
+        assert!(parse("[[export]]\nname = 'v'\nthrottle = {}").unwrap().limits.is_empty());
+    }
+
+    #[test]
     fn last_structured_line_may_be_as_long_as_its_devices() {
         for size in ["size = 'N'", "size = 'whole'", ""] {
             let line = |size: &str| format!("[[volume.line]]\n{size}\ntarget = 'zero'\n");
@@ -527,6 +560,18 @@ mod tests {
             (
                 "tls = 'yes'",
                 "line 1: unknown variant `yes`, expected one of `off`, `on`, `require`",
+            ),
+            (
+                "[[export]]\nname='e'\nthrottle={iops_total=0}",
+                "vm.toml: export 'e': iops-total: found 0, expected 1 or more",
+            ),
+            (
+                "[[export]]\nname='e'\nthrottle={bps_read='fast'}",
+                "vm.toml: export 'e': bps-read: found 'fast', expected bytes, like",
+            ),
+            (
+                "[[export]]\nname='e'\nthrottle={frob=1}",
+                "vm.toml: export 'e': limit: found 'frob', expected iops-total,",
             ),
             (
                 "[[export]]\nname='e'\ntls_names=[]",

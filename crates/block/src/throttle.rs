@@ -21,7 +21,7 @@
 //!
 //! # Invariants
 //! - T1. In any time `t` no more passes than rate x t + size + the cost of the last that passed, and
-//!   what [`Throttle::pass_anyway`] let pass.
+//!   what [`Throttle::charge`] was told of.
 //! - T2. What keeps to the rate never waits: a bucket that leaked all that it got is empty. Levels
 //!   are exact: units times nanoseconds, in whole numbers.
 //! - T3. Waiters of a direction (reads, writes) pass in the order that they came. A read does not
@@ -124,6 +124,13 @@ pub struct Passage {
     pub bytes: u64,
 }
 
+impl Passage {
+    /// A copy in the background, which counts once, as a write.
+    pub fn of_copy(bytes: u64) -> Passage {
+        Passage { direction: Direction::Write, bytes }
+    }
+}
+
 /// How often something waited, and how long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waited {
@@ -223,9 +230,9 @@ impl Throttle {
         passes
     }
 
-    /// Passes at once, beyond what the limits allow: for what cannot wait any longer. Others wait
-    /// for longer.
-    pub fn pass_anyway(&self, now: Time, passage: Passage) {
+    /// Counts what passes at once, also beyond what the limits allow: what cannot wait any longer,
+    /// or had its turn. Others wait for longer.
+    pub fn charge(&self, now: Time, passage: Passage) {
         let mut state = self.state.lock();
         state.leak(now);
         state.charge(passage);
@@ -234,12 +241,18 @@ impl Throttle {
     /// Passes as soon as that is possible. Dropping the future passes nothing. (T5)
     pub async fn pass(&self, env: &Env, passage: Passage) {
         if !self.try_pass(env.now(), passage) {
-            self.wait(env, passage).await;
+            self.wait(env, passage.direction, Some(passage)).await;
         }
     }
 
-    async fn wait(&self, env: &Env, passage: Passage) {
-        let place = Place::take(self, env, passage);
+    /// Waits until something may pass, and lets nothing pass: for a user that learns only then how
+    /// much it is, and tells [`Throttle::charge`].
+    pub async fn turn(&self, env: &Env, direction: Direction) {
+        self.wait(env, direction, None).await;
+    }
+
+    async fn wait(&self, env: &Env, direction: Direction, passage: Option<Passage>) {
+        let place = Place::take(self, env, direction, passage);
         let mut timer: Option<Sleep> = None;
         poll_fn(|cx| {
             loop {
@@ -271,23 +284,30 @@ impl Throttle {
 struct Place<'a> {
     throttle: &'a Throttle,
     env: &'a Env,
-    passage: Passage,
+    direction: Direction,
+    /// What is to pass; none if it only waits for its turn.
+    passage: Option<Passage>,
     ticket: u64,
     began: Time,
 }
 
 impl<'a> Place<'a> {
-    fn take(throttle: &'a Throttle, env: &'a Env, passage: Passage) -> Place<'a> {
+    fn take(
+        throttle: &'a Throttle,
+        env: &'a Env,
+        direction: Direction,
+        passage: Option<Passage>,
+    ) -> Place<'a> {
         let mut state = throttle.state.lock();
         let ticket = state.next_ticket;
         state.next_ticket += 1;
-        state.queues[passage.direction as usize].push_back(Waiter { ticket, waker: None });
-        Place { throttle, env, passage, ticket, began: env.now() }
+        state.queues[direction as usize].push_back(Waiter { ticket, waker: None });
+        Place { throttle, env, direction, passage, ticket, began: env.now() }
     }
 
     /// Passes if it is this waiter's turn; if not, says what it waits for. (T3, T4)
     fn judge(&self, waker: &Waker) -> Verdict {
-        let direction = self.passage.direction;
+        let direction = self.direction;
         let mut state = self.throttle.state.lock();
         state.leak(self.env.now());
         if !state.keep_waker(self, waker) {
@@ -296,7 +316,7 @@ impl<'a> Place<'a> {
         match state.time_to_room(direction) {
             0 if state.older_may_pass(direction, self.ticket) => Verdict::Behind,
             0 => {
-                state.charge(self.passage);
+                self.passage.into_iter().for_each(|passage| state.charge(passage));
                 Verdict::Passed
             }
             nanos => Verdict::Until(state.at + Duration::from_nanos(nanos)),
@@ -308,7 +328,7 @@ impl Drop for Place<'_> {
     fn drop(&mut self) {
         let woken = {
             let mut state = self.throttle.state.lock();
-            let queue = &mut state.queues[self.passage.direction as usize];
+            let queue = &mut state.queues[self.direction as usize];
             if let Ok(at) = queue.binary_search_by_key(&self.ticket, |waiter| waiter.ticket) {
                 queue.remove(at);
             }
@@ -354,7 +374,7 @@ impl State {
 
     /// Remembers whom to wake. True if it is the first of its queue.
     fn keep_waker(&mut self, place: &Place<'_>, waker: &Waker) -> bool {
-        let queue = &mut self.queues[place.passage.direction as usize];
+        let queue = &mut self.queues[place.direction as usize];
         let at = queue.binary_search_by_key(&place.ticket, |waiter| waiter.ticket);
         if let Some(waiter) = at.ok().and_then(|at| queue.get_mut(at))
             && !waiter.waker.as_ref().is_some_and(|known| known.will_wake(waker))

@@ -15,6 +15,7 @@ use serde::Deserialize;
 
 use super::args::{RingChoice, SPIN_US_MAX, parse_message};
 use super::limits::{CRASH_LOG_BYTES_MIN, CRASH_LOG_EXPECTED, MEMORY_BYTES_MIN, MEMORY_EXPECTED};
+use super::throttle::refuse_directed;
 use super::tls::TlsChoice;
 use super::vhost;
 use cairn_control::exports::VhostSocket;
@@ -73,6 +74,8 @@ pub struct Config {
     pub tls_names: TlsNames,
     /// What the clients of an export may do.
     pub limits: BTreeMap<String, Limits>,
+    /// What background copies may do.
+    pub background: Option<Limits>,
 }
 
 /// A sparse image to make if it is missing.
@@ -111,6 +114,8 @@ struct RawConfig {
     connections: Option<u16>,
     memory: Option<Size>,
     crash_log: Option<Size>,
+    #[serde(default)]
+    background: BTreeMap<String, Size>,
     tls: Option<TlsChoice>,
     tls_certificates: Option<PathBuf>,
     #[serde(default)]
@@ -244,6 +249,7 @@ impl Config {
             tls_verify_peer: raw.tls_verify_peer,
             tls_names: tls_names(&shown, &raw.volume, &raw.export)?,
             limits: limits(&shown, &raw.export)?,
+            background: background(&shown, &raw.background)?,
             images: collect(&shown, raw.image, |image, shown| image.judge(shown, &base))?,
             volumes: collect(&shown, raw.volume, RawVolume::judge)?,
             vhost: vhost_sockets(&shown, &raw.export, &base)?,
@@ -429,17 +435,32 @@ fn limits(shown: &str, exports: &[RawExport]) -> Outcome<BTreeMap<String, Limits
     let mut all = BTreeMap::new();
     for export in exports.iter().filter(|export| !export.throttle.is_empty()) {
         let shown = format!("{shown}: export '{}'", export.name);
-        let number = |(key, size): (&String, &Size)| {
-            let number = match size {
-                Size::Bytes(number) => Ok(*number),
-                Size::Text(text) => number_of_text(&shown, key, text),
-            };
-            number.map(|number| (key.clone(), number))
-        };
-        let given = export.throttle.iter().map(number).collect::<Outcome<_>>()?;
-        all.insert(export.name.clone(), Limits::judge(&shown, given)?);
+        all.insert(export.name.clone(), Limits::judge(&shown, numbers(&shown, &export.throttle)?)?);
     }
     Ok(all)
+}
+
+/// The limits of background copies, if there are any.
+fn background(shown: &str, given: &BTreeMap<String, Size>) -> Outcome<Option<Limits>> {
+    if given.is_empty() {
+        return Ok(None);
+    }
+    let shown = format!("{shown}: background");
+    let limits = Limits::judge(&shown, numbers(&shown, given)?)?;
+    refuse_directed(&shown, &limits)?;
+    Ok(Some(limits))
+}
+
+/// The numbers of limits.
+fn numbers(shown: &str, given: &BTreeMap<String, Size>) -> Outcome<BTreeMap<String, u64>> {
+    let number = |(key, size): (&String, &Size)| {
+        let number = match size {
+            Size::Bytes(number) => Ok(*number),
+            Size::Text(text) => number_of_text(shown, key, text),
+        };
+        number.map(|number| (key.clone(), number))
+    };
+    given.iter().map(number).collect()
 }
 
 impl RawExport {
@@ -576,6 +597,10 @@ mod tests {
             (
                 "[[export]]\nname='e'\ntls_names=[]",
                 "tls_names of 'e': found none, expected names in certificates, at least one",
+            ),
+            (
+                "background = {bps_read='1M'}",
+                "vm.toml: background: limit: found bps-read, expected iops-total",
             ),
             ("reactors = 0", "reactors: found 0, expected 1 to 256"),
             ("connections = 0", "connections: found 0, expected 1 to 65535"),

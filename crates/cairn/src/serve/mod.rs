@@ -218,6 +218,10 @@ fn start_world(
         args.crash_log.or(config.crash_log_bytes).unwrap_or(limits::CRASH_LOG_BYTES),
         args.discard_crash_log && !args.take_over,
     );
+    let background = args.background.as_ref().or(config.background.as_ref());
+    if let Some(limits) = background {
+        world.reactors().post().background().set(&limits.of_throttle());
+    }
     let spin_us = args.spin_us.or(config.spin_us).unwrap_or(0).into();
     world.reactors().set_spin(Duration::from_micros(spin_us));
     Ok(world)

@@ -1,7 +1,8 @@
-//! `--throttle`: limits of exports on the command line.
+//! `--throttle` and `--background`: limits on the command line.
 
 use std::collections::BTreeMap;
 
+use cairn_block::ConfigError;
 use cairn_control::throttles::Limits;
 use cairn_outcome::failure::{Outcome, wrong};
 
@@ -29,6 +30,29 @@ pub fn limits(
         all.insert(name.to_owned(), Limits::parse(&format!("--throttle {name}"), limits)?);
     }
     Ok(all)
+}
+
+/// The limits of background copies.
+///
+/// # Errors
+/// They make no sense.
+pub fn background(text: &str) -> Result<Limits, String> {
+    let one_line = |error: ConfigError| error.to_string();
+    let limits = Limits::parse("--background", text).map_err(one_line)?;
+    refuse_directed("--background", &limits).map_err(one_line)?;
+    Ok(limits)
+}
+
+/// A copy reads as much as it writes: there is one limit for both.
+///
+/// # Errors
+/// A limit is for one direction.
+pub fn refuse_directed(shown: &str, limits: &Limits) -> Outcome<()> {
+    let expected = "iops-total and bps-total, with their bursts, or iops-size";
+    match limits.directed() {
+        Some(found) => Err(wrong(shown, "limit", found, expected)),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

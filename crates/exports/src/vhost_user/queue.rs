@@ -235,7 +235,7 @@ impl VirtQueue {
         let Late { room, head, request, passage } = late;
         let throttle = &self.export.throttle;
         if self.queue.pass(throttle, passage).await.is_err() {
-            throttle.pass_anyway(self.queue.env.now(), passage);
+            throttle.charge(self.queue.env.now(), passage);
         }
         self.admit(room, head, request);
     }

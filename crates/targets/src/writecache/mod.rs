@@ -115,7 +115,7 @@ use index::{Index, Run};
 use pace::Pace;
 use removal::Removal;
 use sweep::Sweep;
-use writeback::{Job, Turn, Written};
+use writeback::{Job, Limit, Turn, Written};
 
 use crate::flushes::Flushes;
 use crate::group_commit::GroupCommit;
@@ -174,6 +174,8 @@ struct State {
     flush_on_suspend: bool,
     /// Requests that need a slot and cannot go around, or wait for a writeback to begin.
     slot_waiters: Vec<RequestId>,
+    /// Whether the next block of the hand waits for the limit of background copies.
+    limit: Limit,
     /// Discards and write-zeroes under way.
     removals: Vec<Removal>,
     next_removal: u64,
@@ -210,6 +212,7 @@ impl State {
             closed: None,
             pace: Pace::default(),
             draining: false,
+            limit: Limit::default(),
             mending: false,
             last_write: Time(0),
             drain_to: 0,

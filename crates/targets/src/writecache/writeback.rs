@@ -36,7 +36,10 @@
 
 use std::time::Duration;
 
-use cairn_block::{CopyError, CopyJob, CopyPiece, Env, Flags, IoError, Time, mutants, yield_once};
+use cairn_block::{
+    CopyError, CopyJob, CopyPiece, Direction, Env, Flags, IoError, Passage, Time, mutants,
+    yield_once,
+};
 use event_listener::EventListener;
 use futures_util::future::{self, Either};
 
@@ -113,6 +116,21 @@ pub(super) struct Turn {
     bytes: u64,
 }
 
+/// What the limit of background copies says to blocks that free slots. Others were asked for, or
+/// are old.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Limit {
+    /// There is none.
+    #[default]
+    None,
+    /// The background task has to wait for its turn.
+    Waits,
+    /// One job may be taken.
+    Granted,
+    /// A job of so many blocks was taken.
+    Spent(u64),
+}
+
 /// Why a drain ended early.
 pub(super) enum Undrained {
     Failed(IoError),
@@ -129,6 +147,8 @@ pub(super) enum Action {
     Copy,
     Sleep(Time),
     Wait,
+    /// Waits for the turn of a background copy, until then at most.
+    Turn(Option<Time>),
 }
 
 /// The victims found so far.
@@ -315,11 +335,35 @@ impl WriteCache {
     /// The background task: starts commits and writeback, and waits on timers. Ends when `stopping`
     /// is set.
     pub(super) async fn keep(&self, env: &Env) {
+        let background = env.background();
+        let (mut turn, mut has_turn) = (None, false);
         loop {
             let changed = self.changed.listen();
             self.reopen(env);
             self.stock_index();
-            match self.next_action(env.now()) {
+            self.state.lock().limit = match (background.is_on(), has_turn) {
+                (false, _) => Limit::None,
+                (true, false) => Limit::Waits,
+                (true, true) => Limit::Granted,
+            };
+            let action = self.next_action(env.now());
+            let limit = self.state.lock().limit;
+            if let Limit::Spent(blocks) = limit {
+                let bytes = blocks * u64::from(self.config.block_size.bytes());
+                background.charge(env.now(), Passage::of_copy(bytes));
+                has_turn = false;
+            }
+            if let Action::Turn(at) = action {
+                let ours = || Box::pin(background.turn(env, Direction::Write));
+                let ours = turn.get_or_insert_with(ours);
+                has_turn = turn_or_change(env, ours, at, changed).await;
+                turn = turn.filter(|_| !has_turn);
+                continue;
+            }
+            // A place among waiters that is not looked after would hold the others up.
+            turn = None;
+            match action {
+                Action::Turn(_) => unreachable!("waited for above"),
                 Action::Stop => return,
                 Action::Commit => {
                     self.kick_commit(env);
@@ -354,6 +398,9 @@ impl WriteCache {
         match (writeback, state.autocommit_at.filter(|_| !state.commits.is_running())) {
             (Action::Sleep(at), Some(commit)) => Action::Sleep(at.min(commit)),
             (Action::Wait, Some(commit)) => Action::Sleep(commit),
+            (Action::Turn(at), Some(commit)) => {
+                Action::Turn(Some(at.map_or(commit, |at| at.min(commit))))
+            }
             (action, _) => action,
         }
     }
@@ -405,6 +452,7 @@ impl WriteCache {
             Action::Sleep(at) => match self.follow_hand(state, now, batch) {
                 Action::Sleep(other) => Action::Sleep(at.min(other)),
                 Action::Wait => Action::Sleep(at),
+                Action::Turn(_) => Action::Turn(Some(at)),
                 action => action,
             },
             Action::Wait => self.follow_hand(state, now, batch),
@@ -457,6 +505,9 @@ impl WriteCache {
     fn follow_hand(&self, state: &mut State, now: Time, batch: &mut Batch) -> Action {
         let bytes = u64::from(self.config.block_size.bytes());
         while batch.blocks < batch.most {
+            if let Limit::Spent(_) = state.limit {
+                return Action::Wait;
+            }
             // The batch so far may be enough for the low watermark.
             state.draining &= self.is_past_low_watermark(state);
             if let Some(wait) = self.hand_waits(state, now) {
@@ -468,10 +519,18 @@ impl WriteCache {
                 Ok(_) => return Action::Sleep(now),
                 Err(until) => return Action::Sleep(until),
             };
+            // A client that waits for a slot waits for no limit.
+            if state.limit == Limit::Waits && state.slot_waiters.is_empty() {
+                return Action::Turn(None);
+            }
             match state.move_hand() {
                 Met::Run(run) => {
                     let most = self.job_blocks_max(batch).min((allowance - spent) / bytes);
+                    let before = batch.blocks;
                     state.take_job(&run, most, batch);
+                    if state.limit != Limit::None {
+                        state.limit = Limit::Spent(batch.blocks - before);
+                    }
                 }
                 Met::Uncommitted => return Action::Commit,
                 Met::Nothing => return Action::Wait,
@@ -771,6 +830,22 @@ impl WriteCache {
             changed.await;
         }
     }
+}
+
+/// Waits for a turn, a change or a time. True if it is the turn.
+async fn turn_or_change(
+    env: &Env,
+    turn: impl Future<Output = ()> + Unpin,
+    at: Option<Time>,
+    changed: EventListener,
+) -> bool {
+    let other = async {
+        match at {
+            Some(at) => sleep_or_change(env, at, changed).await,
+            None => changed.await,
+        }
+    };
+    matches!(future::select(turn, std::pin::pin!(other)).await, Either::Left(_))
 }
 
 async fn sleep_or_change(env: &Env, at: Time, changed: EventListener) {

@@ -20,8 +20,8 @@
 //! depend on its own cost, and nothing is too large to pass.
 //!
 //! # Invariants
-//! - T1. In any time `t` no more passes than rate x t + size + the cost of the last that passed, and
-//!   what [`Throttle::charge`] was told of.
+//! - T1. In any time `t` no more passes than rate x t + size + the cost of the last that passed,
+//!   and what [`Throttle::charge`] was told of.
 //! - T2. What keeps to the rate never waits: a bucket that leaked all that it got is empty. Levels
 //!   are exact: units times nanoseconds, in whole numbers.
 //! - T3. Waiters of a direction (reads, writes) pass in the order that they came. A read does not

@@ -13,8 +13,8 @@ use cairn_block::{
 };
 
 use super::index::{COVERED, IN_WRITEBACK, LEAVING, Life, Run};
+use super::limit::Limit;
 use super::pace::Origin;
-use super::writeback::Limit;
 use super::{Count, State, WriteCache};
 use crate::group_commit::Waiter;
 

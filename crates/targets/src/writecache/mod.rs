@@ -14,10 +14,10 @@
 //!
 //! Files: `config` (the table line), `map` (verdicts and completions), `index` (what is cached and
 //! what is free, by runs), `commit` (makes entries durable), `acknowledged` (what a killed process
-//! would lose), `writeback` (copies blocks to the
-//! origin), `hand` (which blocks are written back to free slots), `sweep` (the order of a drain),
-//! `pace` (the share of client I/O and writeback), `origin` (flushes the origin), `removal`
-//! (discard and write-zeroes), `recover` (opening and stopping), `status`.
+//! would lose), `writeback` (copies blocks to the origin), `hand` (which blocks are written back to
+//! free slots), `sweep` (the order of a drain), `pace` (the share of client I/O and writeback),
+//! `limit` (the limit of background copies), `origin` (flushes the origin), `removal` (discard and
+//! write-zeroes), `recover` (opening and stopping), `status`.
 //!
 //! # Invariants
 //! I1. Slot data is durable before the superblock's seq makes its entry committed.
@@ -73,6 +73,7 @@ mod config;
 mod hand;
 mod health;
 mod index;
+mod limit;
 mod map;
 #[cfg(test)]
 mod model;
@@ -112,10 +113,11 @@ use commit::Metadata;
 use config::Config;
 use health::OriginHealth;
 use index::{Index, Run};
+use limit::Limit;
 use pace::Pace;
 use removal::Removal;
 use sweep::Sweep;
-use writeback::{Job, Limit, Turn, Written};
+use writeback::{Job, Turn, Written};
 
 use crate::flushes::Flushes;
 use crate::group_commit::GroupCommit;

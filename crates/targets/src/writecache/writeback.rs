@@ -36,18 +36,14 @@
 
 use std::time::Duration;
 
-use cairn_block::{
-    CopyError, CopyJob, CopyPiece, Direction, Env, Flags, IoError, Passage, Time, mutants,
-    yield_once,
-};
-use event_listener::EventListener;
-use futures_util::future::{self, Either};
+use cairn_block::{CopyError, CopyJob, CopyPiece, Env, Flags, IoError, Time, mutants, yield_once};
 
 use super::canary::{self, Bug};
 use super::hand::Met;
 use super::index::{
     COVERED, FREED, IN_WRITEBACK, Inserted, LEAVING, Life, Order, QueuePosition, Run, Stock,
 };
+use super::limit::{Limit, Turns, sleep_or_change};
 use super::{State, WriteCache};
 
 /// Most blocks in one request to the origin.
@@ -114,21 +110,6 @@ impl Written {
 pub(super) struct Turn {
     at: Time,
     bytes: u64,
-}
-
-/// What the limit of background copies says to blocks that free slots. Others were asked for, or
-/// are old.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Limit {
-    /// There is none.
-    #[default]
-    None,
-    /// The background task has to wait for its turn.
-    Waits,
-    /// One job may be taken.
-    Granted,
-    /// A job of so many blocks was taken.
-    Spent(u64),
 }
 
 /// Why a drain ended early.
@@ -335,35 +316,20 @@ impl WriteCache {
     /// The background task: starts commits and writeback, and waits on timers. Ends when `stopping`
     /// is set.
     pub(super) async fn keep(&self, env: &Env) {
-        let background = env.background();
-        let (mut turn, mut has_turn) = (None, false);
+        let mut turns = Turns::new(env);
         loop {
             let changed = self.changed.listen();
             self.reopen(env);
             self.stock_index();
-            self.state.lock().limit = match (background.is_on(), has_turn) {
-                (false, _) => Limit::None,
-                (true, false) => Limit::Waits,
-                (true, true) => Limit::Granted,
-            };
+            self.state.lock().limit = turns.limit();
             let action = self.next_action(env.now());
             let limit = self.state.lock().limit;
-            if let Limit::Spent(blocks) = limit {
-                let bytes = blocks * u64::from(self.config.block_size.bytes());
-                background.charge(env.now(), Passage::of_copy(bytes));
-                has_turn = false;
+            turns.count(limit, u64::from(self.config.block_size.bytes()));
+            if !matches!(action, Action::Turn(_)) {
+                turns.leave();
             }
-            if let Action::Turn(at) = action {
-                let ours = || Box::pin(background.turn(env, Direction::Write));
-                let ours = turn.get_or_insert_with(ours);
-                has_turn = turn_or_change(env, ours, at, changed).await;
-                turn = turn.filter(|_| !has_turn);
-                continue;
-            }
-            // A place among waiters that is not looked after would hold the others up.
-            turn = None;
             match action {
-                Action::Turn(_) => unreachable!("waited for above"),
+                Action::Turn(at) => turns.wait(at, changed).await,
                 Action::Stop => return,
                 Action::Commit => {
                     self.kick_commit(env);
@@ -829,27 +795,5 @@ impl WriteCache {
             }
             changed.await;
         }
-    }
-}
-
-/// Waits for a turn, a change or a time. True if it is the turn.
-async fn turn_or_change(
-    env: &Env,
-    turn: impl Future<Output = ()> + Unpin,
-    at: Option<Time>,
-    changed: EventListener,
-) -> bool {
-    let other = async {
-        match at {
-            Some(at) => sleep_or_change(env, at, changed).await,
-            None => changed.await,
-        }
-    };
-    matches!(future::select(turn, std::pin::pin!(other)).await, Either::Left(_))
-}
-
-async fn sleep_or_change(env: &Env, at: Time, changed: EventListener) {
-    match future::select(std::pin::pin!(env.sleep_until(at)), changed).await {
-        Either::Left(((), _)) | Either::Right(((), _)) => (),
     }
 }

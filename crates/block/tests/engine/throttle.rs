@@ -55,7 +55,7 @@ fn clients_on_several_reactors_share_one_limit_in_turn() {
         let taken = log.last().unwrap().1;
         assert!(taken >= Time(2_890_000_000), "no faster than the rate: {taken:?}");
         assert!(taken < Time(2_900_000_000), "and no slower: {taken:?}");
-        // Once all three wait, and until the first has done, none gets ahead of the others by more than one.
+        // While all three wait, none gets ahead of the others by more than one.
         for end in 30..260 {
             let count = |who| log[20..end].iter().filter(|(it, _)| *it == who).count();
             let counts = [count(0), count(1), count(2)];

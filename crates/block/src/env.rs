@@ -29,6 +29,7 @@ use crate::op::{Flags, Op};
 use crate::request::{Client, Completion, Request};
 use crate::slots::Slots;
 use crate::table::Table;
+use crate::throttle::Throttle;
 use crate::units::{Sector, SectorCount, SectorRange, Time};
 
 /// Yields for one turn of the reactor: the other tasks run, and new mail and completions are
@@ -70,6 +71,9 @@ pub trait Post: Send + Sync {
 
     /// The rate limit of this world's log.
     fn log(&self) -> &LogLimit;
+
+    /// What all background copies of this world pass.
+    fn background(&self) -> &Throttle;
 
     /// The time since 1970-01-01 00:00 UTC: for what is written into formats, not for waiting.
     fn unix_time(&self) -> Duration;
@@ -202,6 +206,12 @@ impl Env {
     /// The mailboxes, to keep and use from any thread.
     pub fn post(&self) -> &Arc<dyn Post> {
         &self.0.world.post
+    }
+
+    /// What background copies pass before they take anything that others need: those that no client
+    /// waits for. Each is a write of the bytes that it copies.
+    pub fn background(&self) -> &Throttle {
+        self.post().background()
     }
 
     /// Logs a warning, unless there was one of the same key within the last minute: see

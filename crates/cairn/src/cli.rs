@@ -20,7 +20,7 @@ use cairn_control::arguments::sectors;
 use cairn_control::verbs::cache::{
     CacheAttach, CacheDetach, CacheFlush, CacheGet, CacheList, CacheSet, CacheVolume,
 };
-use cairn_control::verbs::export::{ExportAdd, ExportList, ExportRemove};
+use cairn_control::verbs::export::{ExportAdd, ExportList, ExportRemove, ExportThrottle};
 use cairn_control::verbs::pool::{PoolCreate, PoolGrow, PoolStatus, PoolTrim};
 use cairn_control::verbs::server::{ServerMetrics, ServerUpgrade, TargetList};
 use cairn_control::verbs::snap::{
@@ -89,7 +89,7 @@ pub enum Command {
     Attach(AttachArgs),
     /// End the block device of an export
     Detach(DetachArgs),
-    /// Exports of a running server: add, remove
+    /// Exports of a running server: add, remove, throttle
     #[command(subcommand)]
     Export(ExportCommand),
     /// Records of tables that verbs changed: show, forget
@@ -273,6 +273,8 @@ pub enum ExportCommand {
     Add(ExportAdd),
     /// Stop serving an export, also after the next start
     Remove(ExportRemove),
+    /// Limit what the clients of an export may do, also after the next start
+    Throttle(ExportThrottle),
 }
 
 /// `state`

@@ -12,6 +12,8 @@ use clap::builder::TypedValueParser;
 use clap::error::ErrorKind;
 use clap::{Arg, Command};
 
+use crate::throttles::Limits;
+
 /// What stands for a device that is no path.
 const SCHEMES: [&str; 3] = ["@", "mem:", "null:"];
 
@@ -55,6 +57,11 @@ pub fn sectors() -> Reader<u64> {
 
 fn bytes_of(name: &str, size: &OsStr) -> Outcome<u64> {
     args::bytes(name, &size.to_string_lossy())
+}
+
+/// Limits of an export.
+pub fn limits() -> Reader<Limits> {
+    Reader(|name, text| Limits::parse(name, &text.to_string_lossy()))
 }
 
 /// A device as a word of a table, for the server, which may be in another folder.

@@ -16,6 +16,8 @@
 //! not a snapshot. If there were several at the start, the empty name means none; if there was
 //! none, it means the first one that comes.
 
+mod limits;
+
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::os::fd::OwnedFd;
@@ -23,7 +25,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Claimed, ConfigKind, Disk, MappedDevice, ReactorId};
+use cairn_block::{Claimed, ConfigKind, Disk, MappedDevice, ReactorId, Throttle};
 use cairn_exports::front::Front;
 use cairn_exports::nbd::{
     Estate, ListenAddress, Listening, NbdExport, NbdOptions, NbdServer, Parted, Tls,
@@ -38,6 +40,7 @@ use crate::contexts::SnapContexts;
 use crate::live_pool::is_pool;
 use crate::names::{is_hidden, parent_of};
 use crate::state::{Export, ExportChanges};
+use crate::throttles::Limits;
 use crate::tls_names::TlsNames;
 use crate::world::World;
 
@@ -60,6 +63,9 @@ pub struct ExportInfo {
     /// Connections of clients.
     #[serde(default)]
     pub clients: u64,
+    /// What its clients may do.
+    #[serde(default)]
+    pub throttle: Limits,
 }
 
 /// A socket for virtual machines.
@@ -144,6 +150,10 @@ pub struct Exports {
     tls_names: TlsNames,
     /// The exports that the configuration names; none means every volume.
     configured: Vec<Export>,
+    /// The limits that the configuration gives to exports.
+    configured_limits: BTreeMap<String, Limits>,
+    /// Those of exports that are served.
+    throttles: Mutex<BTreeMap<String, Arc<Throttle>>>,
     /// The changes that verbs made.
     changes: Mutex<ExportChanges>,
     /// The exports that are served; `read_only` is set for any reason.
@@ -169,6 +179,7 @@ impl Exports {
         let vhost = VhostUserServer::new(front.clone(), post.clone());
         let server = Arc::new(NbdServer::with_front(front, post, options));
         let (served, arranged, addresses, tls_names) = Default::default();
+        let (configured_limits, throttles) = Default::default();
         let (changes, empty_name) = (Mutex::new(changes), Mutex::default());
         Exports {
             server,
@@ -176,6 +187,8 @@ impl Exports {
             sockets,
             tls_names,
             configured,
+            configured_limits,
+            throttles,
             changes,
             served,
             arranged,
@@ -192,6 +205,12 @@ impl Exports {
             self.server.offer_tls(tls);
         }
         Exports { tls_names, ..self }
+    }
+
+    /// The same with limits for exports.
+    #[must_use]
+    pub fn with_limits(self, configured_limits: BTreeMap<String, Limits>) -> Exports {
+        Exports { configured_limits, ..self }
     }
 
     /// Serves a volume under each of its names. Its present exports stay.
@@ -236,6 +255,7 @@ impl Exports {
                 description: export.description.clone(),
                 disk: disk.clone(),
                 read_only: export.read_only,
+                throttle: self.throttle_of(&export.name),
             };
             let contexts = Arc::new(SnapContexts::new(world.names(), volume));
             self.add_socket(&export, &disk)?;
@@ -262,6 +282,7 @@ impl Exports {
             socket: socket.path.clone(),
             rights: socket.rights,
             queues: socket.queues,
+            throttle: self.throttle_of(&export.name),
         })
     }
 
@@ -393,8 +414,9 @@ impl Exports {
     /// Takes some exports from those that are served.
     fn take_if(&self, is_it: impl Fn(&Export) -> bool) -> Vec<Export> {
         let mut served = self.served.lock();
-        let (gone, kept) = served.drain(..).partition(is_it);
+        let (gone, kept): (Vec<Export>, _) = served.drain(..).partition(is_it);
         *served = kept;
+        gone.iter().for_each(|export| self.forget_throttle(&export.name));
         gone
     }
 
@@ -641,6 +663,7 @@ impl Exports {
                 clients: (self.server.users(&export.name) + self.vhost.users(&export.name)) as u64,
                 bytes: disk.map_or(0, |disk| disk.sectors().to_bytes()),
                 read_only: export.read_only || limits.is_some_and(|limits| limits.read_only),
+                throttle: self.limits_of(&export.name),
                 name: export.name,
                 volume: export.volume,
             }

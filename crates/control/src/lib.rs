@@ -5,7 +5,8 @@
 //! - [`names`], [`kept`], [`lasting`], [`measure`], [`under_way`], [`world`]: reactors, volumes and
 //!   their names.
 //! - [`thin_line`], [`live_pool`], [`contexts`]: queries of live snapshots and pools.
-//! - [`state`], [`tls_names`], [`exports`]: the state file, and the exports that clients find.
+//! - [`throttles`], [`state`], [`tls_names`], [`exports`]: limits, the state file, and the exports
+//!   that clients find.
 //! - [`metrics`]: what monitoring reads. [`watch`]: what a person watches.
 //! - [`caches`]: rules for tables that touch caches that were left dirty.
 //! - [`sockets`], [`handover`]: what a server leaves to its successor, another process.
@@ -41,6 +42,7 @@ pub mod report;
 pub mod sockets;
 pub mod state;
 pub mod thin_line;
+pub mod throttles;
 pub mod tls_names;
 pub mod turns;
 pub mod under_way;

@@ -44,7 +44,7 @@ mod show;
 mod zones;
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
@@ -57,6 +57,8 @@ use cairn_outcome::failure::{Outcome, refused, system, wrong};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+use crate::throttles::Limits;
 
 pub use caches::{CacheRecord, CacheState, Extent, Known, forget_cache};
 pub use forget::forget;
@@ -200,6 +202,9 @@ pub struct ExportChanges {
     /// Names that are not served, although the configuration has them or a volume has the name.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub removed: BTreeSet<String>,
+    /// Limits in place of those that the configuration gives to an export.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub throttles: BTreeMap<String, Limits>,
 }
 
 impl ExportChanges {

@@ -28,6 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         description: String::new(),
         disk: Arc::new(MemoryDisk::new(sectors)?),
         read_only: false,
+        throttle: Arc::default(),
     })?;
     server.listen(&ListenAddress::Unix(PathBuf::from(socket)))?;
     println!("{}", server.uri("").expect("it listens"));

@@ -268,6 +268,14 @@ impl Driver {
         self.future(Io::PollOut { fd: fd.as_raw_fd() }, keep)
     }
 
+    /// Waits until the peer of `socket` is gone; true if it is. It may say earlier, once, that it
+    /// cannot tell: the peer has ended its own sending, and may still read.
+    pub async fn hung_up(self: &Rc<Self>, socket: &Arc<OwnedFd>) -> bool {
+        let keep = Keep { _fd: Some(socket.clone()), ..Keep::default() };
+        let events = self.future(Io::PollHup { fd: socket.as_raw_fd() }, keep).await;
+        events < 0 || events & i32::from(libc::POLLHUP | libc::POLLERR) != 0
+    }
+
     /// Connects `socket`; returns 0 or `-errno`.
     pub fn connect(self: &Rc<Self>, socket: &Arc<OwnedFd>, address: SocketAddrAny) -> OpFuture {
         let keep = Keep { _fd: Some(socket.clone()), ..Keep::default() };

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cairn_block::sync::Padded;
-use cairn_block::{LogLimit, Mail, Post, ReactorId};
+use cairn_block::{LogLimit, Mail, Post, ReactorId, Throttle};
 use parking_lot::Mutex;
 
 use crate::ring::Wake;
@@ -38,13 +38,15 @@ struct Mailbox {
 pub struct PostOffice {
     mailboxes: Vec<Padded<Mailbox>>,
     log: LogLimit,
+    background: Throttle,
 }
 
 impl PostOffice {
     /// Empty mailboxes for `count` reactors.
     pub fn new(count: u16) -> Arc<PostOffice> {
         let mailboxes = (0..count).map(|_| Padded::default()).collect();
-        Arc::new(PostOffice { mailboxes, log: LogLimit::default() })
+        let (log, background) = Default::default();
+        Arc::new(PostOffice { mailboxes, log, background })
     }
 
     fn mailbox(&self, of: ReactorId) -> &Mailbox {
@@ -87,6 +89,10 @@ impl Post for PostOffice {
 
     fn log(&self) -> &LogLimit {
         &self.log
+    }
+
+    fn background(&self) -> &Throttle {
+        &self.background
     }
 
     fn unix_time(&self) -> Duration {

@@ -204,6 +204,12 @@ pub enum Io {
         /// Anything poll(2) takes.
         fd: RawFd,
     },
+    /// Wait until the peer is gone: closed both ways, or an error. Results in the poll(2) bits
+    /// seen; one ring also ends when the peer has only ended its own sending.
+    PollHup {
+        /// A socket.
+        fd: RawFd,
+    },
     /// A command of the file's driver (ublk's, for one), which says what results. -EOPNOTSUPP if
     /// the file takes no commands, or the ring cannot send any: helper threads cannot.
     UringCmd {

@@ -185,7 +185,8 @@ fn perform(io: Io) -> i32 {
         | Io::Accept { .. }
         | Io::Connect { .. }
         | Io::PollIn { .. }
-        | Io::PollOut { .. } => {
+        | Io::PollOut { .. }
+        | Io::PollHup { .. } => {
             unreachable!("sockets and pollables never reach a helper thread")
         }
     }
@@ -390,6 +391,7 @@ impl Ring for ThreadRing {
             Io::Send { fd, iov, .. } => self.watch(fd, SocketKind::Send(iov), token),
             Io::PollIn { fd } => self.watch(fd, SocketKind::Poll(libc::POLLIN), token),
             Io::PollOut { fd } => self.watch(fd, SocketKind::Poll(libc::POLLOUT), token),
+            Io::PollHup { fd } => self.watch(fd, SocketKind::Poll(0), token),
             Io::Connect { fd, address } => {
                 make_nonblocking(fd);
                 self.watch(fd, SocketKind::Connect(address), token);

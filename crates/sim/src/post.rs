@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use cairn_block::{LogLimit, Mail, Post, ReactorId, Time};
+use cairn_block::{LogLimit, Mail, Post, ReactorId, Throttle, Time};
 use parking_lot::Mutex;
 
 /// What the simulated clock shows when the simulation starts, since 1970.
@@ -45,6 +45,7 @@ pub(crate) struct SimPost {
     reactors: u16,
     inner: Mutex<Inner>,
     log: LogLimit,
+    background: Throttle,
 }
 
 impl SimPost {
@@ -58,7 +59,8 @@ impl SimPost {
             boxes: (0..reactors).map(|_| BTreeMap::new()).collect(),
             last: BTreeMap::new(),
         };
-        SimPost { reactors, inner: Mutex::new(inner), log: LogLimit::default() }
+        let (log, background) = Default::default();
+        SimPost { reactors, inner: Mutex::new(inner), log, background }
     }
 
     /// Sets the time and the reactor whose turn it is; none: code outside the reactors.
@@ -113,6 +115,10 @@ impl Post for SimPost {
 
     fn log(&self) -> &LogLimit {
         &self.log
+    }
+
+    fn background(&self) -> &Throttle {
+        &self.background
     }
 
     fn unix_time(&self) -> Duration {

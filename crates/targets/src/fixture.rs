@@ -15,8 +15,9 @@ use std::time::Duration;
 
 use cairn_block::{
     CallOff, ConfigError, Ctor, Disk, Env, Events, Extent, FailureCursor, Io, IoError, IoResult,
-    KeptLogs, MappedDevice, MessageError, Op, Registry, Resumed, SECTOR_BYTES, Sector, SectorCount,
-    SectorRange, SuspendMode, Table, TableContext, TableLine, Target, TargetType, TargetTypes,
+    KeptLogs, MappedDevice, MessageError, Op, Rate, Rates, Registry, Resumed, SECTOR_BYTES, Sector,
+    SectorCount, SectorRange, SuspendMode, Table, TableContext, TableLine, Target, TargetType,
+    TargetTypes, ThrottleLimits,
 };
 use cairn_sim::campaign::users_first;
 use cairn_sim::{DriveModel, DriveOptions, Fault, Image, SimDrive, SimOpener, SimWorld};
@@ -431,6 +432,23 @@ impl Fixture {
     }
 
     // Time.
+
+    /// Lets background copies move so many bytes per second.
+    pub fn limit_background(&self, bytes: u64) {
+        let rate = Rate { per_second: bytes.try_into().expect("more than none"), burst: None };
+        let bytes = Rates { total: Some(rate), ..Rates::default() };
+        let limits = ThrottleLimits { bytes, ..ThrottleLimits::default() };
+        self.sim.env(0).post().background().set(&limits);
+    }
+
+    /// Fails if what `during` does takes as long as a limit would make it.
+    pub fn in_no_time<T>(&self, during: impl FnOnce() -> T) -> T {
+        let began = self.sim.now();
+        let done = during();
+        let taken = self.sim.now().since(began);
+        assert!(taken < Duration::from_secs(1), "{taken:?}");
+        done
+    }
 
     pub fn run(&self, duration: Duration) {
         self.sim.run_for(duration);

@@ -23,4 +23,6 @@ mod straight;
 #[cfg(test)]
 mod suspend;
 #[cfg(test)]
+mod throttle;
+#[cfg(test)]
 mod traffic;

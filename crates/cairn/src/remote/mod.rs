@@ -79,6 +79,7 @@ fn ask(verb: Command, server: &Client) -> Outcome<u8> {
         Command::Exports(list) => list_sizes(server, &list, |all, sizes| text::exports(all, sizes)),
         Command::Export(ExportCommand::Add(verb)) => tell(server, &verb),
         Command::Export(ExportCommand::Remove(verb)) => tell(server, &verb),
+        Command::Export(ExportCommand::Throttle(verb)) => tell(server, &verb),
         Command::Message(verb) => match server.ask(&verb)?.text {
             text if text.is_empty() => Ok(exit::OK),
             text => print(&format!("{text}\n")),

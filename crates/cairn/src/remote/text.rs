@@ -94,21 +94,25 @@ pub fn volumes(infos: &[Info], sizes: Sizes) -> String {
     }
 }
 
-/// The exports and where they are served.
+/// The exports and where they are served; with their limits if one has some.
 pub fn exports(exports: &[ExportInfo], sizes: Sizes) -> String {
-    let rows: Vec<_> = exports
-        .iter()
-        .map(|export| {
-            let access = if export.read_only { "read-only" } else { "writable" }.to_owned();
-            let uri = export.uri.clone().unwrap_or("-".to_owned());
-            let (name, volume) = (export.name.clone(), export.volume.clone());
-            [name, volume, sizes.text(export.bytes), access, uri]
-        })
-        .collect();
-    match rows.is_empty() {
-        true => String::new(),
-        false => table(["NAME", "VOLUME", "SIZE", "ACCESS", "URI"], &rows),
+    let row = |export: &ExportInfo| {
+        let access = if export.read_only { "read-only" } else { "writable" }.to_owned();
+        let uri = export.uri.clone().unwrap_or("-".to_owned());
+        let (name, volume) = (export.name.clone(), export.volume.clone());
+        [name, volume, sizes.text(export.bytes), access, export.throttle.to_string(), uri]
+    };
+    let rows: Vec<_> = exports.iter().map(row).collect();
+    if rows.is_empty() {
+        return String::new();
     }
+    if exports.iter().any(|export| !export.throttle.is_empty()) {
+        return table(["NAME", "VOLUME", "SIZE", "ACCESS", "LIMITS", "URI"], &rows);
+    }
+    let unlimited =
+        |[name, volume, size, access, _, uri]: [String; 6]| [name, volume, size, access, uri];
+    let rows: Vec<_> = rows.into_iter().map(unlimited).collect();
+    table(["NAME", "VOLUME", "SIZE", "ACCESS", "URI"], &rows)
 }
 
 /// The caches of volumes.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use cairn_control::throttles::Limits;
 use cairn_control::verbs::volume::VolumeMessage;
 use cairn_outcome::failure::{Outcome, wrong};
 use clap::parser::ValueSource;
@@ -12,7 +13,7 @@ use cairn_reactor::RingKind;
 use super::config::KEYS;
 use super::limits::{CONNECTIONS, parse_crash_log, parse_memory};
 use super::tls::TlsChoice;
-use super::vhost;
+use super::{throttle, vhost};
 
 /// The longest time that an idle reactor may poll before it sleeps, in microseconds.
 pub const SPIN_US_MAX: i64 = 10_000;
@@ -57,6 +58,15 @@ pub struct ServeArgs {
     /// of --listen, where PATH alone will do
     #[arg(long, value_name = "NAME")]
     export: Vec<String>,
+    /// Limits of what the clients of an export may do together (default: those of --export's):
+    /// iops-total, iops-read, iops-write, bps-total, bps-read, bps-write, each with -max and
+    /// -max-length for a burst, and iops-size; may be repeated
+    #[arg(long, value_name = "[EXPORT:]iops-total=1000,bps-write=100M")]
+    pub throttle: Vec<String>,
+    /// Limits of copies in the background, all volumes together: iops-total, bps-total, each with
+    /// -max and -max-length for a burst, and iops-size
+    #[arg(long, value_name = "bps-total=50M", value_parser = throttle::background)]
+    pub background: Option<Limits>,
     /// Where clients connect: unix:PATH,mode=MODE,group=GROUP, where PATH alone will do, or
     /// tcp:HOST:PORT (tcp:PORT is loopback); may be repeated
     #[arg(long, value_name = "ADDRESS")]

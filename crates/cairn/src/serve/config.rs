@@ -5,6 +5,7 @@
 //! file: those of sockets, state and images are joined here; those in tables stay as written, so
 //! that they print as given, and the opener joins them to [`Config::base`].
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cairn_backends::parse_size;
@@ -14,10 +15,12 @@ use serde::Deserialize;
 
 use super::args::{RingChoice, SPIN_US_MAX, parse_message};
 use super::limits::{CRASH_LOG_BYTES_MIN, CRASH_LOG_EXPECTED, MEMORY_BYTES_MIN, MEMORY_EXPECTED};
+use super::throttle::refuse_directed;
 use super::tls::TlsChoice;
 use super::vhost;
 use cairn_control::exports::VhostSocket;
 use cairn_control::state::Export;
+use cairn_control::throttles::{Limits, number_of_text};
 use cairn_control::tls_names::TlsNames;
 use cairn_control::verbs::volume::VolumeMessage;
 
@@ -71,6 +74,10 @@ pub struct Config {
     pub tls_verify_peer: bool,
     /// Which clients find an export.
     pub tls_names: TlsNames,
+    /// What the clients of an export may do.
+    pub limits: BTreeMap<String, Limits>,
+    /// What background copies may do.
+    pub background: Option<Limits>,
 }
 
 /// A sparse image to make if it is missing.
@@ -110,6 +117,8 @@ struct RawConfig {
     connections: Option<u16>,
     memory: Option<Size>,
     crash_log: Option<Size>,
+    #[serde(default)]
+    background: BTreeMap<String, Size>,
     tls: Option<TlsChoice>,
     tls_certificates: Option<PathBuf>,
     #[serde(default)]
@@ -178,6 +187,8 @@ struct RawExport {
     listen: Option<String>,
     num_queues: Option<u16>,
     tls_names: Option<Vec<String>>,
+    #[serde(default)]
+    throttle: BTreeMap<String, Size>,
 }
 
 /// A size: bytes as a number, or text with a suffix.
@@ -241,6 +252,8 @@ impl Config {
             tls_certificates: raw.tls_certificates.map(|path| base.join(path)),
             tls_verify_peer: raw.tls_verify_peer,
             tls_names: tls_names(&shown, &raw.volume, &raw.export)?,
+            limits: limits(&shown, &raw.export)?,
+            background: background(&shown, &raw.background)?,
             images: collect(&shown, raw.image, |image, shown| image.judge(shown, &base))?,
             volumes: collect(&shown, raw.volume, RawVolume::judge)?,
             vhost: vhost_sockets(&shown, &raw.export, &base)?,
@@ -421,6 +434,39 @@ fn tls_names(shown: &str, volumes: &[RawVolume], exports: &[RawExport]) -> Outco
     })
 }
 
+/// The limits of the exports that have some.
+fn limits(shown: &str, exports: &[RawExport]) -> Outcome<BTreeMap<String, Limits>> {
+    let mut all = BTreeMap::new();
+    for export in exports.iter().filter(|export| !export.throttle.is_empty()) {
+        let shown = format!("{shown}: export '{}'", export.name);
+        all.insert(export.name.clone(), Limits::judge(&shown, numbers(&shown, &export.throttle)?)?);
+    }
+    Ok(all)
+}
+
+/// The limits of background copies, if there are any.
+fn background(shown: &str, given: &BTreeMap<String, Size>) -> Outcome<Option<Limits>> {
+    if given.is_empty() {
+        return Ok(None);
+    }
+    let shown = format!("{shown}: background");
+    let limits = Limits::judge(&shown, numbers(&shown, given)?)?;
+    refuse_directed(&shown, &limits)?;
+    Ok(Some(limits))
+}
+
+/// The numbers of limits.
+fn numbers(shown: &str, given: &BTreeMap<String, Size>) -> Outcome<BTreeMap<String, u64>> {
+    let number = |(key, size): (&String, &Size)| {
+        let number = match size {
+            Size::Bytes(number) => Ok(*number),
+            Size::Text(text) => number_of_text(shown, key, text),
+        };
+        number.map(|number| (key.clone(), number))
+    };
+    given.iter().map(number).collect()
+}
+
 impl RawExport {
     fn judge(self) -> Export {
         Export {
@@ -510,6 +556,14 @@ mod tests {
     }
 
     #[test]
+    fn limits_of_an_export_are_numbers_and_sizes() {
+        let text = "[[export]]\nname = 'v'\nthrottle = { iops_total = 9, bps_write = '1M' }\n";
+        let config = parse(text).unwrap();
+        assert_eq!(config.limits["v"].to_string(), "bps-write=1048576,iops-total=9");
+        assert!(parse("[[export]]\nname = 'v'\nthrottle = {}").unwrap().limits.is_empty());
+    }
+
+    #[test]
     fn last_structured_line_may_be_as_long_as_its_devices() {
         for size in ["size = 'N'", "size = 'whole'", ""] {
             let line = |size: &str| format!("[[volume.line]]\n{size}\ntarget = 'zero'\n");
@@ -533,8 +587,24 @@ mod tests {
                 "line 1: unknown variant `yes`, expected one of `off`, `on`, `require`",
             ),
             (
+                "[[export]]\nname='e'\nthrottle={iops_total=0}",
+                "vm.toml: export 'e': iops-total: found 0, expected 1 or more",
+            ),
+            (
+                "[[export]]\nname='e'\nthrottle={bps_read='fast'}",
+                "vm.toml: export 'e': bps-read: found 'fast', expected bytes, like",
+            ),
+            (
+                "[[export]]\nname='e'\nthrottle={frob=1}",
+                "vm.toml: export 'e': limit: found 'frob', expected iops-total,",
+            ),
+            (
                 "[[export]]\nname='e'\ntls_names=[]",
                 "tls_names of 'e': found none, expected names in certificates, at least one",
+            ),
+            (
+                "background = {bps_read='1M'}",
+                "vm.toml: background: limit: found bps-read, expected iops-total",
             ),
             ("reactors = 0", "reactors: found 0, expected 1 to 256"),
             ("connections = 0", "connections: found 0, expected 1 to 65535"),

@@ -19,6 +19,7 @@ mod image;
 pub mod limits;
 mod listen;
 mod patience;
+mod throttle;
 mod tls;
 mod upgrade;
 mod vhost;
@@ -158,7 +159,9 @@ fn serve(
     }
     let sockets = Sockets::choose(addresses, &args, &activated, heir.is_some())?;
     let (default, vhost) = args.exports()?;
-    let vhost = vhost_sockets(vhost, default.as_deref(), &config, &plan)?;
+    let of_none = export_of_none(default.as_deref(), &config, &plan);
+    let limits = throttle::limits(config.limits.clone(), &args.throttle, of_none.as_deref())?;
+    let vhost = vhost_sockets(vhost, of_none.as_deref(), &config)?;
     if !read_only {
         image::make_images(&config, &mut plan, state.as_ref())?;
     }
@@ -180,7 +183,7 @@ fn serve(
     let exports = Exports::new(&world, config.exports, vhost, changes, nbd);
     let mut server = Server {
         args: args.clone(),
-        exports: Arc::new(exports.with_tls(tls, config.tls_names)),
+        exports: Arc::new(exports.with_tls(tls, config.tls_names).with_limits(limits)),
         is_secured,
         world,
         handles,
@@ -216,6 +219,10 @@ fn start_world(
         args.crash_log.or(config.crash_log_bytes).unwrap_or(limits::CRASH_LOG_BYTES),
         args.discard_crash_log && !args.take_over,
     );
+    let background = args.background.as_ref().or(config.background.as_ref());
+    if let Some(limits) = background {
+        world.reactors().post().background().set(&limits.of_throttle());
+    }
     let spin_us = args.spin_us.or(config.spin_us).unwrap_or(0).into();
     world.reactors().set_spin(Duration::from_micros(spin_us));
     Ok(world)
@@ -233,16 +240,19 @@ fn world_of(args: &ServeArgs, config: &Config, handles: Arc<Handles>) -> WorldOp
     }
 }
 
+/// The export of options that name none.
+fn export_of_none(default: Option<&str>, config: &Config, plan: &Plan) -> Option<String> {
+    let mut names = plan.names();
+    let only = names.next().filter(|_| names.next().is_none());
+    default.or(config.default_export.as_deref()).or(only).map(str::to_owned)
+}
+
 /// The sockets for virtual machines: those of the command line and of the TOML file.
 fn vhost_sockets(
     asked: Vec<vhost::Wanted>,
     default: Option<&str>,
     config: &Config,
-    plan: &Plan,
 ) -> Outcome<Vec<VhostSocket>> {
-    let mut names = plan.names();
-    let only = names.next().filter(|_| names.next().is_none());
-    let default = default.or(config.default_export.as_deref()).or(only);
     let mut sockets = config.vhost.clone();
     for wanted in asked {
         sockets.push(wanted.judge(default)?);

@@ -31,6 +31,8 @@ pub enum Kind {
 pub enum Sample {
     /// Of a counter or a gauge.
     Number(u64),
+    /// Of a counter of seconds.
+    Seconds(f64),
     /// Of a histogram: the sum of all times in seconds, how many there are, and how many lie below
     /// each bound in seconds and not below the one before it.
     Times {
@@ -104,9 +106,15 @@ pub fn gather(world: &World, exports: &Exports) -> Vec<Family> {
     }
     add_pools(&mut all, world);
     for export in exports.list(world) {
+        let waited = exports.waited(&export.name);
         let labels = [("export", export.name), ("device", export.volume)];
         let help = "Connections of clients";
-        all.gauge("cairn_export_connections", help, labels, export.clients);
+        all.gauge("cairn_export_connections", help, labels.clone(), export.clients);
+        let help = "Requests that have waited for a limit of their export";
+        all.counter("cairn_export_throttled_requests", help, labels.clone(), waited.count);
+        let help = "How long requests have waited for limits of their export, together";
+        let family = all.family(Kind::Counter, "cairn_export_throttled_seconds", help);
+        family.samples.push((labels.into(), Sample::Seconds(waited.time.as_secs_f64())));
     }
     all.0
 }

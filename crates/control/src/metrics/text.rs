@@ -79,6 +79,9 @@ impl Collector for Families {
                         metric.encode_counter::<Vec<super::Label>, _, u64>(value, None)?;
                     }
                     (Sample::Number(value), _) => metric.encode_gauge(value)?,
+                    (Sample::Seconds(value), _) => {
+                        metric.encode_counter::<Vec<super::Label>, _, u64>(value, None)?;
+                    }
                     (Sample::Times { sum, count, buckets }, _) => {
                         metric
                             .encode_histogram::<Vec<super::Label>>(*sum, *count, buckets, None)?;

@@ -69,6 +69,8 @@ impl Shown {
             lines.push(format!("export '{}': added, of {}{access}", export.name, export.volume));
         }
         lines.extend(self.exports.removed.iter().map(|name| format!("export '{name}': removed")));
+        let limits = self.exports.throttles.iter();
+        lines.extend(limits.map(|(name, limits)| format!("export '{name}': limits: {limits}")));
         lines.extend(self.caches.iter().map(CacheRecord::fact));
         if lines.is_empty() {
             lines.push("No records found".to_owned());
@@ -116,6 +118,7 @@ mod tests {
     use super::{Shown, ShownVolume};
     use crate::state::Export;
     use crate::state::{ExportChanges, Record};
+    use crate::throttles::Limits;
 
     #[test]
     fn each_fact_is_one_line_that_names_its_volume() {
@@ -132,11 +135,17 @@ mod tests {
             description: String::new(),
             read_only: true,
         };
-        let exports = ExportChanges { added: vec![added], removed: ["v".to_owned()].into() };
+        let limits = Limits::parse("x", "iops-total=5").unwrap();
+        let exports = ExportChanges {
+            added: vec![added],
+            removed: ["v".to_owned()].into(),
+            throttles: [("x".to_owned(), limits)].into(),
+        };
         let text = Shown { file: "s".into(), volumes, exports, caches: Vec::new() }.text();
         let expected = "v: 0 8 zero\nv: 8 8 zero\nv: configured: 0 8 zero\n\
                         v: waits for a resume: 0 8 error\nv: not served: it is not there\n\
-                        export 'x': added, of v, read-only\nexport 'v': removed\n";
+                        export 'x': added, of v, read-only\nexport 'v': removed\n\
+                        export 'x': limits: iops-total=5\n";
         assert_eq!(text, expected);
     }
 }

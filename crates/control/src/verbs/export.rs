@@ -1,4 +1,5 @@
-//! `export add` and `export remove`: names under which volumes are served, kept in the state file.
+//! `export add`, `remove` and `throttle`: names under which volumes are served, and their limits,
+//! kept in the state file.
 //!
 //! Order, and what a crash between two steps leaves: the change is recorded, then the export begins
 //! or ends. After the record the next start makes the change.
@@ -7,6 +8,7 @@ use cairn_block::ConfigKind;
 use cairn_outcome::failure::{Outcome, refused, wrong};
 
 use super::Verbs;
+use crate::arguments::limits;
 use crate::control::server::Caller;
 use crate::exports::ExportInfo;
 use crate::live_pool::is_pool;
@@ -14,6 +16,7 @@ use crate::names::is_hidden;
 use crate::reach::Named;
 use crate::state::Export;
 use crate::state::ExportChanges;
+use crate::throttles::Limits;
 use crate::verbs::steps::log_undo_failure;
 use crate::verbs::verb::{Done, declare};
 
@@ -35,6 +38,9 @@ declare! {
         /// A line for a person
         #[arg(long, value_name = "TEXT")]
         description: Option<String>,
+        /// Limits of its clients together: iops-total=1000,bps-write=100M
+        #[arg(long, value_name = "LIMITS", value_parser = limits())]
+        throttle: Option<Limits>,
     } flags {
         /// Refuse writes
         read_only,
@@ -53,6 +59,20 @@ declare! {
         force,
     }
     |verb, verbs, caller| verbs.export_remove(&verb, caller)
+}
+
+declare! {
+    /// `export throttle`
+    ExportThrottle = "export_throttle" -> Done {
+        /// The export
+        #[arg(value_name = "EXPORT")]
+        name: String,
+        /// Limits of its clients together, in place of all that it has: iops-total=1000,
+        /// bps-write=100M with a comma between two; or none
+        #[arg(value_name = "LIMITS", value_parser = limits())]
+        limits: Limits,
+    }
+    |verb, verbs, caller| verbs.export_throttle(verb, caller)
 }
 
 impl Verbs {
@@ -102,6 +122,8 @@ impl Verbs {
         if self.exports.without_changes(&self.world, &export.name).as_ref() != Some(&export) {
             changes.added.push(export.clone());
         }
+        changes.throttles.remove(&export.name);
+        changes.throttles.extend(params.throttle.map(|limits| (export.name.clone(), limits)));
         let before = self.record_exports(changes)?;
         let served = self.exports.add_volume(&self.world, &export.volume);
         if served.is_err() {
@@ -133,8 +155,38 @@ impl Verbs {
         if self.exports.without_changes(&self.world, name).is_some() {
             changes.removed.insert(name.clone());
         }
+        changes.throttles.remove(name);
         self.record_exports(changes)?;
         self.exports.remove_export(&self.world, name);
+        Ok(())
+    }
+
+    /// `export throttle`
+    ///
+    /// # Errors
+    /// Nothing has changed.
+    pub(super) fn export_throttle(
+        &self,
+        params: ExportThrottle,
+        caller: &dyn Caller,
+    ) -> Outcome<()> {
+        let ExportThrottle { name, limits } = params;
+        let volume = self.exports.volume_of(&name);
+        let named = Named::volume(&volume).with_export_names();
+        let _turn = self.change_table(&named, "export throttle", caller)?;
+        let mut changes = self.exports.changes();
+        let added = changes.added.iter().any(|added| added.name == name);
+        if self.exports.served_as(&name).is_none() && !added {
+            let device = format!("export '{name}'");
+            let expected = "one of cairn exports";
+            return Err(wrong(device, "name", "no export of it", expected));
+        }
+        match limits == self.exports.configured_limits(&name) {
+            true => changes.throttles.remove(&name),
+            false => changes.throttles.insert(name.clone(), limits),
+        };
+        self.record_exports(changes)?;
+        self.exports.apply_limits(&name);
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use super::Verbs;
 use super::cache::{
     CacheAttach, CacheDetach, CacheFlush, CacheGet, CacheList, CacheSet, CacheVolume,
 };
-use super::export::{ExportAdd, ExportList, ExportRemove};
+use super::export::{ExportAdd, ExportList, ExportRemove, ExportThrottle};
 use super::pool::{PoolCreate, PoolGrow, PoolStatus, PoolTrim};
 use super::server::{RpcGetMethods, ServerInfo, ServerMetrics, ServerUpgrade, TargetList};
 use super::snap::{SnapCreate, SnapDiff, SnapGrow, SnapList, SnapMerge, SnapRemove, SnapRollback};
@@ -26,7 +26,7 @@ use crate::control::rpc::RpcError;
 use crate::control::server::{Answer, Caller};
 
 /// Every method.
-pub const METHODS: [Entry; 51] = [
+pub const METHODS: [Entry; 52] = [
     Entry::of::<RpcGetMethods>(),
     Entry::of::<ServerInfo>(),
     Entry::of::<ServerUpgrade>(),
@@ -37,6 +37,7 @@ pub const METHODS: [Entry; 51] = [
     Entry::of::<ExportList>(),
     Entry::of::<ExportAdd>(),
     Entry::of::<ExportRemove>(),
+    Entry::of::<ExportThrottle>(),
     Entry::of::<StateShow>(),
     Entry::of::<StateForget>(),
     Entry::of::<VolumeList>(),

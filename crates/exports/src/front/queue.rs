@@ -23,7 +23,7 @@ use std::task::Context;
 
 use cairn_block::{
     CellGuard, CellMode, Client, Env, ErrorKind, FailureCursor, Io, IoError, IoResult, Limits, Op,
-    Request, SectorCount, SectorRange, StreamId,
+    Passage, Request, SectorCount, SectorRange, StreamId, Throttle,
 };
 
 use super::budget::Portion;
@@ -203,6 +203,19 @@ impl<T: 'static> Queue<T> {
             }
         }
         Ok(Room { portion: &self.portion, bytes })
+    }
+
+    /// Waits until a request passes the throttle of its export. Nothing was taken for it yet: a
+    /// client that waits here, or is halted, holds nothing that others need. A request that passed
+    /// and is halted afterwards passes once more when it comes again.
+    pub(crate) async fn pass(&self, throttle: &Throttle, passage: Passage) -> Result<(), Halted> {
+        if self.intake.is_halted() {
+            return Err(Halted);
+        }
+        match first(throttle.pass(&self.env, passage), self.intake.halted()).await {
+            First::Left(()) => Ok(()),
+            First::Right(()) => Err(Halted),
+        }
     }
 
     /// Admits a request for which there is room; returns what it holds, for [`Queue::release`].

@@ -18,6 +18,7 @@ use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cairn_block::{Client, Env, ErrorKind, Io, IoError, IoResult, Op, Request, Segs};
 use cairn_reactor::Driver;
@@ -34,6 +35,9 @@ use super::reply;
 use super::request::Terms;
 use super::tls::{Session, Taken};
 use super::wire::{Echo, ErrorCode, MessageForm, TransmissionFlags};
+
+/// A client whose request waits for longer than this may have gone.
+const HANG_UP_AFTER: Duration = Duration::from_millis(10);
 
 /// A socket as one reactor uses it, and how far its use has been stopped.
 pub(super) struct Channel {
@@ -143,6 +147,15 @@ impl Channel {
             }
         }
         Err(Ended::Halted)
+    }
+
+    /// Waits until the client is gone. It is looked for when a while has passed.
+    pub(super) async fn hung_up(&self, env: &Env) {
+        env.sleep(HANG_UP_AFTER).await;
+        if !self.driver.hung_up(&self.socket).await {
+            // It reads replies, and sends no more requests: a reply will find out.
+            std::future::pending::<()>().await;
+        }
     }
 
     /// Sends all of `segs`, and leaves it empty.

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use cairn_block::{Disk, SECTOR_BYTES};
+use cairn_block::{Disk, SECTOR_BYTES, Throttle};
 
 use crate::front::{SharedDisk, Shutdown};
 
@@ -27,6 +27,8 @@ pub struct NbdExport {
     pub disk: Arc<dyn Disk>,
     /// Refuse writes, even if the disk would take them.
     pub read_only: bool,
+    /// What all requests of its clients pass.
+    pub throttle: Arc<Throttle>,
 }
 
 /// An export in service.
@@ -35,6 +37,7 @@ pub(super) struct Export {
     description: String,
     read_only: bool,
     pub(super) shared: Arc<SharedDisk>,
+    pub(super) throttle: Arc<Throttle>,
     /// Contexts other than `base:allocation`.
     pub(super) contexts: Arc<dyn Contexts>,
     /// See [`ExportFacts::clients`].
@@ -49,9 +52,9 @@ impl Export {
         clients: Vec<String>,
         shared: Arc<SharedDisk>,
     ) -> Export {
-        let NbdExport { name, description, read_only, .. } = export;
+        let NbdExport { name, description, read_only, throttle, .. } = export;
         let shutdown = Arc::default();
-        Export { name, description, read_only, shared, contexts, clients, shutdown }
+        Export { name, description, read_only, shared, throttle, contexts, clients, shutdown }
     }
 
     /// The smallest unit that the disk takes now, in bytes.

@@ -8,9 +8,9 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use cairn_block::{Flags, Io, Op, Sector};
+use cairn_block::{Direction, Flags, Io, Op, Passage, Sector};
 
-use crate::front::{Halted, Room, widen};
+use crate::front::{First, Halted, Room, first, widen};
 
 use super::connection::{Connection, ReadPart, Ticket, Turn};
 use super::handover::Parted;
@@ -65,6 +65,9 @@ async fn requests(conn: &Rc<Connection>, receiver: &mut Receiver) -> Result<(), 
     receiver.expect_requests(conn.form);
     receiver.end_skip(&conn.channel).await?;
     while let Some(request) = next_request(conn, receiver).await? {
+        if conn.export.throttle.is_on() {
+            pass(conn, receiver, &request.command).await?;
+        }
         serve(conn, receiver, request).await?;
     }
     Ok(())
@@ -79,6 +82,42 @@ async fn room<'a>(
 ) -> Result<Room<'a>, Ended> {
     let room = conn.queue.room(bytes).await;
     Ok(room.inspect_err(|Halted| receiver.unread())?)
+}
+
+/// Waits until a request passes the throttle of the export. If the wait is interrupted, the
+/// receiver has its header again: the request has not begun.
+async fn pass(
+    conn: &Rc<Connection>,
+    receiver: &mut Receiver,
+    command: &Command,
+) -> Result<(), Ended> {
+    let Some(passage) = passage_of(command) else { return Ok(()) };
+    let (queue, throttle) = (&conn.queue, &conn.export.throttle);
+    if throttle.try_pass(queue.env.now(), passage) {
+        return Ok(());
+    }
+    match first(queue.pass(throttle, passage), conn.channel.hung_up(&queue.env)).await {
+        First::Left(passed) => Ok(passed.inspect_err(|Halted| receiver.unread())?),
+        First::Right(()) => Err(Ended::Failed(libc::EPIPE)),
+    }
+}
+
+/// What the limits of the export count. A trim moves no data; a flush and what only asks wait for
+/// no limit.
+fn passage_of(command: &Command) -> Option<Passage> {
+    let (direction, bytes) = match command {
+        Command::Read { range, .. } => (Direction::Read, range.length),
+        Command::Write { range, .. } | Command::WriteZeroes { range, .. } => {
+            (Direction::Write, range.length)
+        }
+        Command::Trim { .. } => (Direction::Write, 0),
+        Command::Flush
+        | Command::Cache { .. }
+        | Command::BlockStatus { .. }
+        | Command::Nothing
+        | Command::Disconnect => return None,
+    };
+    Some(Passage { direction, bytes })
 }
 
 /// The next request to serve; none after a disconnect or a breach of the protocol. Answers the

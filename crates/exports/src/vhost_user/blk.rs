@@ -152,6 +152,9 @@ pub(super) struct Request {
     pub(super) data: Segs,
     /// The byte that says how it ended.
     pub(super) status: Segs,
+    /// The range of a discard or write of zeroes, or what to answer if there is none. It was read
+    /// once: the guest may change it.
+    pub(super) range: Result<RangeOf, Status>,
 }
 
 /// The range of a discard or write of zeroes.
@@ -191,19 +194,24 @@ impl Request {
         let data = std::mem::take(if is_for_driver { writable } else { readable });
         // A sector beyond every disk stays beyond every disk.
         let offset = sector.saturating_mul(SECTOR_BYTES);
-        Ok(Request { command, offset, data, status })
+        let range = match command {
+            Command::Discard | Command::WriteZeroes => RangeOf::decode(command, &data),
+            _ => Err(Status::Failed),
+        };
+        Ok(Request { command, offset, data, status, range })
     }
+}
 
-    /// The range of a discard or write of zeroes; what to answer if there is none.
-    pub(super) fn range(&self) -> Result<RangeOf, Status> {
+impl RangeOf {
+    fn decode(command: Command, data: &Segs) -> Result<RangeOf, Status> {
         const MAY_UNMAP: u32 = 1;
-        if self.data.bytes() != RANGE_BYTES {
+        if data.bytes() != RANGE_BYTES {
             return Err(Status::Failed);
         }
         let mut bytes = [0; RANGE_BYTES];
-        self.data.copy_out(0, &mut bytes);
+        data.copy_out(0, &mut bytes);
         let [sector_low, sector_high, sectors, flags]: [U32; 4] = zerocopy::transmute!(bytes);
-        let allowed = if self.command == Command::WriteZeroes { MAY_UNMAP } else { 0 };
+        let allowed = if command == Command::WriteZeroes { MAY_UNMAP } else { 0 };
         if flags.get() & !allowed != 0 {
             return Err(Status::Unsupported);
         }

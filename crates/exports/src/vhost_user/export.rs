@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use cairn_block::{Disk, SECTOR_BYTES};
+use cairn_block::{Disk, SECTOR_BYTES, Throttle};
 use event_listener::Event;
 
 use crate::front::{SharedDisk, Shutdown};
@@ -26,6 +26,8 @@ pub struct VhostExport {
     pub rights: SocketRights,
     /// How many queues a driver may use.
     pub queues: u16,
+    /// What all requests of its drivers pass.
+    pub throttle: Arc<Throttle>,
 }
 
 /// An export in service.
@@ -34,6 +36,7 @@ pub(super) struct Export {
     read_only: bool,
     pub(super) queues: u16,
     pub(super) shared: Arc<SharedDisk>,
+    pub(super) throttle: Arc<Throttle>,
     /// Counts the task that accepts sessions, and serves one at a time.
     pub(super) shutdown: Arc<Shutdown>,
     /// Counts the session, if there is one.
@@ -52,13 +55,14 @@ pub(super) struct Export {
 
 impl Export {
     pub(super) fn new(export: VhostExport, shared: Arc<SharedDisk>) -> Export {
-        let VhostExport { name, read_only, queues, .. } = export;
+        let VhostExport { name, read_only, queues, throttle, .. } = export;
         let (shutdown, sessions, sizes, resized) = Default::default();
         let export = Export {
             name,
             read_only,
             queues,
             shared,
+            throttle,
             shutdown,
             sessions,
             writeback: AtomicBool::new(true),

@@ -24,7 +24,8 @@ use std::sync::Arc;
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{
-    BufPool, Client, Env, ErrorKind, Flags, Io, IoError, IoResult, Op, SECTOR_BYTES, Segs,
+    BufPool, Client, Direction, Env, ErrorKind, Flags, Io, IoError, IoResult, Op, Passage,
+    SECTOR_BYTES, Segs,
 };
 use cairn_reactor::Driver;
 use smallvec::SmallVec;
@@ -70,6 +71,15 @@ pub(super) struct Ended {
     pub(super) base: u32,
     /// The driver was not told of a loss.
     pub(super) owes: bool,
+}
+
+/// A request that was taken and has to wait for the throttle. Nothing but its ring waits with it:
+/// the room is that of a request without memory.
+struct Late<'a> {
+    room: Room<'a>,
+    head: u16,
+    request: Request,
+    passage: Passage,
 }
 
 /// A request that the disk is working on.
@@ -176,7 +186,9 @@ impl VirtQueue {
         loop {
             while self.ring.borrow().has_next() {
                 let Ok(room) = self.queue.room(0).await else { return Ok(()) };
-                self.take(room)?;
+                if let Some(late) = self.take(room)? {
+                    self.admit_late(late).await;
+                }
             }
             if self.intake.is_halted() {
                 return Ok(());
@@ -197,18 +209,41 @@ impl VirtQueue {
         }
     }
 
-    /// Takes the next chain and starts its request.
-    fn take(self: &Rc<Self>, room: Room<'_>) -> Result<(), Breach> {
+    /// Takes the next chain and starts its request, or returns it if it has to wait for the
+    /// throttle.
+    fn take<'a>(self: &Rc<Self>, room: Room<'a>) -> Result<Option<Late<'a>>, Breach> {
         let mut chain = Chain::default();
         if !self.ring.borrow_mut().take(&self.memory, &mut chain)? {
-            return Ok(());
+            return Ok(None);
         }
         let head = chain.head;
         let request = Request::decode(&mut chain)?;
+        let throttle = &self.export.throttle;
+        if throttle.is_on()
+            && let Some(passage) = passage_of(&request)
+            && !throttle.try_pass(self.queue.env.now(), passage)
+        {
+            return Ok(Some(Late { room, head, request, passage }));
+        }
+        self.admit(room, head, request);
+        Ok(None)
+    }
+
+    /// Starts the request of a chain that was taken when it has passed the throttle. If the ring is
+    /// stopped, at once: it uses all that it took (Q2).
+    async fn admit_late(self: &Rc<Self>, late: Late<'_>) {
+        let Late { room, head, request, passage } = late;
+        let throttle = &self.export.throttle;
+        if self.queue.pass(throttle, passage).await.is_err() {
+            throttle.charge(self.queue.env.now(), passage);
+        }
+        self.admit(room, head, request);
+    }
+
+    fn admit(self: &Rc<Self>, room: Room<'_>, head: u16, request: Request) {
         let held = self.queue.admit(room);
         let ticket = Ticket { head, written: 1, status: request.status.clone(), held, copy: None };
         self.serve(request, ticket);
-        Ok(())
     }
 
     fn serve(self: &Rc<Self>, request: Request, mut ticket: Ticket) {
@@ -319,7 +354,7 @@ impl VirtQueue {
 
     /// A discard or write of zeroes.
     fn change_range(self: &Rc<Self>, request: &Request, ticket: Ticket) {
-        let named = match request.range() {
+        let named = match request.range {
             Ok(named) => named,
             Err(status) => return self.answer(ticket, status),
         };
@@ -445,6 +480,20 @@ fn copy(from: &Segs, to: &Segs, mut at: usize) {
         to.copy_in(at, bytes);
         at += bytes.len();
     });
+}
+
+/// What the limits of the export count. A discard moves no data; a flush waits for no limit.
+fn passage_of(request: &Request) -> Option<Passage> {
+    let (direction, bytes) = match request.command {
+        Command::Read => (Direction::Read, request.data.bytes() as u64),
+        Command::Write => (Direction::Write, request.data.bytes() as u64),
+        Command::WriteZeroes => {
+            (Direction::Write, request.range.map_or(0, |range| range.bytes.into()))
+        }
+        Command::Discard => (Direction::Write, 0),
+        Command::Flush | Command::Identify | Command::Unknown => return None,
+    };
+    Some(Passage { direction, bytes })
 }
 
 /// What to answer to a request that names no bytes of the disk.

@@ -64,7 +64,6 @@ impl Trial {
             }
             let head = chain.head;
             let request = Request::decode(&mut chain)?;
-            let _ = request.range();
             assert_eq!(request.status.bytes(), 1);
             request.status.copy_in(0, &[0]);
             ring.use_all(&[(head, 1)]);

@@ -1,12 +1,13 @@
 //! Requests of an NBD client, on the server's thread.
 
 use std::io::{Read, Write};
+use std::num::NonZeroU64;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_backends::MemoryDisk;
-use cairn_block::{ReactorId, SectorCount};
+use cairn_block::{Rate, Rates, ReactorId, SectorCount, Throttle, ThrottleLimits};
 use cairn_exports::nbd::{ListenAddress, NbdExport, NbdOptions, NbdServer};
 use cairn_reactor::{Options, Reactors, RingKind};
 
@@ -70,18 +71,28 @@ fn exchange(socket: &mut UnixStream, request: &[u8], answer_bytes: usize) {
 
 #[test]
 fn requests_of_a_client_take_no_memory_on_the_servers_thread() {
-    serve_rounds(RingKind::Auto);
-    serve_rounds(RingKind::Threads);
+    serve_rounds(RingKind::Auto, &ThrottleLimits::default());
+    serve_rounds(RingKind::Threads, &ThrottleLimits::default());
 }
 
-fn serve_rounds(ring: RingKind) {
+#[test]
+fn requests_that_pass_a_limit_at_once_take_no_memory_either() {
+    let per_second = NonZeroU64::new(1_000_000_000_000).unwrap();
+    let rates = Rates { total: Some(Rate { per_second, burst: None }), ..Rates::default() };
+    let limits = ThrottleLimits { iops: rates, bytes: rates, iops_size: NonZeroU64::new(512) };
+    serve_rounds(RingKind::Auto, &limits);
+}
+
+fn serve_rounds(ring: RingKind, limits: &ThrottleLimits) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("nbd");
     let reactors = Reactors::start(Options { count: 1, ring }).unwrap();
     let server = NbdServer::new(reactors.post(), NbdOptions::default());
     let disk = Arc::new(MemoryDisk::new(SectorCount::of_bytes(16 << 20)).unwrap());
     let (name, description) = ("v".to_owned(), String::new());
-    server.add_export(NbdExport { name, description, disk, read_only: false }).unwrap();
+    let throttle = Arc::new(Throttle::new(limits));
+    let export = NbdExport { name, description, disk, read_only: false, throttle };
+    server.add_export(export).unwrap();
     server.listen(&ListenAddress::Unix(path.clone())).unwrap();
     let mut socket = connect(&path);
     (0..50).for_each(|_| round(&mut socket));

@@ -19,14 +19,14 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const EXTENDED: Wishes =
     Wishes { structured: false, extended: true, block_sizes: false, allocation: false };
 
-fn pause(world: &World, patience: Duration) -> Result<(), usize> {
+pub fn pause(world: &World, patience: Duration) -> Result<(), usize> {
     let server = world.server.clone();
     world
         .reactors
         .block_on(ReactorId(1), move |env| async move { server.pause(&env, patience).await })
 }
 
-fn part(world: &World) -> Estate {
+pub fn part(world: &World) -> Estate {
     let server = world.server.clone();
     world
         .reactors
@@ -38,7 +38,7 @@ fn socket(it: Arc<OwnedFd>) -> OwnedFd {
 }
 
 /// Has a server go on with all that another one left.
-fn take_over(server: &NbdServer, estate: Estate) {
+pub fn take_over(server: &NbdServer, estate: Estate) {
     for listening in estate.listeners {
         server.listen_on(listening).unwrap();
     }

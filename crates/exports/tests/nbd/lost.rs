@@ -1,5 +1,7 @@
 //! Lost writes: which clients learn of them, when, and how often.
 
+use std::sync::Arc;
+
 use cairn_exports::nbd::NbdExport;
 use cairn_exports::nbd::wire::command;
 
@@ -80,6 +82,7 @@ fn read_only_client_gets_no_loss_report_and_hides_none_from_others() {
             description: String::new(),
             disk: disk.clone(),
             read_only: true,
+            throttle: Arc::default(),
         };
         world.server.add_export(export).unwrap();
         let (mut reader, mut writer) = (open(&world, "look"), open(&world, "volume"));

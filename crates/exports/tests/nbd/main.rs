@@ -16,6 +16,8 @@ mod lost;
 #[cfg(test)]
 mod protocol;
 #[cfg(test)]
+mod throttle;
+#[cfg(test)]
 mod tls;
 #[cfg(test)]
 mod tls_client;

@@ -230,6 +230,7 @@ fn a_read_only_export_says_so_and_refuses_writes() {
         description: String::new(),
         disk: disk.clone(),
         read_only: true,
+        throttle: Arc::default(),
     };
     world.server.add_export(export).unwrap();
     let mut client = Client::open(&world.socket(), "", Wishes::default());
@@ -280,8 +281,13 @@ fn two_exports_of_one_name_are_refused() {
     let world = World::new(cairn_reactor::RingKind::Auto);
     let disk = TestDisk::new(1 << 20);
     world.export("volume", &disk);
-    let again =
-        NbdExport { name: "volume".to_owned(), description: String::new(), disk, read_only: false };
+    let again = NbdExport {
+        name: "volume".to_owned(),
+        description: String::new(),
+        disk,
+        read_only: false,
+        throttle: Arc::default(),
+    };
     let error = world.server.add_export(again).unwrap_err();
     assert_eq!(error.to_string(), "nbd: export: found volume, expected a name not in use");
 }
@@ -336,8 +342,13 @@ impl Contexts for SecondHalf {
 fn world_of_second_half() -> World {
     let world = World::new(cairn_reactor::RingKind::Auto);
     let disk = TestDisk::new(1 << 20);
-    let export =
-        NbdExport { name: "volume".to_owned(), description: String::new(), disk, read_only: false };
+    let export = NbdExport {
+        name: "volume".to_owned(),
+        description: String::new(),
+        disk,
+        read_only: false,
+        throttle: Arc::default(),
+    };
     world.server.add_export_with(export, Arc::new(SecondHalf)).unwrap();
     world
 }

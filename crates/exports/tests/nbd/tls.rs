@@ -200,6 +200,7 @@ fn names_of_a_certificate_open_their_exports_alone() {
         description: String::new(),
         disk: TestDisk::new(1 << 20),
         read_only: false,
+        throttle: Arc::default(),
     };
     let names = vec!["bob".to_owned(), "vm.example".to_owned()];
     world.server.add_export_for(export, Arc::new(NoContexts), names).unwrap();

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Disk, ReactorId};
+use cairn_block::{Disk, ReactorId, Throttle};
 use cairn_exports::front::Front;
 use cairn_exports::nbd::{ListenAddress, NbdExport, NbdOptions, NbdServer};
 use cairn_reactor::{Options, Reactors, RingKind};
@@ -38,7 +38,17 @@ impl World {
     }
 
     pub fn export(&self, name: &str, disk: &Arc<impl Disk + 'static>) {
-        export(&self.server, name, disk);
+        export(&self.server, name, disk, Arc::default());
+    }
+
+    /// Serves a disk behind a throttle.
+    pub fn export_slowly(
+        &self,
+        name: &str,
+        disk: &Arc<impl Disk + 'static>,
+        throttle: &Arc<Throttle>,
+    ) {
+        export(&self.server, name, disk, throttle.clone());
     }
 
     /// Another server, which serves a disk of the first one; answers its socket.
@@ -47,7 +57,7 @@ impl World {
         let server = NbdServer::with_front(front, post, NbdOptions::default());
         let socket = self.folder.path().join("again.sock");
         server.listen(&ListenAddress::Unix(socket.clone())).unwrap();
-        export(&server, name, disk);
+        export(&server, name, disk, Arc::default());
         (server, socket)
     }
 
@@ -65,10 +75,16 @@ impl World {
     }
 }
 
-fn export(server: &NbdServer, name: &str, disk: &Arc<impl Disk + 'static>) {
+fn export(
+    server: &NbdServer,
+    name: &str,
+    disk: &Arc<impl Disk + 'static>,
+    throttle: Arc<Throttle>,
+) {
     let disk: Arc<dyn Disk> = disk.clone();
     let description = format!("the {name} volume");
-    let export = NbdExport { name: name.to_owned(), description, disk, read_only: false };
+    let (name, read_only) = (name.to_owned(), false);
+    let export = NbdExport { name, description, disk, read_only, throttle };
     server.add_export(export).unwrap();
 }
 

@@ -16,4 +16,6 @@ mod requests;
 #[cfg(test)]
 mod sessions;
 #[cfg(test)]
+mod throttle;
+#[cfg(test)]
 mod world;

@@ -257,6 +257,7 @@ fn names_and_numbers_of_queues_that_make_no_sense_are_refused() {
         socket: socket.with_extension("other"),
         rights: Default::default(),
         queues,
+        throttle: Default::default(),
     };
     let refused = |name, queues| world.server.add_export(export(name, queues)).unwrap_err();
     assert!(refused("vm", 1).to_string().contains("expected a name not in use"));

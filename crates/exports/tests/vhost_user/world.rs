@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Disk, ReactorId};
+use cairn_block::{Disk, ReactorId, Throttle};
 use cairn_exports::front::Front;
 use cairn_exports::unix_socket::SocketRights;
 use cairn_exports::vhost_user::{VhostExport, VhostUserServer};
@@ -33,16 +33,36 @@ impl World {
         self.export_for(name, disk, false)
     }
 
+    /// Serves a disk behind a throttle.
+    pub fn export_slowly(
+        &self,
+        name: &str,
+        disk: &Arc<impl Disk + 'static>,
+        throttle: &Arc<Throttle>,
+    ) -> PathBuf {
+        self.export_with(name, disk, false, throttle.clone())
+    }
+
     pub fn export_for(
         &self,
         name: &str,
         disk: &Arc<impl Disk + 'static>,
         read_only: bool,
     ) -> PathBuf {
+        self.export_with(name, disk, read_only, Arc::default())
+    }
+
+    fn export_with(
+        &self,
+        name: &str,
+        disk: &Arc<impl Disk + 'static>,
+        read_only: bool,
+        throttle: Arc<Throttle>,
+    ) -> PathBuf {
         let socket = self.folder.path().join(name);
         let (disk, name): (Arc<dyn Disk>, _) = (disk.clone(), name.to_owned());
         let (rights, queues) = (SocketRights::default(), RINGS);
-        let export = VhostExport { name, disk, read_only, socket, rights, queues };
+        let export = VhostExport { name, disk, read_only, socket, rights, queues, throttle };
         let socket = export.socket.clone();
         self.server.add_export(export).unwrap();
         socket

@@ -283,6 +283,22 @@ fn an_accept_delivers_a_working_connection() {
 }
 
 #[test]
+fn a_poll_for_hang_ups_ignores_what_can_be_read() {
+    on_both_rings(|runner| {
+        let (ours, mut peer) = UnixStream::pair().unwrap();
+        let fd = ours.as_raw_fd();
+        let waiting = runner.start(Io::PollHup { fd });
+        runner.ring.kick();
+        peer.write_all(b"!").unwrap();
+        runner.run(Io::PollIn { fd });
+        assert!(runner.results.iter().all(|(done, _)| *done != waiting), "the peer is there");
+        drop(peer);
+        let events = runner.finish(waiting);
+        assert_eq!(events & i32::from(libc::POLLHUP), i32::from(libc::POLLHUP));
+    });
+}
+
+#[test]
 fn a_poll_reports_readable_and_hung_up() {
     on_both_rings(|runner| {
         let (ours, mut peer) = UnixStream::pair().unwrap();

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
-use cairn_block::{Env, LogLimit, Mail, Post, ReactorId, Time};
+use cairn_block::{Env, LogLimit, Mail, Post, ReactorId, Throttle, Time};
 use cairn_reactor::{Core, CoreParts, ReactorWaker};
 use shuttle::rand::Rng;
 use shuttle::thread;
@@ -30,6 +30,7 @@ const IDLE_TURNS: u64 = 40;
 struct Shared {
     mail: Vec<Mutex<Vec<Mail>>>,
     log: LogLimit,
+    background: Throttle,
     now: AtomicU64,
     /// Turns without anything to do, since the last one with something.
     idle: AtomicU64,
@@ -51,6 +52,10 @@ impl Post for Shared {
         &self.log
     }
 
+    fn background(&self) -> &Throttle {
+        &self.background
+    }
+
     fn unix_time(&self) -> Duration {
         Duration::from_secs(1_767_225_600)
     }
@@ -61,6 +66,7 @@ pub fn run_reactors(jobs: Vec<Job>) {
     let shared = Arc::new(Shared {
         mail: jobs.iter().map(|_| Mutex::default()).collect(),
         log: LogLimit::default(),
+        background: Throttle::default(),
         now: AtomicU64::new(1),
         idle: AtomicU64::new(0),
         jobs: AtomicU64::new(jobs.len() as u64),

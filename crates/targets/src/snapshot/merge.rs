@@ -25,16 +25,19 @@
 //! M2. A record is cleared only when the origin's content is durable.
 
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::{Arc, Weak};
 
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{
-    Attribute, Claim, ConfigError, CopyPiece, Ctor, Dirty, Disk, EndIo, Env, Extent, ExtentKind,
-    Flags, IoError, IoResult, Limits, LocalFuture, Op, Report, Request, Sector, SectorCount,
-    SectorRange, SuspendMode, Target, Verdict, mutants,
+    Attribute, Claim, ConfigError, CopyPiece, Ctor, Direction, Dirty, Disk, EndIo, Env, Extent,
+    ExtentKind, Flags, IoError, IoResult, Limits, LocalFuture, Op, Passage, Report, Request,
+    Sector, SectorCount, SectorRange, SuspendMode, Target, Verdict, mutants, until,
 };
 use cairn_format::snapshot::{Layout, Record};
+use event_listener::Event;
+use futures_util::future::select;
 
 use super::attachment::Attachment;
 use super::canary::{self, Bug};
@@ -68,6 +71,7 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         attachment,
         side,
         stopping: AtomicBool::new(false),
+        stopped: Event::new(),
         running: AtomicBool::new(false),
         failed: AtomicBool::new(false),
         stuck: Mutex::default(),
@@ -81,6 +85,8 @@ pub struct Merge {
     attachment: Attachment,
     side: OriginSide,
     stopping: AtomicBool,
+    /// It is about to stop.
+    stopped: Event,
     running: AtomicBool,
     failed: AtomicBool,
     /// A step whose records may be cleared, while its exceptions still exist.
@@ -196,7 +202,7 @@ impl Merge {
 
     async fn run(&self, env: &Env) {
         let _in_use = self.core().enter();
-        while !self.stopping.load(Ordering::Acquire) {
+        while self.has_turn(env).await {
             match self.step(env).await {
                 Ok(true) => (),
                 Ok(false) => {
@@ -216,6 +222,18 @@ impl Merge {
             }
         }
         self.running.store(false, Ordering::Release);
+    }
+
+    /// Waits until the limit of background copies allows a step; false if there is to be none. A
+    /// step holds what clients may wait for, so the wait comes before it.
+    async fn has_turn(&self, env: &Env) -> bool {
+        let throttle = env.background();
+        if throttle.is_on() {
+            let stopped = until(&self.stopped, || self.stopping.load(Ordering::Acquire));
+            let turn = throttle.turn(env, Direction::Write);
+            select(pin!(turn), pin!(stopped)).await;
+        }
+        !self.stopping.load(Ordering::Acquire)
     }
 
     /// True if some of these chunks can't be written. Called after their exceptions were found: a
@@ -256,6 +274,7 @@ impl Merge {
             let kept = self.side.keep(env, range).await;
             kept.map_err(|error| format!("{}: {error}", self.side.device.argument))?;
         }
+        env.background().charge(env.now(), Passage::of_copy(range.to_bytes()));
         self.hold(&step).await;
         let result = self.bring_home(env, &step, range, &layout).await;
         match result {
@@ -422,6 +441,7 @@ impl Target for Merge {
 
     fn presuspend(&self, _env: &Env, _mode: SuspendMode) {
         self.stopping.store(true, Ordering::Release);
+        self.stopped.notify(usize::MAX);
         self.side.presuspend();
     }
 

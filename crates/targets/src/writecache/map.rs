@@ -13,6 +13,7 @@ use cairn_block::{
 };
 
 use super::index::{COVERED, IN_WRITEBACK, LEAVING, Life, Run};
+use super::limit::Limit;
 use super::pace::Origin;
 use super::{Count, State, WriteCache};
 use crate::group_commit::Waiter;
@@ -339,14 +340,19 @@ impl WriteCache {
         request: &Request,
         plan: &Plan,
     ) {
-        let handing_back = state.handing_back;
+        let (handing_back, is_limited) = (state.handing_back, state.limit != Limit::None);
         if !handing_back {
             state.slot_waiters.push(request.id());
         }
         drop(state);
         match plan {
             Plan::WaitForCommit => self.kick_commit(env),
-            Plan::WaitForSlot => self.count(env, Count::WritesBlocked, 1),
+            Plan::WaitForSlot => {
+                self.count(env, Count::WritesBlocked, 1);
+                if is_limited {
+                    self.changed.notify(usize::MAX);
+                }
+            }
             _ => {}
         }
         if handing_back {

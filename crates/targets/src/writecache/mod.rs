@@ -14,10 +14,10 @@
 //!
 //! Files: `config` (the table line), `map` (verdicts and completions), `index` (what is cached and
 //! what is free, by runs), `commit` (makes entries durable), `acknowledged` (what a killed process
-//! would lose), `writeback` (copies blocks to the
-//! origin), `hand` (which blocks are written back to free slots), `sweep` (the order of a drain),
-//! `pace` (the share of client I/O and writeback), `origin` (flushes the origin), `removal`
-//! (discard and write-zeroes), `recover` (opening and stopping), `status`.
+//! would lose), `writeback` (copies blocks to the origin), `hand` (which blocks are written back to
+//! free slots), `sweep` (the order of a drain), `pace` (the share of client I/O and writeback),
+//! `limit` (the limit of background copies), `origin` (flushes the origin), `removal` (discard and
+//! write-zeroes), `recover` (opening and stopping), `status`.
 //!
 //! # Invariants
 //! I1. Slot data is durable before the superblock's seq makes its entry committed.
@@ -73,6 +73,7 @@ mod config;
 mod hand;
 mod health;
 mod index;
+mod limit;
 mod map;
 #[cfg(test)]
 mod model;
@@ -113,6 +114,7 @@ use commit::Metadata;
 use config::Config;
 use health::OriginHealth;
 use index::{Index, Run};
+use limit::Limit;
 use pace::Pace;
 use removal::Removal;
 use sweep::Sweep;
@@ -177,6 +179,8 @@ struct State {
     flush_on_suspend: bool,
     /// Requests that need a slot and cannot go around, or wait for a writeback to begin.
     slot_waiters: Vec<RequestId>,
+    /// Whether the next block of the hand waits for the limit of background copies.
+    limit: Limit,
     /// Discards and write-zeroes under way.
     removals: Vec<Removal>,
     next_removal: u64,
@@ -214,6 +218,7 @@ impl State {
             closed: None,
             pace: Pace::default(),
             draining: false,
+            limit: Limit::default(),
             mending: false,
             last_write: Time(0),
             drain_to: 0,

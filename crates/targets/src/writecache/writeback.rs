@@ -37,14 +37,13 @@
 use std::time::Duration;
 
 use cairn_block::{CopyError, CopyJob, CopyPiece, Env, Flags, IoError, Time, mutants, yield_once};
-use event_listener::EventListener;
-use futures_util::future::{self, Either};
 
 use super::canary::{self, Bug};
 use super::hand::Met;
 use super::index::{
     COVERED, FREED, IN_WRITEBACK, Inserted, LEAVING, Life, Order, QueuePosition, Run, Stock,
 };
+use super::limit::{Limit, Turns, sleep_or_change};
 use super::{State, WriteCache};
 
 /// Most blocks in one request to the origin.
@@ -129,6 +128,8 @@ pub(super) enum Action {
     Copy,
     Sleep(Time),
     Wait,
+    /// Waits for the turn of a background copy, until then at most.
+    Turn(Option<Time>),
 }
 
 /// The victims found so far.
@@ -315,11 +316,20 @@ impl WriteCache {
     /// The background task: starts commits and writeback, and waits on timers. Ends when `stopping`
     /// is set.
     pub(super) async fn keep(&self, env: &Env) {
+        let mut turns = Turns::new(env);
         loop {
             let changed = self.changed.listen();
             self.reopen(env);
             self.stock_index();
-            match self.next_action(env.now()) {
+            self.state.lock().limit = turns.limit();
+            let action = self.next_action(env.now());
+            let limit = self.state.lock().limit;
+            turns.count(limit, u64::from(self.config.block_size.bytes()));
+            if !matches!(action, Action::Turn(_)) {
+                turns.leave();
+            }
+            match action {
+                Action::Turn(at) => turns.wait(at, changed).await,
                 Action::Stop => return,
                 Action::Commit => {
                     self.kick_commit(env);
@@ -354,6 +364,9 @@ impl WriteCache {
         match (writeback, state.autocommit_at.filter(|_| !state.commits.is_running())) {
             (Action::Sleep(at), Some(commit)) => Action::Sleep(at.min(commit)),
             (Action::Wait, Some(commit)) => Action::Sleep(commit),
+            (Action::Turn(at), Some(commit)) => {
+                Action::Turn(Some(at.map_or(commit, |at| at.min(commit))))
+            }
             (action, _) => action,
         }
     }
@@ -405,6 +418,7 @@ impl WriteCache {
             Action::Sleep(at) => match self.follow_hand(state, now, batch) {
                 Action::Sleep(other) => Action::Sleep(at.min(other)),
                 Action::Wait => Action::Sleep(at),
+                Action::Turn(_) => Action::Turn(Some(at)),
                 action => action,
             },
             Action::Wait => self.follow_hand(state, now, batch),
@@ -457,6 +471,9 @@ impl WriteCache {
     fn follow_hand(&self, state: &mut State, now: Time, batch: &mut Batch) -> Action {
         let bytes = u64::from(self.config.block_size.bytes());
         while batch.blocks < batch.most {
+            if let Limit::Spent(_) = state.limit {
+                return Action::Wait;
+            }
             // The batch so far may be enough for the low watermark.
             state.draining &= self.is_past_low_watermark(state);
             if let Some(wait) = self.hand_waits(state, now) {
@@ -468,10 +485,18 @@ impl WriteCache {
                 Ok(_) => return Action::Sleep(now),
                 Err(until) => return Action::Sleep(until),
             };
+            // A client that waits for a slot waits for no limit.
+            if state.limit == Limit::Waits && state.slot_waiters.is_empty() {
+                return Action::Turn(None);
+            }
             match state.move_hand() {
                 Met::Run(run) => {
                     let most = self.job_blocks_max(batch).min((allowance - spent) / bytes);
+                    let before = batch.blocks;
                     state.take_job(&run, most, batch);
+                    if state.limit != Limit::None {
+                        state.limit = Limit::Spent(batch.blocks - before);
+                    }
                 }
                 Met::Uncommitted => return Action::Commit,
                 Met::Nothing => return Action::Wait,
@@ -771,11 +796,5 @@ impl WriteCache {
             }
             changed.await;
         }
-    }
-}
-
-async fn sleep_or_change(env: &Env, at: Time, changed: EventListener) {
-    match future::select(std::pin::pin!(env.sleep_until(at)), changed).await {
-        Either::Left(((), _)) | Either::Right(((), _)) => (),
     }
 }

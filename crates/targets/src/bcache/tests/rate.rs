@@ -198,3 +198,23 @@ fn attributes_are_answered_by_name() {
     let error = test.message("v", &["set", "writeback_percent", "41"]).expect_err("too many");
     assert!(error.to_string().contains("found '41', expected a number of percent from 0 to 40"));
 }
+
+#[test]
+fn limit_of_background_copies_counts_beside_the_rate_and_holds_up_no_drain() {
+    let test = test_set();
+    set(&test, "writeback_delay", "0");
+    set(&test, "writeback_rate_minimum", "65536");
+    test.limit_background(40_960);
+    write_apart(&test, 200);
+    let before = dirty(&test);
+    assert!(before > 180 * 8, "{before}");
+    test.run(seconds(5));
+    let gone = before - dirty(&test);
+    assert!(gone > 0 && gone <= 60 * 8, "{gone} sectors in five seconds of ten blocks each");
+    test.in_no_time(|| test.suspend("v", SuspendMode::Flush));
+    test.resume("v").expect("the drives are well");
+    test.run(seconds(1));
+    assert!(dirty(&test) > 100 * 8);
+    test.in_no_time(|| drain(&test)).expect("the drives are well");
+    assert_eq!(dirty(&test), 0);
+}

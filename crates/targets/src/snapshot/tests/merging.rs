@@ -135,6 +135,25 @@ fn after_a_suspend_that_was_called_off_the_merge_goes_on() {
 }
 
 #[test]
+fn limit_of_background_copies_slows_a_merge_and_holds_up_no_client_and_no_suspend() {
+    let (test, content, _) = written();
+    test.limit_background(4096);
+    test.load("o", MERGE);
+    let is_merged = || test.status("o") == "16/2048 16";
+    test.run(Duration::from_secs(2));
+    assert!(!is_merged(), "{}", test.status("o"));
+    assert_eq!(test.in_no_time(|| test.bytes("o", 0, 512)), content);
+    test.in_no_time(|| test.write("o", 90, 4, content[90])).unwrap();
+    test.in_no_time(|| test.suspend("o", SuspendMode::Flush));
+    test.resume("o").unwrap();
+    assert!(!is_merged(), "{}", test.status("o"));
+    let began = test.sim.now();
+    test.sim.run_until(is_merged);
+    assert!(test.sim.now().since(began) > Duration::from_secs(2));
+    assert_eq!(test.bytes("o", 0, 512), content);
+}
+
+#[test]
 fn a_run_that_is_copied_again_is_one_line_with_the_volumes_name() {
     let (test, content, _) = written();
     test.load("o", MERGE);

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Disk, Io, Op};
+use cairn_block::{Disk, Io, Op, SuspendMode};
 use cairn_sim::OpSet;
 
 use super::super::writeback::copy_budget_bytes;
@@ -273,4 +273,36 @@ fn one_copy_at_a_time_while_reads_miss() {
         test.look(|_, state| most = most.max(state.lanes));
     }
     assert!(most <= 1, "{most}");
+}
+
+#[test]
+fn limit_of_background_copies_slows_what_frees_blocks_and_nothing_that_was_asked_for() {
+    let test = CacheFixture::live(20, "high_watermark 50 low_watermark 25");
+    test.limit_background(4096);
+    (0..10).for_each(|block| test.write(block * 16, 8, 1).unwrap());
+    test.run(3500 * MS);
+    // One at once, the next one 0.9 seconds later, then one each second.
+    assert_eq!(test.status().dirty(), 10 - 4);
+    test.run(10_000 * MS);
+    assert_eq!(test.status().dirty(), 4, "it stops at the low watermark");
+    test.in_no_time(|| test.message("flush")).unwrap();
+    assert_eq!(test.status().dirty(), 0);
+    test.check();
+}
+
+#[test]
+fn suspend_waits_for_no_limit_and_writeback_goes_on_after_it() {
+    for options in ["", "cleaner"] {
+        let test = CacheFixture::live(20, &format!("high_watermark 50 low_watermark 25 {options}"));
+        test.limit_background(1);
+        (0..10).for_each(|block| test.write(block * 16, 8, 1).unwrap());
+        test.run(2000 * MS);
+        test.in_no_time(|| test.suspend(SuspendMode::Flush));
+        test.resume();
+        assert_eq!(test.status().dirty(), if options.is_empty() { 9 } else { 0 });
+        test.sim.env(0).post().background().set(&Default::default());
+        test.write(10 * 16, 8, 1).unwrap();
+        test.run(10 * MS);
+        assert_eq!(test.status().dirty(), if options.is_empty() { 4 } else { 0 });
+    }
 }

@@ -121,6 +121,10 @@ pub struct ServeArgs {
     /// not committed are lost
     #[arg(long)]
     pub discard_crash_log: bool,
+    /// At a stop, write the dirty data of caches back before the server ends; a second signal cuts
+    /// that short
+    #[arg(long)]
+    pub drain_on_stop: bool,
     /// Take over from the server at the other end of standard input (see cairn upgrade)
     #[arg(long, hide = true, conflicts_with = "run")]
     pub take_over: bool,

@@ -14,10 +14,12 @@ mod activation;
 pub mod args;
 mod command;
 pub mod config;
+mod drain;
 mod image;
 pub mod limits;
 mod listen;
 mod metrics;
+mod notify;
 mod patience;
 mod tls;
 mod upgrade;
@@ -169,6 +171,7 @@ fn serve(
     }
     let world = start_world(&args, &config, handles.clone(), state.as_ref())?;
     let nbd = limits::nbd_options(&args, &config);
+    let drains = (args.drain_on_stop || config.drain_on_stop) && !world.read_only();
     let wanted = Wanted {
         asked_by: if default.is_some() { "--export" } else { "default_export" },
         default: default.or(config.default_export),
@@ -181,6 +184,7 @@ fn serve(
         args: args.clone(),
         exports: Arc::new(exports.with_tls(tls, config.tls_names)),
         is_secured,
+        drains,
         world,
         handles,
         verbs: None,
@@ -196,7 +200,7 @@ fn serve(
     match started.and_then(|()| server.run(&sockets, events)) {
         Ok(command) => server.stay(&happened, command.as_ref()),
         // After a failed start only the line with the reason is printed.
-        Err(error) => server.shut_down(false).and(Err(error)),
+        Err(error) => server.shut_down(None).and(Err(error)),
     }
 }
 
@@ -447,6 +451,8 @@ struct Server {
     exports: Arc<Exports>,
     /// Clients use TLS.
     is_secured: bool,
+    /// Write back before the end.
+    drains: bool,
     verbs: Option<Arc<Verbs>>,
     control: Option<(PathBuf, ControlServer)>,
     /// The sockets that other programs opened, until they are used.
@@ -653,8 +659,9 @@ impl Server {
 
     /// Serves until the end: a signal, the end of the command, or an upgrade.
     fn stay(mut self, happened: &Receiver<Event>, command: Option<&Running>) -> Outcome<u8> {
+        notify::ready(&self.world);
         let code = loop {
-            match (happened.recv(), command) {
+            match (notify::next(&self.world, happened), command) {
                 (Ok(Event::CommandEnded(status)), _) => break command::exit_code(status),
                 (Ok(Event::Stop), Some(command)) => command.terminate(),
                 (Ok(Event::Stop), None) | (Err(_), _) => break exit::OK,
@@ -668,23 +675,30 @@ impl Server {
                 }
             }
         };
-        self.shut_down(true).map(|()| code)
+        self.shut_down(Some(happened)).map(|()| code)
     }
 
-    /// Refuses verbs, ends connections, suspends every volume, reports what is dirty.
+    /// Refuses verbs, ends connections, suspends every volume, reports what is dirty. Before it
+    /// suspends, it may write back, until `happened` has a signal; without `happened` it does not,
+    /// and reports only losses.
     ///
     /// # Errors
     /// A volume's last commit failed: acknowledged writes may be lost. Or the end of a snapshot is
     /// recorded nowhere.
-    fn shut_down(self, aloud: bool) -> Outcome<()> {
+    fn shut_down(self, happened: Option<&Receiver<Event>>) -> Outcome<()> {
+        notify::stopping();
         if let Some(verbs) = &self.verbs {
             verbs.close();
         }
         drop((self.control, self.http));
         self.exports.stop(&self.world);
-        let (ended, lost) = settle(self.world.suspend_all(), self.verbs.as_deref());
+        if let Some(happened) = happened.filter(|_| self.drains) {
+            drain::drain(&self.world, happened);
+        }
+        let ended = notify::while_it_goes_on(&self.world, || self.world.suspend_all());
+        let (ended, lost) = settle(ended, self.verbs.as_deref());
         self.world.end_crash_logs();
-        for (volume, words) in ended.said.iter().filter(|_| aloud) {
+        for (volume, words) in ended.said.iter().filter(|_| happened.is_some()) {
             say(format_args!("{volume}: {words}"));
         }
         let mut lost = lost.into_iter();

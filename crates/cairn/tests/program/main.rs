@@ -18,6 +18,7 @@ mod kept;
 mod killed;
 mod losses;
 mod manuals;
+mod notify;
 mod owners;
 mod place;
 mod replace;

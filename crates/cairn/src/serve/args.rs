@@ -21,7 +21,7 @@ pub const SPIN_US_MAX: i64 = 10_000;
 pub const DEFAULT_VOLUME: &str = "default";
 
 /// The syntax of tables, for `--help`.
-const TABLE_HELP: &str = "\
+pub const TABLE_HELP: &str = "\
 Table lines: START LENGTH TARGET ARGS...
   START and LENGTH count sectors of 512 bytes. The lines of a volume begin at sector 0 and
   follow each other without gaps. A line that begins with # is a comment.

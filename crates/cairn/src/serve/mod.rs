@@ -44,8 +44,9 @@ use cairn_outcome::signals::{self, Event};
 use cairn_outcome::stderr::say;
 
 use activation::Activated;
-pub use args::{RingChoice, ServeArgs};
+pub use args::{RingChoice, ServeArgs, TABLE_HELP};
 use args::{Step, parse_message, split_table};
+pub use config::KEYS;
 
 use cairn_control::control::server::ControlServer;
 use cairn_control::devices::with_absolute_paths;

@@ -20,6 +20,7 @@ mod losses;
 mod manuals;
 mod notify;
 mod owners;
+mod pages;
 mod place;
 mod replace;
 mod serve;

@@ -16,6 +16,7 @@ export CAIRN CAIRN_CRASH_LOGS CAIRN_SEED tests work
 at_end() {
   local status=$?
   if [ -n "$server" ]; then serve_kill; fi
+  release
   if [ "$status" -ne 0 ] && [ "$status" -ne 77 ]; then
     echo "to repeat this run: CAIRN_SEED=$CAIRN_SEED"
     if [ -s "$work/serve.log" ]; then
@@ -23,9 +24,10 @@ at_end() {
       tail -n 20 "$work/serve.log"
     fi
   fi
-  if [ -n "${CAIRN_KEEP:-}" ]; then echo "kept: $work"; else cd / && rm -rf "$work"; fi
+  if [ -n "${CAIRN_KEEP:-}" ]; then echo "kept: $work"; else cd / && rm -rf --one-file-system "$work"; fi
   rm -rf "$CAIRN_CRASH_LOGS"
 }
+release() { :; } # a script may define what it lets go of before its folder is removed
 trap at_end EXIT
 trap 'echo "stopped at line $LINENO: $BASH_COMMAND"' ERR
 cd "$work"

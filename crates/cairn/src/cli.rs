@@ -174,6 +174,20 @@ pub enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<OsString>,
     },
+    /// Print the completions of a shell
+    Completions {
+        /// Which
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages to a folder
+    Man {
+        /// Where
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+        /// The date that the pages show
+        #[arg(long, value_name = "YYYY-MM-DD")]
+        date: Option<String>,
+    },
 }
 
 /// `status`

@@ -6,6 +6,7 @@
 //! - [`cli`]: the command line. [`remote`]: verbs as a client sends them, and prints the answers.
 //! - [`flush`]: drains a cache without a server. [`beside`]: runs `cairn-bench` and `cairn-lab`.
 //! - [`dmsetup`]: the verbs of dmsetup, under the name `cairn-dmsetup`, over those of `remote`.
+//! - [`pages`]: the manual pages and the completions of shells.
 //! - [`untrusted`]: decoders of untrusted input, for the fuzzers.
 //!
 //! Deliberately absent: policy (targets), mechanism (backends, exports), and what a server does
@@ -15,6 +16,7 @@ mod beside;
 mod cli;
 mod dmsetup;
 mod flush;
+mod pages;
 mod remote;
 mod serve;
 pub mod untrusted;
@@ -58,6 +60,8 @@ fn run(cli: Cli) -> Outcome<u8> {
         Command::Flush(args) => flush::run(&args),
         Command::Bench { words } => beside::run(Program::Bench, &words, cli.verbose),
         Command::Lab { words } => beside::run(Program::Lab, &words, cli.verbose),
+        Command::Completions { shell } => pages::completions(shell),
+        Command::Man { folder, date } => pages::write(&folder, date.as_deref()),
         verb => remote::run(verb, control.as_deref()),
     }
 }

@@ -1,6 +1,9 @@
-//! The default sockets and their folder. Promise: only the user of the server can enter it.
+//! The default sockets and their folder. Promise: only the user of the server can enter it; or a
+//! service manager made it, and only that user can make sockets there.
 
+use std::ffi::OsStr;
 use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -23,16 +26,28 @@ pub struct ControlSocket {
     pub is_activated: bool,
 }
 
-/// The folder of the default sockets: `$XDG_RUNTIME_DIR/cairn`, else `/tmp/cairn-UID`. Made if it
-/// is missing.
+/// The folder of the default sockets: `$RUNTIME_DIRECTORY`, which a service manager sets, else
+/// `$XDG_RUNTIME_DIR/cairn`, else `/tmp/cairn-UID`. It is made if it is missing.
 ///
 /// # Errors
 /// It can't be made, or belongs to another user.
 pub fn runtime_folder() -> Outcome<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
-    let folder = match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(folder) if !folder.is_empty() => PathBuf::from(folder).join("cairn"),
-        _ => PathBuf::from(format!("/tmp/cairn-{user}")),
+    let named = |variable| std::env::var_os(variable).filter(|folder| !folder.is_empty());
+    let of_service = named("RUNTIME_DIRECTORY");
+    // Others may reach the sockets in the folder of a service: these have rights of their own.
+    let (refused_mode, expected) = match of_service {
+        Some(_) => (0o022, "a folder that only this user can write to"),
+        None => (0o077, "a folder that only this user can enter"),
+    };
+    let folder = match (of_service, named("XDG_RUNTIME_DIR")) {
+        // Of several, the first.
+        (Some(folders), _) => {
+            let first = folders.as_bytes().split(|byte| *byte == b':').next().unwrap_or_default();
+            PathBuf::from(OsStr::from_bytes(first))
+        }
+        (None, Some(folder)) => PathBuf::from(folder).join("cairn"),
+        (None, None) => PathBuf::from(format!("/tmp/cairn-{user}")),
     };
     let shown = folder.display().to_string();
     match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
@@ -42,8 +57,8 @@ pub fn runtime_folder() -> Outcome<PathBuf> {
         _ => {}
     }
     let found = std::fs::symlink_metadata(&folder).map_err(|e| system(&shown, "look at", e))?;
-    if !found.is_dir() || found.uid() != user || found.mode() & 0o077 != 0 {
-        let expected = "a folder that only this user can enter (or give the sockets' paths)";
+    if !found.is_dir() || found.uid() != user || found.mode() & refused_mode != 0 {
+        let expected = format!("{expected} (or give the sockets' paths)");
         let seen = format!("owner {}, mode {:o}", found.uid(), found.mode() & 0o7777);
         return Err(refused(ConfigKind::System, shown, "runtime folder", seen, expected));
     }

@@ -633,6 +633,12 @@ impl World {
         tables.iter().flatten().flat_map(|table| lines_of(table)).collect()
     }
 
+    /// How much the caches of all volumes have that their origins lack.
+    pub fn dirty_bytes(&self) -> u64 {
+        let dirty = self.volumes().into_iter().flat_map(|volume| volume.dirty());
+        dirty.map(|dirty| dirty.sectors.to_bytes()).fold(0, u64::saturating_add)
+    }
+
     /// Makes the caches of a volume write back their dirty blocks, and waits.
     ///
     /// # Errors

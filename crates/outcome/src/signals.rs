@@ -1,14 +1,16 @@
 //! Signals and other things that end a wait of the main thread.
 //!
 //! The first SIGINT or SIGTERM is an [`Event`]. The second one ends the process at once, unless it
-//! is the same signal sent twice. SIGHUP is ignored, because a server outlives its terminal.
+//! is the same signal sent twice, or what is under way may be cut short ([`expect_another_stop`]):
+//! then it is an event, too, and the third one ends the process. SIGHUP is ignored, because a
+//! server outlives its terminal.
 //! SIGXFSZ is ignored from the beginning of the program. An [`Unfinished`] file or folder is
 //! removed at every end of the process, except a SIGKILL.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -65,6 +67,10 @@ pub fn watch() -> Outcome<(Sender<Event>, Receiver<Event>)> {
                 if is_repeat(first, (signal, now)) {
                     continue;
                 }
+                if EXPECTS_ANOTHER_STOP.swap(false, Ordering::Relaxed) {
+                    drop(stop.send(Event::Stop));
+                    continue;
+                }
                 leave("second signal: leaving at once", 128 + signal);
             }
             first = Some((signal, now));
@@ -74,6 +80,15 @@ pub fn watch() -> Outcome<(Sender<Event>, Receiver<Event>)> {
     };
     std::thread::Builder::new().name("signals".to_owned()).spawn(watch).map_err(failed)?;
     Ok((send, receive))
+}
+
+/// The next stop signal is an event, also if it is the second one.
+static EXPECTS_ANOTHER_STOP: AtomicBool = AtomicBool::new(false);
+
+/// From now on the main thread does what another stop signal may cut short: that signal is an
+/// [`Event::Stop`].
+pub fn expect_another_stop() {
+    EXPECTS_ANOTHER_STOP.store(true, Ordering::Relaxed);
 }
 
 /// Says why, removes what is unfinished and ends the process. It waits for no thread.

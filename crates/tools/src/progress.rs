@@ -81,6 +81,12 @@ impl Progress {
     }
 }
 
+/// A size in the largest unit that leaves a number of at least 1: `1.50 GiB`.
+#[must_use]
+pub fn size_text(bytes: u64) -> String {
+    HumanBytes(bytes).to_string()
+}
+
 /// Blocks or chunks left, rate, time left.
 fn line(unit: &str, left: Left, done: u64, elapsed: Duration) -> String {
     let rate = (done as f64 / elapsed.as_secs_f64().max(0.001)) as u64;

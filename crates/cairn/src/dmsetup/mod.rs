@@ -38,7 +38,7 @@ use cairn_outcome::failure::{Outcome, refused, wrong};
 use cairn_outcome::stderr::{self, say};
 use cairn_outcome::stdout::print;
 use cairn_outcome::{exit, program};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use self::args::{Chosen, Command, Dmsetup, Load, Removal};
 use self::nodes::{MAPPER, Nodes};
@@ -56,6 +56,11 @@ const VERSION: &str = concat!(
 pub fn is_name(name: &OsStr) -> bool {
     let name = Path::new(name).file_name().unwrap_or_default();
     name == "cairn-dmsetup" || name == "dmsetup"
+}
+
+/// The command line, for its manual page.
+pub fn command() -> clap::Command {
+    Dmsetup::command()
 }
 
 /// The program under this name.

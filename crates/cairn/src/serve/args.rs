@@ -22,7 +22,7 @@ pub const SPIN_US_MAX: i64 = 10_000;
 pub const DEFAULT_VOLUME: &str = "default";
 
 /// The syntax of tables, for `--help`.
-const TABLE_HELP: &str = "\
+pub const TABLE_HELP: &str = "\
 Table lines: START LENGTH TARGET ARGS...
   START and LENGTH count sectors of 512 bytes. The lines of a volume begin at sector 0 and
   follow each other without gaps. A line that begins with # is a comment.
@@ -134,6 +134,10 @@ pub struct ServeArgs {
     /// not committed are lost
     #[arg(long)]
     pub discard_crash_log: bool,
+    /// At a stop, write the dirty data of caches back before the server ends; a second signal cuts
+    /// that short
+    #[arg(long)]
+    pub drain_on_stop: bool,
     /// Take over from the server at the other end of standard input (see cairn upgrade)
     #[arg(long, hide = true, conflicts_with = "run")]
     pub take_over: bool,

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use cairn_control::exports::Exports;
 
-use super::activation;
+use super::{activation, notify};
 
 /// A folder that only this user can enter. Removed when dropped, or when the process leaves.
 pub struct PrivateFolder(Unfinished);
@@ -63,6 +63,7 @@ impl Running {
             shell.env("CAIRN_CONTROL", control);
         }
         activation::forget(&mut shell);
+        notify::forget(&mut shell);
         let mut child = shell.spawn().map_err(|error| system("sh", "--run", error))?;
         let running = Running(pid_of(&child));
         let wait = move || {

@@ -56,6 +56,8 @@ pub struct Config {
     pub memory_bytes: Option<u64>,
     /// Memory for the crash log of each cache and pool.
     pub crash_log_bytes: Option<u64>,
+    /// Write dirty data of caches back before the server ends.
+    pub drain_on_stop: bool,
     /// The volume behind the empty export name.
     pub default_export: Option<String>,
     /// Sparse images to make where they are missing.
@@ -119,6 +121,8 @@ struct RawConfig {
     crash_log: Option<Size>,
     #[serde(default)]
     background: BTreeMap<String, Size>,
+    #[serde(default)]
+    drain_on_stop: bool,
     tls: Option<TlsChoice>,
     tls_certificates: Option<PathBuf>,
     #[serde(default)]
@@ -247,6 +251,7 @@ impl Config {
             connections: raw.connections,
             memory_bytes: raw.memory.map(|size| size.memory_bytes(&shown)).transpose()?,
             crash_log_bytes: raw.crash_log.map(|size| size.crash_log_bytes(&shown)).transpose()?,
+            drain_on_stop: raw.drain_on_stop,
             default_export: raw.default_export,
             tls: raw.tls,
             tls_certificates: raw.tls_certificates.map(|path| base.join(path)),

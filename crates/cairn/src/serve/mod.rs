@@ -14,10 +14,12 @@ mod activation;
 pub mod args;
 mod command;
 pub mod config;
+mod drain;
 mod http;
 mod image;
 pub mod limits;
 mod listen;
+mod notify;
 mod patience;
 mod throttle;
 mod tls;
@@ -43,8 +45,9 @@ use cairn_outcome::signals::{self, Event};
 use cairn_outcome::stderr::say;
 
 use activation::Activated;
-pub use args::{RingChoice, ServeArgs};
+pub use args::{RingChoice, ServeArgs, TABLE_HELP};
 use args::{Step, parse_message, split_table};
+pub use config::KEYS;
 
 use cairn_control::control::server::ControlServer;
 use cairn_control::devices::with_absolute_paths;
@@ -173,6 +176,7 @@ fn serve(
     }
     let world = start_world(&args, &config, handles.clone(), state.as_ref())?;
     let nbd = limits::nbd_options(&args, &config);
+    let drains = (args.drain_on_stop || config.drain_on_stop) && !world.read_only();
     let wanted = Wanted {
         asked_by: if default.is_some() { "--export" } else { "default_export" },
         default: default.or(config.default_export),
@@ -185,6 +189,7 @@ fn serve(
         args: args.clone(),
         exports: Arc::new(exports.with_tls(tls, config.tls_names).with_limits(limits)),
         is_secured,
+        drains,
         world,
         handles,
         verbs: None,
@@ -200,7 +205,7 @@ fn serve(
     match started.and_then(|()| server.run(&sockets, events)) {
         Ok(command) => server.stay(&happened, command.as_ref()),
         // After a failed start only the line with the reason is printed.
-        Err(error) => server.shut_down(false).and(Err(error)),
+        Err(error) => server.shut_down(None).and(Err(error)),
     }
 }
 
@@ -464,6 +469,8 @@ struct Server {
     exports: Arc<Exports>,
     /// Clients use TLS.
     is_secured: bool,
+    /// Write back before the end.
+    drains: bool,
     verbs: Option<Arc<Verbs>>,
     control: Option<(PathBuf, ControlServer)>,
     /// The sockets that other programs opened, until they are used.
@@ -671,8 +678,9 @@ impl Server {
 
     /// Serves until the end: a signal, the end of the command, or an upgrade.
     fn stay(mut self, happened: &Receiver<Event>, command: Option<&Running>) -> Outcome<u8> {
+        notify::ready(&self.world);
         let code = loop {
-            match (happened.recv(), command) {
+            match (notify::next(&self.world, happened), command) {
                 (Ok(Event::CommandEnded(status)), _) => break command::exit_code(status),
                 (Ok(Event::Stop), Some(command)) => command.terminate(),
                 (Ok(Event::Stop), None) | (Err(_), _) => break exit::OK,
@@ -686,23 +694,30 @@ impl Server {
                 }
             }
         };
-        self.shut_down(true).map(|()| code)
+        self.shut_down(Some(happened)).map(|()| code)
     }
 
-    /// Refuses verbs, ends connections, suspends every volume, reports what is dirty.
+    /// Refuses verbs, ends connections, suspends every volume, reports what is dirty. Before it
+    /// suspends, it may write back, until `happened` has a signal; without `happened` it does not,
+    /// and reports only losses.
     ///
     /// # Errors
     /// A volume's last commit failed: acknowledged writes may be lost. Or the end of a snapshot is
     /// recorded nowhere.
-    fn shut_down(self, aloud: bool) -> Outcome<()> {
+    fn shut_down(self, happened: Option<&Receiver<Event>>) -> Outcome<()> {
+        notify::stopping();
         if let Some(verbs) = &self.verbs {
             verbs.close();
         }
         drop((self.control, self.http));
         self.exports.stop(&self.world);
-        let (ended, lost) = settle(self.world.suspend_all(), self.verbs.as_deref());
+        if let Some(happened) = happened.filter(|_| self.drains) {
+            drain::drain(&self.world, happened);
+        }
+        let ended = notify::while_it_goes_on(&self.world, || self.world.suspend_all());
+        let (ended, lost) = settle(ended, self.verbs.as_deref());
         self.world.end_crash_logs();
-        for (volume, words) in ended.said.iter().filter(|_| aloud) {
+        for (volume, words) in ended.said.iter().filter(|_| happened.is_some()) {
             say(format_args!("{volume}: {words}"));
         }
         let mut lost = lost.into_iter();

@@ -23,7 +23,7 @@ use cairn_outcome::failure::{Outcome, one_line, refused, system};
 use cairn_outcome::signals::Event;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{ServeArgs, Server, Sockets, activation, prepare, settle};
+use super::{ServeArgs, Server, Sockets, activation, notify, prepare, settle};
 
 /// How long the new program may take for each of its steps.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -192,9 +192,11 @@ impl Server {
     ) -> Option<Outcome<u8>> {
         // The caller may be gone.
         let tell = |outcome| drop(answer.send(outcome));
+        notify::upgrading();
         let candidate = match self.pause_for(program) {
             Ok(candidate) => candidate,
             Err(error) => {
+                notify::ready(&self.world);
                 tell(Err(error));
                 return None;
             }
@@ -205,6 +207,7 @@ impl Server {
         match gone {
             Ok(pid) => {
                 tracing::info!("process {pid} goes on");
+                notify::goes_on_as(pid);
                 tell(Ok(pid));
             }
             Err(error) => {

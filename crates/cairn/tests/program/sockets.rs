@@ -177,3 +177,29 @@ fn upgrade_hands_over_sockets_that_another_program_opened() {
     until(|| UnixStream::connect(&nbd).is_err().then_some(()));
     assert!(place.exists("n") && place.exists("c"), "their paths are not the server's");
 }
+
+#[test]
+fn folder_of_a_service_has_the_default_sockets() {
+    let place = Place::new();
+    let folder = place.path("run");
+    std::fs::create_dir(&folder).unwrap();
+    let mode = |mode| std::fs::set_permissions(&folder, PermissionsExt::from_mode(mode)).unwrap();
+    // The sockets have rights of their own.
+    mode(0o755);
+    let mut server = place.command(&["serve", "--table", "0 8 zero"]);
+    server.env("RUNTIME_DIRECTORY", &folder);
+    let mut server = server.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    until(|| place.exists("run/control.sock").then_some(()));
+    assert!(place.exists("run/nbd.sock") && !place.exists("cairn"));
+    let mut ls = place.command(&["ls"]);
+    let listed = ls.env("RUNTIME_DIRECTORY", format!("{}:/elsewhere", folder.display())).output();
+    assert_eq!(listed.unwrap().stdout, b"default\n");
+    assert!(signalled(&mut server, &[Signal::TERM]).success());
+    // Others could put sockets of their own there.
+    mode(0o775);
+    let mut ls = place.command(&["ls"]);
+    let refused = ls.env("RUNTIME_DIRECTORY", &folder).output().unwrap();
+    let line = String::from_utf8(refused.stderr).unwrap();
+    let expected = "mode 775, expected a folder that only this user can write to";
+    assert!(line.contains(expected), "{line}");
+}

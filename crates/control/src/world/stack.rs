@@ -66,7 +66,8 @@ impl World {
         users.map(|user| user.volume().to_owned()).collect()
     }
 
-    pub(super) fn users_first(&self) -> Vec<String> {
+    /// The names of all volumes, those that stand on others first.
+    pub fn users_first(&self) -> Vec<String> {
         let (mut seen, mut lowers_first) = (HashSet::new(), Vec::new());
         for volume in self.volumes() {
             visit(&volume, &mut seen, &mut lowers_first);

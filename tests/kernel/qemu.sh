@@ -65,4 +65,5 @@ for packed in off on; do
   head -c 2M disk >found
   cmp expected found || fail "the disk, packed=$packed"
   serve_end
+  echo "packed=$packed: $done kills"
 done

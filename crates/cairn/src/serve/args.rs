@@ -78,6 +78,10 @@ pub struct ServeArgs {
     /// --tls-verify-peer
     #[arg(long, value_name = "DIR")]
     pub tls_certificates: Option<PathBuf>,
+    /// Keys that NBD clients share with the server, in place of certificates: a file with a line
+    /// NAME:HEX for each (needs a program with the feature tls-psk)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["tls_certificates", "tls_verify_peer"])]
+    pub tls_psk: Option<PathBuf>,
     /// Refuse NBD clients over TLS that have no certificate of ca-cert.pem
     #[arg(long)]
     pub tls_verify_peer: bool,

@@ -72,6 +72,8 @@ pub struct Config {
     pub tls: Option<TlsChoice>,
     /// The folder of certificates.
     pub tls_certificates: Option<PathBuf>,
+    /// The file of keys that clients share with the server.
+    pub tls_psk: Option<PathBuf>,
     /// Clients need a certificate.
     pub tls_verify_peer: bool,
     /// Which clients find an export.
@@ -125,6 +127,7 @@ struct RawConfig {
     drain_on_stop: bool,
     tls: Option<TlsChoice>,
     tls_certificates: Option<PathBuf>,
+    tls_psk: Option<PathBuf>,
     #[serde(default)]
     tls_verify_peer: bool,
     #[serde(default)]
@@ -255,6 +258,7 @@ impl Config {
             default_export: raw.default_export,
             tls: raw.tls,
             tls_certificates: raw.tls_certificates.map(|path| base.join(path)),
+            tls_psk: raw.tls_psk.map(|path| base.join(path)),
             tls_verify_peer: raw.tls_verify_peer,
             tls_names: tls_names(&shown, &raw.volume, &raw.export)?,
             limits: limits(&shown, &raw.export)?,

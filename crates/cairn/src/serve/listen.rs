@@ -12,6 +12,8 @@ use cairn_exports::unix_socket::SocketRights;
 use cairn_outcome::failure::{Outcome, system, wrong};
 use nix::unistd::Group;
 
+use super::tls::Proof;
+
 /// The rights of a group that is named without a mode.
 const GROUP_MODE: u32 = 0o660;
 
@@ -140,13 +142,14 @@ fn tcp(rest: &str) -> Option<SocketAddr> {
 }
 
 /// One line each on attaching an export with nbdcopy, qemu and nbd-client. Over TLS they need the
-/// client's certificates, in a folder DIR.
+/// client's certificates, in a folder DIR, or its NAME and key, in DIR/keys.psk, which nbd-client
+/// cannot use.
 pub fn attach_lines(
     address: &ListenAddress,
     export: &str,
     uri: &str,
-    is_secured: bool,
-) -> [String; 3] {
+    proof: Option<Proof>,
+) -> Vec<String> {
     let (reach, server) = match address {
         ListenAddress::Unix(path) => {
             let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
@@ -159,31 +162,40 @@ pub fn attach_lines(
             (format!("{host} {port}"), server)
         }
     };
-    if !is_secured {
-        return [
+    let more = if uri.contains('?') { '&' } else { '?' };
+    let qemu = |credentials: &str| {
+        format!(
+            "qemu-system-x86_64 -object {credentials},endpoint=client -drive 'file.driver=nbd,\
+             file.server.{server},file.export={export},file.tls-creds=tls,format=raw,if=virtio'"
+        )
+    };
+    match proof {
+        None => vec![
             format!("nbdcopy '{uri}' copy.img"),
             format!("qemu-system-x86_64 -drive 'file={uri},format=raw,if=virtio'"),
             format!("nbd-client {reach} -N '{export}' /dev/nbd0"),
-        ];
+        ],
+        Some(Proof::Certificates) => vec![
+            format!("nbdcopy '{uri}{more}tls-certificates=DIR' copy.img"),
+            qemu("tls-creds-x509,id=tls,dir=DIR"),
+            format!(
+                "nbd-client {reach} -N '{export}' -cacertfile DIR/ca-cert.pem \
+                 -certfile DIR/client-cert.pem -keyfile DIR/client-key.pem /dev/nbd0"
+            ),
+        ],
+        Some(Proof::Keys) => {
+            let named = uri.replacen("://", "://NAME@", 1);
+            vec![
+                format!("nbdcopy '{named}{more}tls-psk-file=DIR/keys.psk' copy.img"),
+                qemu("tls-creds-psk,id=tls,dir=DIR,username=NAME"),
+            ]
+        }
     }
-    let more = if uri.contains('?') { '&' } else { '?' };
-    [
-        format!("nbdcopy '{uri}{more}tls-certificates=DIR' copy.img"),
-        format!(
-            "qemu-system-x86_64 -object tls-creds-x509,id=tls,dir=DIR,endpoint=client \
-             -drive 'file.driver=nbd,file.server.{server},file.export={export},\
-             file.tls-creds=tls,format=raw,if=virtio'"
-        ),
-        format!(
-            "nbd-client {reach} -N '{export}' -cacertfile DIR/ca-cert.pem \
-             -certfile DIR/client-cert.pem -keyfile DIR/client-key.pem /dev/nbd0"
-        ),
-    ]
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Listen, attach_lines, control, parse, words};
+    use super::{Listen, Proof, attach_lines, control, parse, words};
     use cairn_exports::nbd::ListenAddress;
     use cairn_exports::unix_socket::SocketRights;
     use std::path::Path;
@@ -252,12 +264,17 @@ mod tests {
     #[test]
     fn attaching_names_the_socket_and_the_export() {
         let address = ListenAddress::Unix("/run/s".into());
-        let lines = attach_lines(&address, "vm", "nbd+unix:///vm?socket=/run/s", false);
+        let lines = attach_lines(&address, "vm", "nbd+unix:///vm?socket=/run/s", None);
         assert_eq!(lines[0], "nbdcopy 'nbd+unix:///vm?socket=/run/s' copy.img");
         assert_eq!(lines[2], "nbd-client -unix '/run/s' -N 'vm' /dev/nbd0");
         let address = ListenAddress::Tcp("127.0.0.1:7".parse().unwrap());
-        let lines = attach_lines(&address, "vm", "nbds://127.0.0.1:7/vm", true);
+        let lines =
+            attach_lines(&address, "vm", "nbds://127.0.0.1:7/vm", Some(Proof::Certificates));
         assert_eq!(lines[0], "nbdcopy 'nbds://127.0.0.1:7/vm?tls-certificates=DIR' copy.img");
         assert!(lines[1].contains("file.server.host=127.0.0.1,file.server.port=7,file.export=vm,"));
+        let lines = attach_lines(&address, "vm", "nbds://127.0.0.1:7/vm", Some(Proof::Keys));
+        let expected = "nbdcopy 'nbds://NAME@127.0.0.1:7/vm?tls-psk-file=DIR/keys.psk' copy.img";
+        assert_eq!((lines.len(), lines[0].as_str()), (2, expected));
+        assert!(lines[1].contains("-object tls-creds-psk,id=tls,dir=DIR,username=NAME,endpoint="));
     }
 }

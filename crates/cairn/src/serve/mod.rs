@@ -65,6 +65,7 @@ use config::Config;
 use http::Service;
 use listen::Listen;
 use patience::with_patience;
+use tls::Proof;
 use upgrade::Heir;
 
 /// Runs the verb.
@@ -102,7 +103,7 @@ struct Prepared {
     plan: Plan,
     /// Volumes made by verbs that the configuration exports.
     exported: BTreeSet<String>,
-    tls: Option<Tls>,
+    tls: Option<(Tls, Proof)>,
     addresses: Addresses,
 }
 
@@ -183,12 +184,12 @@ fn serve(
         strict: args.strict || args.run.is_some(),
     };
     let args = Arc::new(args);
-    let is_secured = tls.is_some();
+    let (tls, proof) = tls.unzip();
     let exports = Exports::new(&world, config.exports, vhost, changes, nbd);
     let mut server = Server {
         args: args.clone(),
         exports: Arc::new(exports.with_tls(tls, config.tls_names).with_limits(limits)),
-        is_secured,
+        proof,
         drains,
         world,
         handles,
@@ -467,8 +468,8 @@ struct Server {
     world: Arc<World>,
     handles: Arc<Handles>,
     exports: Arc<Exports>,
-    /// Clients use TLS.
-    is_secured: bool,
+    /// How the server and its clients prove who they are, over TLS.
+    proof: Option<Proof>,
     /// Write back before the end.
     drains: bool,
     verbs: Option<Arc<Verbs>>,
@@ -632,7 +633,7 @@ impl Server {
             let sole = served.len() == 1 && self.exports.is_default(&export.name);
             let name = if sole { "" } else { export.name.as_str() };
             let uri = self.exports.uri(name).unwrap_or_default();
-            let lines = listen::attach_lines(&address, &export.name, &uri, self.is_secured);
+            let lines = listen::attach_lines(&address, &export.name, &uri, self.proof);
             let mut lines = lines.to_vec();
             if sole && volumes_may_come {
                 // At the next start it may not be the only export.

@@ -20,6 +20,8 @@ promtool check metrics <prometheus >said 2>&1 || { cat said prometheus; fail "pr
 [ ! -s said ] || { cat said; fail "promtool has something to say"; }
 same "$(value 'cairn_io_bytes_total{device="vm",op="write"}')" 1048576 "bytes written"
 same "$(value 'cairn_io_operations_total{device="vm",op="discard"}')" 1 "discards"
+same "$(value 'cairn_export_bytes_total{export="vm",op="write"}')" 1048576 "bytes that clients wrote"
+same "$(value 'cairn_export_duration_seconds_count{export="vm",op="discard"}')" 1 "times of discards"
 same "$(value 'cairn_thin_data_size_bytes{device="p"}')" 16777216 "the pool's size"
 dirty=$("$CAIRN" --control "$control" info vm --json | jq '.[0].dirty_bytes')
 same "$(value 'cairn_cache_dirty_bytes{device="vm",start="0"}')" "$dirty" "dirty bytes"

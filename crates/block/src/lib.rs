@@ -92,7 +92,7 @@ pub use table::{Line, Table, TableLine, escape_word, unescape_word};
 pub use target::{Dirty, EndIo, MessageError, SuspendMode, Target, Verdict};
 pub use task_group::TaskGroup;
 pub use throttle::{Burst, Direction, Passage, Rate, Rates, Throttle, ThrottleLimits, Waited};
-pub use traffic::{OPS, OpTraffic, Traffic, quantile};
+pub use traffic::{OPS, OpTraffic, SharedTraffic, Traffic, quantile};
 pub use units::{SECTOR_BYTES, Sector, SectorCount, SectorRange, Time};
 pub use wait::{until, until_some};
 pub use zone_maps::{ZoneMaps, keep_zones};

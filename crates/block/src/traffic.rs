@@ -1,8 +1,8 @@
-//! What passed a mapped device: for each operation how many requests, how much, and how long they
-//! took.
+//! What passed a mapped device, or an export: for each operation how many requests, how much, and
+//! how long they took.
 //!
-//! Each reactor counts in cells of its own ([`LocalTraffic`]), and a reader sums them up
-//! ([`Traffic`]). A request that the device admitted counts when it leaves, once, however many
+//! Each reactor counts in cells of its own, and a reader sums them up ([`Traffic`]): those of a
+//! device ([`LocalTraffic`]) only its reactor reads, those of an export ([`SharedTraffic`]) anyone. A request that the device admitted counts when it leaves, once, however many
 //! parts it had; one that goes back to the gate counts when it leaves at last. Its time runs from
 //! its start by a client, in turns of the reactor's loop: no clock is read for it. A copy that
 //! disks make by themselves ([`crate::Env::copy`]) is no request, and is not counted.
@@ -10,7 +10,10 @@
 use std::cell::Cell;
 use std::time::Duration;
 
+use crate::env::Env;
 use crate::op::Op;
+use crate::request::Request;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::units::{SectorCount, Time};
 
 /// How many buckets a histogram has. A bucket holds what took less than twice as much as the bucket
@@ -61,36 +64,105 @@ impl Took {
     }
 }
 
-struct OpCells {
-    sectors: Cell<u64>,
-    nanos: Cell<u64>,
-    failed: Cell<u64>,
-    buckets: [Cell<u64>; BUCKETS],
+/// A count that one thread raises.
+trait Count: Default {
+    fn add(&self, more: u64);
+    fn get(&self) -> u64;
 }
 
-impl Default for OpCells {
-    fn default() -> OpCells {
+impl Count for Cell<u64> {
+    #[inline(always)]
+    fn add(&self, more: u64) {
+        self.set(Cell::get(self).wrapping_add(more));
+    }
+
+    fn get(&self) -> u64 {
+        Cell::get(self)
+    }
+}
+
+/// Others may read it.
+impl Count for AtomicU64 {
+    #[inline(always)]
+    fn add(&self, more: u64) {
+        self.store(self.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.load(Ordering::Relaxed)
+    }
+}
+
+struct OpCells<C> {
+    sectors: C,
+    nanos: C,
+    failed: C,
+    buckets: [C; BUCKETS],
+}
+
+impl<C: Count> Default for OpCells<C> {
+    fn default() -> OpCells<C> {
         let [sectors, nanos, failed] = Default::default();
-        OpCells { sectors, nanos, failed, buckets: [const { Cell::new(0) }; BUCKETS] }
+        OpCells { sectors, nanos, failed, buckets: std::array::from_fn(|_| C::default()) }
+    }
+}
+
+/// The counts of one reactor.
+struct Cells<C>([OpCells<C>; OPS.len()]);
+
+impl<C: Count> Default for Cells<C> {
+    fn default() -> Cells<C> {
+        Cells(Default::default())
+    }
+}
+
+impl<C: Count> Cells<C> {
+    #[inline(always)]
+    fn count(&self, op: Op, sectors: SectorCount, took: Took, failed: bool) {
+        let cells = &self.0[op as usize];
+        cells.sectors.add(sectors.0);
+        cells.nanos.add(took.nanos);
+        cells.buckets[took.bucket % BUCKETS].add(1);
+        if failed {
+            cells.failed.add(1);
+        }
     }
 }
 
 /// The counts of one reactor about one device.
 #[derive(Default)]
-pub(crate) struct LocalTraffic([OpCells; OPS.len()]);
+pub(crate) struct LocalTraffic(Cells<Cell<u64>>);
 
 impl LocalTraffic {
     /// A request of this length has left.
     #[inline(always)]
     pub fn count(&self, op: Op, sectors: SectorCount, took: Took, failed: bool) {
-        let cells = &self.0[op as usize];
-        let add = |cell: &Cell<u64>, more: u64| cell.set(cell.get().wrapping_add(more));
-        add(&cells.sectors, sectors.0);
-        add(&cells.nanos, took.nanos);
-        add(&cells.buckets[took.bucket % BUCKETS], 1);
-        if failed {
-            add(&cells.failed, 1);
-        }
+        self.0.count(op, sectors, took, failed);
+    }
+}
+
+/// The counts of all reactors about one export. Each raises its own.
+pub struct SharedTraffic(Box<[Cells<AtomicU64>]>);
+
+impl SharedTraffic {
+    /// For so many reactors.
+    pub fn new(reactors: u16) -> SharedTraffic {
+        SharedTraffic((0..reactors).map(|_| Cells::default()).collect())
+    }
+
+    /// A request that was started on this reactor has ended.
+    #[inline]
+    pub fn count(&self, env: &Env, request: &Request, failed: bool) {
+        let took = Took::between(request.started(), env.now());
+        let cells = &self.0[usize::from(env.reactor().0)];
+        cells.count(request.op, request.range.count, took, failed);
+    }
+
+    /// What ended so far.
+    pub fn sum(&self) -> Traffic {
+        let mut sum = Traffic::default();
+        self.0.iter().for_each(|cells| sum.add_cells(cells));
+        sum
     }
 }
 
@@ -145,7 +217,23 @@ impl Traffic {
     }
 
     pub(crate) fn add(&mut self, local: &LocalTraffic) {
-        for (sum, cells) in self.0.iter_mut().zip(&local.0) {
+        self.add_cells(&local.0);
+    }
+
+    /// With the counts of another one.
+    #[must_use]
+    pub fn with(mut self, other: &Traffic) -> Traffic {
+        for (sum, more) in self.0.iter_mut().zip(&other.0) {
+            sum.sectors += more.sectors;
+            sum.nanos = sum.nanos.wrapping_add(more.nanos);
+            sum.failed += more.failed;
+            sum.buckets.iter_mut().zip(more.buckets).for_each(|(sum, more)| *sum += more);
+        }
+        self
+    }
+
+    fn add_cells<C: Count>(&mut self, cells: &Cells<C>) {
+        for (sum, cells) in self.0.iter_mut().zip(&cells.0) {
             sum.sectors += SectorCount(cells.sectors.get());
             sum.nanos = sum.nanos.wrapping_add(cells.nanos.get());
             sum.failed += cells.failed.get();

@@ -25,7 +25,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Claimed, ConfigKind, Disk, MappedDevice, ReactorId, Throttle};
+use cairn_block::{Claimed, ConfigKind, Disk, MappedDevice, ReactorId, Throttle, Traffic};
 use cairn_exports::front::Front;
 use cairn_exports::nbd::{
     Estate, ListenAddress, Listening, NbdExport, NbdOptions, NbdServer, Parted, Tls,
@@ -651,6 +651,12 @@ impl Exports {
         let served = self.served.lock();
         let mut exports = served.iter().filter(|export| is_it(export));
         exports.any(|export| self.server.users(&export.name) + self.vhost.users(&export.name) > 0)
+    }
+
+    /// What the clients of an export have asked for.
+    pub fn traffic(&self, export: &str) -> Traffic {
+        let drivers = self.vhost.traffic(export).unwrap_or_default();
+        self.server.traffic(export).unwrap_or_default().with(&drivers)
     }
 
     /// Every export with its size.

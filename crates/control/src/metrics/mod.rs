@@ -97,7 +97,7 @@ pub fn gather(world: &World, exports: &Exports) -> Vec<Family> {
         // It may have been removed since.
         let Ok(traffic) = world.traffic(name) else { continue };
         add_device(&mut all, &volume, now);
-        add_traffic(&mut all, name, &traffic);
+        add_traffic(&mut all, &DEVICE, name, &traffic);
         add_reports(&mut all, &volume);
     }
     for name in world.not_served() {
@@ -107,6 +107,7 @@ pub fn gather(world: &World, exports: &Exports) -> Vec<Family> {
     add_pools(&mut all, world);
     for export in exports.list(world) {
         let waited = exports.waited(&export.name);
+        add_traffic(&mut all, &EXPORT, &export.name, &exports.traffic(&export.name));
         let labels = [("export", export.name), ("device", export.volume)];
         let help = "Connections of clients";
         all.gauge("cairn_export_connections", help, labels.clone(), export.clients);
@@ -150,23 +151,51 @@ fn add_device(all: &mut Families, volume: &MappedDevice, now: Time) {
     }
 }
 
-fn add_traffic(all: &mut Families, name: &str, traffic: &Traffic) {
+/// How the counts of requests are called.
+struct Counted {
+    label: &'static str,
+    /// Operations, bytes, failures and times, each with what it is.
+    families: [(&'static str, &'static str); 4],
+}
+
+const DEVICE: Counted = Counted {
+    label: "device",
+    families: [
+        ("cairn_io_operations", "Requests that ended"),
+        ("cairn_io_bytes", "Bytes that the requests which ended asked for"),
+        ("cairn_io_errors", "Requests that failed"),
+        ("cairn_io_duration_seconds", "How long requests took, in turns of the server's loop"),
+    ],
+};
+
+const EXPORT: Counted = Counted {
+    label: "export",
+    families: [
+        ("cairn_export_operations", "Requests of clients that ended"),
+        ("cairn_export_bytes", "Bytes that the requests of clients which ended asked for"),
+        ("cairn_export_errors", "Requests of clients that failed"),
+        (
+            "cairn_export_duration_seconds",
+            "How long requests of clients took, in turns of the loop",
+        ),
+    ],
+};
+
+fn add_traffic(all: &mut Families, counted: &Counted, name: &str, traffic: &Traffic) {
+    let [operations, bytes, errors, seconds] = counted.families;
     for op in OPS {
         let of = traffic.of(op);
-        let labels = || [("device", name.to_owned()), ("op", op.name().to_owned())];
-        let help = "Requests that ended";
-        all.counter("cairn_io_operations", help, labels(), of.count());
-        let help = "Bytes that the requests which ended asked for";
-        all.counter("cairn_io_bytes", help, labels(), of.sectors.to_bytes());
-        all.counter("cairn_io_errors", "Requests that failed", labels(), of.failed);
-        let seconds = |bound: Option<Duration>| bound.map_or(f64::INFINITY, |it| it.as_secs_f64());
+        let labels = || [(counted.label, name.to_owned()), ("op", op.name().to_owned())];
+        all.counter(operations.0, operations.1, labels(), of.count());
+        all.counter(bytes.0, bytes.1, labels(), of.sectors.to_bytes());
+        all.counter(errors.0, errors.1, labels(), of.failed);
+        let bound = |bound: Option<Duration>| bound.map_or(f64::INFINITY, |it| it.as_secs_f64());
         let times = Sample::Times {
             sum: of.nanos as f64 / 1e9,
             count: of.count(),
-            buckets: of.buckets().map(|(bound, count)| (seconds(bound), count)).collect(),
+            buckets: of.buckets().map(|(time, count)| (bound(time), count)).collect(),
         };
-        let help = "How long requests took, in turns of the server's loop";
-        let family = all.family(Kind::Histogram, "cairn_io_duration_seconds", help);
+        let family = all.family(Kind::Histogram, seconds.0, seconds.1);
         family.samples.push((labels().into(), times));
     }
 }

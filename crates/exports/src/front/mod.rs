@@ -27,7 +27,7 @@ use std::sync::{Arc, Weak};
 
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicU32, Ordering};
-use cairn_block::{Disk, Mail, Post, ReactorId, StreamId};
+use cairn_block::{Disk, Mail, Post, ReactorId, SharedTraffic, StreamId};
 
 use budget::{Account, Budget};
 use gate::WriteGate;
@@ -100,6 +100,13 @@ pub(crate) struct SharedDisk {
     front: Arc<Front>,
     gate: WriteGate,
     account: Arc<Account>,
+}
+
+impl SharedDisk {
+    /// Counts for an export of the disk.
+    pub(crate) fn new_traffic(&self) -> Arc<SharedTraffic> {
+        Arc::new(SharedTraffic::new(self.front.reactors))
+    }
 }
 
 #[cfg(test)]

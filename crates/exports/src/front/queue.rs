@@ -23,7 +23,7 @@ use std::task::Context;
 
 use cairn_block::{
     CellGuard, CellMode, Client, Env, ErrorKind, FailureCursor, Io, IoError, IoResult, Limits, Op,
-    Passage, Request, SectorCount, SectorRange, StreamId, Throttle,
+    Passage, Request, SectorCount, SectorRange, SharedTraffic, StreamId, Throttle,
 };
 
 use super::budget::Portion;
@@ -150,6 +150,8 @@ pub(crate) struct Queue<T> {
     /// Names the client's volume in the log.
     label: String,
     stream: StreamId,
+    /// What the clients of the export have asked for.
+    traffic: Arc<SharedTraffic>,
     failures: RefCell<FailureCursor>,
     pending: RefCell<Pending<T>>,
     requests: Cell<usize>,
@@ -165,6 +167,7 @@ impl<T: 'static> Queue<T> {
     pub(crate) fn new(
         env: &Env,
         shared: Arc<SharedDisk>,
+        traffic: Arc<SharedTraffic>,
         intake: Rc<Intake>,
         label: String,
     ) -> Queue<T> {
@@ -172,6 +175,7 @@ impl<T: 'static> Queue<T> {
             env: env.clone(),
             label,
             stream: shared.front.next_stream(),
+            traffic,
             failures: RefCell::new(FailureCursor::new(&shared.disk)),
             pending: RefCell::new(Pending { slots: Vec::new(), free: Vec::new() }),
             requests: Cell::new(0),
@@ -343,6 +347,7 @@ impl<T: 'static> Queue<T> {
             self.shared.gate.leave_loose(self.env.reactor());
         }
         drop(pass);
+        self.traffic.count(&self.env, request, result.is_err());
         if let Err(error) = result {
             self.log_failure(request.op, request.range, error);
         }

@@ -274,12 +274,13 @@ impl Connection {
         negotiated: &Negotiated,
         terms: Terms,
     ) -> Rc<Connection> {
-        let (shared, intake) = (export.shared.clone(), channel.intake.clone());
+        let (shared, traffic) = (export.shared.clone(), export.traffic.clone());
+        let intake = channel.intake.clone();
         // Before the first request.
         intake.set_phase(pause.phase());
         let label = format!("export '{}'", export.name);
         Rc::new(Connection {
-            queue: Rc::new(Queue::new(env, shared, intake, label)),
+            queue: Rc::new(Queue::new(env, shared, traffic, intake, label)),
             channel,
             form: negotiated.form,
             contexts: negotiated.contexts.clone(),

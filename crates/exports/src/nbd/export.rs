@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use cairn_block::{Disk, SECTOR_BYTES, Throttle};
+use cairn_block::{Disk, SECTOR_BYTES, SharedTraffic, Throttle};
 
 use crate::front::{SharedDisk, Shutdown};
 
@@ -38,6 +38,7 @@ pub(super) struct Export {
     read_only: bool,
     pub(super) shared: Arc<SharedDisk>,
     pub(super) throttle: Arc<Throttle>,
+    pub(super) traffic: Arc<SharedTraffic>,
     /// Contexts other than `base:allocation`.
     pub(super) contexts: Arc<dyn Contexts>,
     /// See [`ExportFacts::clients`].
@@ -53,8 +54,18 @@ impl Export {
         shared: Arc<SharedDisk>,
     ) -> Export {
         let NbdExport { name, description, read_only, throttle, .. } = export;
-        let shutdown = Arc::default();
-        Export { name, description, read_only, shared, throttle, contexts, clients, shutdown }
+        let (shutdown, traffic) = (Arc::default(), shared.new_traffic());
+        Export {
+            name,
+            description,
+            read_only,
+            shared,
+            throttle,
+            traffic,
+            contexts,
+            clients,
+            shutdown,
+        }
     }
 
     /// The smallest unit that the disk takes now, in bytes.

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicU16, Ordering};
-use cairn_block::{ConfigError, ConfigKind, Env, Mail, Post, ReactorId};
+use cairn_block::{ConfigError, ConfigKind, Env, Mail, Post, ReactorId, Traffic};
 use cairn_reactor::Driver;
 use rustix::net::{SocketFlags, accept_with, sockopt};
 
@@ -213,6 +213,13 @@ impl NbdServer {
         let table = self.0.table.lock();
         let export = table.exports.iter().find(|export| export.name == name);
         export.map_or(0, |export| export.shutdown.users())
+    }
+
+    /// What the clients of an export have asked for; none if there is no such export.
+    pub fn traffic(&self, name: &str) -> Option<Traffic> {
+        let table = self.0.table.lock();
+        let export = table.exports.iter().find(|export| export.name == name)?;
+        Some(export.traffic.sum())
     }
 
     /// Sets the export that the empty name means; by default it is the only export.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use cairn_block::{Disk, SECTOR_BYTES, Throttle};
+use cairn_block::{Disk, SECTOR_BYTES, SharedTraffic, Throttle};
 use event_listener::Event;
 
 use crate::front::{SharedDisk, Shutdown};
@@ -37,6 +37,7 @@ pub(super) struct Export {
     pub(super) queues: u16,
     pub(super) shared: Arc<SharedDisk>,
     pub(super) throttle: Arc<Throttle>,
+    pub(super) traffic: Arc<SharedTraffic>,
     /// Counts the task that accepts sessions, and serves one at a time.
     pub(super) shutdown: Arc<Shutdown>,
     /// Counts the session, if there is one.
@@ -61,6 +62,7 @@ impl Export {
             name,
             read_only,
             queues,
+            traffic: shared.new_traffic(),
             shared,
             throttle,
             shutdown,

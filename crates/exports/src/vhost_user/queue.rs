@@ -130,7 +130,8 @@ pub(super) fn start(
     let Setup { export, ring, kick, call, error, broken, write_through, owes } = setup;
     let intake = Rc::<Intake>::default();
     let label = format!("export '{}'", export.name);
-    let queue = Queue::new(env, export.shared.clone(), intake.clone(), label);
+    let (shared, traffic) = (export.shared.clone(), export.traffic.clone());
+    let queue = Queue::new(env, shared, traffic, intake.clone(), label);
     if owes {
         queue.owe();
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicU16, Ordering};
-use cairn_block::{ConfigError, Env, Mail, Post, ReactorId};
+use cairn_block::{ConfigError, Env, Mail, Post, ReactorId, Traffic};
 use cairn_reactor::Driver;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
@@ -136,6 +136,11 @@ impl VhostUserServer {
     /// How many drivers use an export.
     pub fn users(&self, name: &str) -> usize {
         self.with(name, |export| export.sessions.users()).unwrap_or(0)
+    }
+
+    /// What the drivers of an export have asked for; none if there is no such export.
+    pub fn traffic(&self, name: &str) -> Option<Traffic> {
+        self.with(name, |export| export.traffic.sum())
     }
 
     /// Tells the drivers of disks that have another size than before.

@@ -35,12 +35,17 @@ jq -e '.bomFormat == "CycloneDX" and ([.components[].name] | index("rustix") and
 . /etc/os-release
 mirror=$(apt-get indextargets --format '$(SITE) $(RELEASE)' "Created-By: Packages" |
   awk -v suite="$VERSION_CODENAME" '$2 == suite { print $1; exit }')
+# Wherever this runs: /tmp may forbid devices.
+mkdir root
+mount -t tmpfs -o mode=755,size=1500M tmpfs root
+release() { umount --lazy "$work/root" || true; } 2>/dev/null
 debootstrap --variant=minbase --include=systemd "$VERSION_CODENAME" root "$mirror" >debootstrap.log \
   2>&1 || { tail -n 20 debootstrap.log; fail "debootstrap"; }
 cp "$package" root/cairn.deb
 bare=(env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin)
 inside() { chroot root "${bare[@]}" "$@"; }
 inside dpkg -i /cairn.deb >said 2>&1 || fail "dpkg -i: $(cat said)"
+cp root/usr/share/doc/cairn/examples/example.toml root/etc/cairn/
 [ -z "$(inside dpkg --audit)" ] || fail "dpkg --audit: $(inside dpkg --audit)"
 inside getent passwd cairn | grep -q ':/usr/sbin/nologin$' || fail "no user, or one who may log in"
 
@@ -58,14 +63,14 @@ unit() { sed -n "s/^$1=//p" root/usr/lib/systemd/system/cairn@.service | sed 's/
 manager='' next=''
 release() {
   # Nothing may be mounted in the folder when it is removed.
-  umount --lazy "$work/root/proc" "$work/root/run" || true
-  if [ -n "$manager" ]; then kill "$manager"; fi
-  if [ -n "$next" ]; then kill -9 "$next"; fi
+  umount --lazy "$work/root" || true
+  if [ -n "$manager" ]; then kill "$manager" || true; fi
+  if [ -n "$next" ]; then kill -9 "$next" || true; fi
 } 2>/dev/null
 mount -t tmpfs -o mode=755 tmpfs root/run
 mount -t proc proc root/proc
-mkdir -p root/run/cairn root/var/lib/cairn
-inside install -d -o cairn -g cairn -m "$(unit RuntimeDirectoryMode)" /run/cairn/example
+mkdir -p root/var/lib/cairn
+inside install -d -o cairn -g cairn -m "$(unit RuntimeDirectoryMode)" /run/cairn-example
 inside install -d -o cairn -g cairn -m "$(unit StateDirectoryMode)" /var/lib/cairn/example
 cat >manager.py <<'PYTHON'
 import os, socket, sys
@@ -84,7 +89,7 @@ as_unit() {
   # shellcheck disable=SC2046  # words
   exec chroot root "${bare[@]}" setpriv --reuid=cairn --regid=cairn --init-groups --no-new-privs \
     --bounding-set=-all --inh-caps=-all env $(unit Environment) NOTIFY_SOCKET=/run/notify \
-    RUNTIME_DIRECTORY=/run/cairn/example STATE_DIRECTORY=/var/lib/cairn/example "$@"
+    RUNTIME_DIRECTORY=/run/cairn-example STATE_DIRECTORY=/var/lib/cairn/example "$@"
 }
 told() { grep -q "$1" told; }
 start() {
@@ -98,11 +103,11 @@ gone() { ! kill -0 "$1" 2>/dev/null; } # PID
 await "the manager listens" test -S root/run/notify
 start
 ! grep -q WARN serve.log || fail "$(cat serve.log)"
-uri="nbd+unix:///?socket=$work/root/run/cairn/example/nbd.sock"
+uri="nbd+unix:///?socket=$work/root/run/cairn-example/nbd.sock"
 same "$(nbdinfo --size "$uri")" 1073741824 "size of the example"
-same "$(stat -c %U:%a root/run/cairn/example/control.sock | sed 's/.*://')" 600 "mode of control.sock"
-same "$(stat -c %a root/run/cairn/example/nbd.sock)" 770 "mode of nbd.sock"
-[ -n "$(ls root/run/cairn/example/crash-logs)" ] || fail "no crash log"
+same "$(stat -c %U:%a root/run/cairn-example/control.sock | sed 's/.*://')" 600 "mode of control.sock"
+same "$(stat -c %a root/run/cairn-example/nbd.sock)" 770 "mode of nbd.sock"
+[ -n "$(ls root/run/cairn-example/crash-logs)" ] || fail "no crash log"
 pattern aa 1048576 >data
 
 nbdcopy --flush data "$uri"
@@ -127,12 +132,13 @@ start
 nbdcopy "$uri" copy
 cmp -n 1048576 copy data || fail "what was written is lost"
 serve_end
-told EXTEND_TIMEOUT_USEC= || fail "no time was asked for: $(cat told)"
+told 'EXTEND_TIMEOUT_USEC=[0-9]* STATUS=stopping, .* to write back' ||
+  fail "no time was asked for: $(cat told)"
 cmp -n 1048576 root/var/lib/cairn/example/disk.img data || fail "nothing was written back"
 kill "$manager"
 manager=''
 
-# Removed, it leaves what is the user's.
+# A purge leaves the configuration and the data of users.
 inside dpkg --purge cairn >said 2>&1 || fail "dpkg --purge: $(cat said)"
-[ ! -e root/usr/bin/cairn ] && [ ! -e root/etc/cairn/example.toml ] || fail "files are left"
+[ ! -e root/usr/bin/cairn ] && [ -e root/etc/cairn/example.toml ] || fail "files are left, or gone"
 [ -s root/var/lib/cairn/example/disk.img ] || fail "the purge took users' data"

@@ -27,7 +27,7 @@ impl Client {
         let path = match (given, std::env::var_os("CAIRN_CONTROL")) {
             (Some(path), _) => path.to_owned(),
             (None, Some(path)) if !path.is_empty() => path.into(),
-            _ => sockets::runtime_folder()?.join(sockets::CONTROL_NAME),
+            _ => sockets::user_folder()?.join(sockets::CONTROL_NAME),
         };
         Ok(Client { path })
     }

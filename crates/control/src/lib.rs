@@ -7,11 +7,12 @@
 //! - [`thin_line`], [`live_pool`], [`contexts`]: queries of live snapshots and pools.
 //! - [`throttles`], [`state`], [`tls_names`], [`exports`]: limits, the state file, and the exports
 //!   that clients find.
-//! - [`metrics`]: what monitoring reads. [`watch`]: what a person watches.
+//! - [`metrics`]: what monitoring reads.
 //! - [`caches`]: rules for tables that touch caches that were left dirty.
 //! - [`sockets`], [`handover`]: what a server leaves to its successor, another process.
 //! - [`control`], [`http`], [`keeper_calls`], [`arguments`], [`devices`], [`report`]: the parts of
 //!   verbs.
+//! - [`watch`]: what a person watches.
 //! - [`reach`], [`turns`]: which verbs may change something at the same time.
 //! - [`verbs`]: one struct per verb, which the command line, the client and the server share.
 //! - [`plan`]: the order of a start. [`client`]: asks a running server.

@@ -1,7 +1,7 @@
 //! The default sockets and their folder. Promise: only the user of the server can enter it; or a
 //! service manager made it, and only that user can make sockets there.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -26,15 +26,30 @@ pub struct ControlSocket {
     pub is_activated: bool,
 }
 
-/// The folder of the default sockets: `$RUNTIME_DIRECTORY`, which a service manager sets, else
-/// `$XDG_RUNTIME_DIR/cairn`, else `/tmp/cairn-UID`. It is made if it is missing.
+/// The folder of a server's default sockets: `$RUNTIME_DIRECTORY`, which a service manager sets,
+/// else that of [`user_folder`]. It is made if it is missing.
 ///
 /// # Errors
 /// It can't be made, or belongs to another user.
 pub fn runtime_folder() -> Outcome<PathBuf> {
+    folder_of(named("RUNTIME_DIRECTORY"))
+}
+
+/// The folder where a client looks for the default sockets: `$XDG_RUNTIME_DIR/cairn`, else
+/// `/tmp/cairn-UID`. It is made if it is missing.
+///
+/// # Errors
+/// It can't be made, or belongs to another user.
+pub fn user_folder() -> Outcome<PathBuf> {
+    folder_of(None)
+}
+
+fn named(variable: &str) -> Option<OsString> {
+    std::env::var_os(variable).filter(|folder| !folder.is_empty())
+}
+
+fn folder_of(of_service: Option<OsString>) -> Outcome<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
-    let named = |variable| std::env::var_os(variable).filter(|folder| !folder.is_empty());
-    let of_service = named("RUNTIME_DIRECTORY");
     // Others may reach the sockets in the folder of a service: these have rights of their own.
     let (refused_mode, expected) = match of_service {
         Some(_) => (0o022, "a folder that only this user can write to"),

@@ -17,7 +17,7 @@ use cairn_backends::{DeviceOpener, Handles};
 use cairn_block::{
     CallOff, Claim, ConfigError, ConfigKind, Dirty, Disk, Env, Identity, Line, MappedDevice,
     MessageError, NewTable, Opener, ReactorId, Registry, Sector, SectorCount, SuspendMode, Table,
-    TableContext, TableLine, TargetTypes, Time, Traffic, escape_word, unescape_word,
+    TableContext, TableLine, TargetTypes, Traffic, escape_word, unescape_word,
 };
 use cairn_outcome::failure::{Outcome, system};
 use cairn_reactor::{Options, Reactors, RingKind};
@@ -35,6 +35,7 @@ use crate::names::parent_of;
 use crate::under_way::UnderWay;
 
 mod attached;
+mod clock;
 mod crash_logs;
 mod opener;
 mod stack;
@@ -146,26 +147,6 @@ impl World {
     /// The reactors.
     pub fn reactors(&self) -> &Arc<Reactors> {
         &self.reactors
-    }
-
-    /// The wall clock in seconds since 1970, for records.
-    pub fn unix_time_s(&self) -> u64 {
-        self.unix_time().as_secs()
-    }
-
-    /// A number that tells this start from others, also of the same process.
-    pub fn start_number(&self) -> u64 {
-        self.start_number
-    }
-
-    /// The clock of the reactors, which only rises.
-    pub fn now(&self) -> Time {
-        self.on_home("", |env| async move { env.now() })
-    }
-
-    /// The wall clock since 1970.
-    pub fn unix_time(&self) -> Duration {
-        self.reactors.post().unix_time()
     }
 
     /// Who is who, for tasks on the reactors.

@@ -85,10 +85,20 @@ pub fn watch() -> Outcome<(Sender<Event>, Receiver<Event>)> {
 /// The next stop signal is an event, also if it is the second one.
 static EXPECTS_ANOTHER_STOP: AtomicBool = AtomicBool::new(false);
 
-/// From now on the main thread does what another stop signal may cut short: that signal is an
-/// [`Event::Stop`].
-pub fn expect_another_stop() {
+/// Until the value is dropped, the main thread does what another stop signal may cut short: that
+/// signal is an [`Event::Stop`].
+pub fn expect_another_stop() -> ExpectsAnotherStop {
     EXPECTS_ANOTHER_STOP.store(true, Ordering::Relaxed);
+    ExpectsAnotherStop
+}
+
+/// See [`expect_another_stop`].
+pub struct ExpectsAnotherStop;
+
+impl Drop for ExpectsAnotherStop {
+    fn drop(&mut self) {
+        EXPECTS_ANOTHER_STOP.store(false, Ordering::Relaxed);
+    }
 }
 
 /// Says why, removes what is unfinished and ends the process. It waits for no thread.

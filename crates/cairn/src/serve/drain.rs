@@ -5,37 +5,42 @@
 //! lower ones dirty. A volume that cannot be drained keeps its dirty data on its cache, as at a
 //! stop without a drain, and the others are drained all the same.
 //!
+//! Nothing here waits for what may not come. A drain that copies nothing for [`STALL`] is called off,
+//! as by a signal: its volume may stand on a suspended one, or on a device that does not answer, and
+//! until the suspend that follows no volume commits. What is printed has a thread of its own, as its
+//! reader may be slow.
+//!
 //! **Crash argument.** A drain changes nothing that a client was told: data is on the origin,
-//! durably, before its cache counts it as clean. So a kill, a signal or a manager that loses
-//! patience leaves what a kill at any other time leaves, and the suspend that follows commits what
-//! is done.
+//! durably, before its cache counts it as clean. So a kill, or a signal, leaves what a kill at any
+//! other time leaves, and the suspend that follows commits what is done.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cairn_block::MappedDevice;
 use cairn_control::world::World;
 use cairn_outcome::signals::{self, Event};
-use cairn_outcome::stderr::say;
 use cairn_tools::progress::{Left, Progress};
 
 use super::notify;
 
 /// How often the progress is read, and a signal is noticed.
 const TICK: Duration = Duration::from_millis(50);
-/// How many ticks pass between two messages to a service manager.
-const TOLD_EVERY: u32 = 40;
+/// How often a service manager learns of the progress.
+const TELL: Duration = Duration::from_secs(2);
+/// How long a drain may copy nothing. Below what a service manager gives a stop.
+const STALL: Duration = Duration::from_secs(30);
 
 /// Writes back what the caches of all volumes have, until a signal.
 pub fn drain(world: &Arc<World>, happened: &Receiver<Event>) {
-    let mut left = left_of(world);
+    let left = left_of(world);
     if left.bytes == 0 {
         return;
     }
-    signals::expect_another_stop();
+    let _signal = signals::expect_another_stop();
     notify::draining(left.bytes);
     let (send, done) = channel::<()>();
     let is_stopped = Arc::new(AtomicBool::new(false));
@@ -47,26 +52,57 @@ pub fn drain(world: &Arc<World>, happened: &Receiver<Event>) {
         drain_each(&drained, &stops);
     });
     if let Err(error) = drains {
-        return say(format_args!("cannot write back: {error}"));
+        return tracing::error!("cannot write back: {error}");
     }
-    let mut progress = Progress::begin_drain(left);
-    for tick in 1.. {
-        if done.recv_timeout(TICK) != Err(RecvTimeoutError::Timeout) {
-            break;
+    show(world, left);
+    let mut progress = (copied(world), Instant::now());
+    let mut told = progress;
+    while done.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+        let now = (copied(world), Instant::now());
+        if now.0 != progress.0 {
+            progress = now;
         }
-        if happened.try_iter().any(|event| matches!(event, Event::Stop)) {
+        let is_asked = happened.try_iter().any(|event| matches!(event, Event::Stop));
+        if is_asked || now.1 - progress.1 > STALL {
+            let why = if is_asked { "a signal" } else { "nothing could be copied for 30 s" };
             is_stopped.store(true, Ordering::Relaxed);
-            say("second signal: the rest is not written back");
+            tracing::warn!("{why}: the rest is not written back");
             break;
         }
-        let now = left_of(world);
-        progress.show(now);
-        if tick % TOLD_EVERY == 0 && now.bytes != left.bytes {
-            notify::draining(now.bytes);
-            left = now;
+        if now.0 != told.0 && now.1 - told.1 > TELL {
+            notify::draining(left_of(world).bytes);
+            told = now;
         }
     }
-    progress.finish(left_of(world), ());
+}
+
+/// Shows the progress until nothing is left or the process ends.
+fn show(world: &Arc<World>, begin: Left) {
+    let world = Arc::downgrade(world);
+    let shows = thread::Builder::new().name("progress".to_owned()).spawn(move || {
+        let mut progress = Progress::begin_drain(begin);
+        loop {
+            thread::sleep(TICK);
+            let Some(left) = world.upgrade().map(|world| left_of(&world)) else { return };
+            if left.bytes == 0 {
+                return progress.finish(left, ());
+            }
+            progress.show(left);
+        }
+    });
+    if let Err(error) = shows {
+        tracing::debug!("the progress is not shown: {error}");
+    }
+}
+
+/// How much writeback has copied, of all volumes. It rises while a drain goes on.
+fn copied(world: &World) -> u64 {
+    let of = |volume: &Arc<MappedDevice>| {
+        let table = volume.live_table();
+        let lines = table.iter().flat_map(|table| table.lines());
+        lines.map(|line| line.target.written_back().to_bytes()).fold(0, u64::wrapping_add)
+    };
+    world.volumes().iter().map(of).fold(0, u64::wrapping_add)
 }
 
 fn drain_each(world: &World, is_stopped: &AtomicBool) {
@@ -79,7 +115,7 @@ fn drain_each(world: &World, is_stopped: &AtomicBool) {
             && let Err(error) = world.drain(&name)
             && !is_stopped.load(Ordering::Relaxed)
         {
-            say(error);
+            tracing::error!("{error}");
         }
     }
 }

@@ -713,9 +713,11 @@ impl Server {
         drop((self.control, self.http));
         self.exports.stop(&self.world);
         if let Some(happened) = happened.filter(|_| self.drains) {
+            // A volume on a suspended one is not drained: its requests fail.
+            self.world.give_up_waiting();
             drain::drain(&self.world, happened);
         }
-        let ended = notify::while_it_goes_on(&self.world, || self.world.suspend_all());
+        let ended = notify::while_it_commits(|| self.world.suspend_all());
         let (ended, lost) = settle(ended, self.verbs.as_deref());
         self.world.end_crash_logs();
         for (volume, words) in ended.said.iter().filter(|_| happened.is_some()) {

@@ -2,15 +2,15 @@
 //! how much is dirty, when it upgrades or stops, and that a long stop goes on.
 //!
 //! Without `NOTIFY_SOCKET` nothing is sent. A message that cannot be sent changes nothing: the
-//! manager's patience is its own.
+//! manager decides by itself.
 //!
 //! **Upgrade.** Only the main process of a unit is heard (`NotifyAccess=main`). The server that
 //! leaves therefore names its successor, and says in the same message that it is ready. The
 //! successor says so again, which counts if this process started itself again.
 //!
-//! **A long stop.** A manager kills a server that stops for too long. While dirty data becomes
-//! less, the server asks for [`EXTENSION`] more. One that waits for a device that does not answer
-//! does not ask again.
+//! **A long stop.** A manager kills a server that stops for too long. While a drain copies, the
+//! server asks for [`EXTENSION`] more, and for as long as [`COMMITS`] while volumes commit: how far
+//! a commit is cannot be seen.
 
 use std::ffi::OsStr;
 use std::io;
@@ -20,7 +20,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::Command;
 use std::sync::mpsc::{Receiver, RecvError, RecvTimeoutError, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cairn_control::names::is_hidden;
 use cairn_control::world::World;
@@ -36,6 +36,9 @@ const EVERY: Duration = Duration::from_secs(5);
 
 /// How much time a stop that goes on asks for.
 const EXTENSION: Duration = Duration::from_secs(60);
+
+/// How long all commits of a stop may take.
+const COMMITS: Duration = Duration::from_secs(600);
 
 /// How long a message waits for a manager that does not read.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -124,8 +127,8 @@ pub fn draining(left_bytes: u64) {
     }
 }
 
-/// Does `work`, a part of the stop. While caches become cleaner by it, the manager waits.
-pub fn while_it_goes_on<T>(world: &World, work: impl FnOnce() -> T) -> T {
+/// Commits, as a part of the stop. The manager waits, for no longer than [`COMMITS`].
+pub fn while_it_commits<T>(work: impl FnOnce() -> T) -> T {
     if !is_heard() {
         return work();
     }
@@ -133,13 +136,11 @@ pub fn while_it_goes_on<T>(world: &World, work: impl FnOnce() -> T) -> T {
     let (ended, is_ended) = channel::<()>();
     thread::scope(|scope| {
         scope.spawn(move || {
-            let mut left = world.dirty_bytes();
-            while let Err(RecvTimeoutError::Timeout) = is_ended.recv_timeout(EVERY) {
-                let now = world.dirty_bytes();
-                if now < left {
+            let until = Instant::now() + COMMITS;
+            while is_ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
+                if Instant::now() < until {
                     tell(&[&extension()]);
                 }
-                left = now;
             }
         });
         let _ended = ended;

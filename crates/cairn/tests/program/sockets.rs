@@ -187,18 +187,21 @@ fn folder_of_a_service_has_the_default_sockets() {
     // The sockets have rights of their own.
     mode(0o755);
     let mut server = place.command(&["serve", "--table", "0 8 zero"]);
-    server.env("RUNTIME_DIRECTORY", &folder);
+    server.env("RUNTIME_DIRECTORY", format!("{}:/elsewhere", folder.display()));
     let mut server = server.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     until(|| place.exists("run/control.sock").then_some(()));
     assert!(place.exists("run/nbd.sock") && !place.exists("cairn"));
+    // A client may be part of another service.
     let mut ls = place.command(&["ls"]);
-    let listed = ls.env("RUNTIME_DIRECTORY", format!("{}:/elsewhere", folder.display())).output();
-    assert_eq!(listed.unwrap().stdout, b"default\n");
+    let ls = ls.env("RUNTIME_DIRECTORY", &folder).env_remove("CAIRN_CONTROL").output().unwrap();
+    assert!(!ls.status.success(), "{ls:?}");
+    let mut ls = place.command(&["ls", "--control", "run/control.sock"]);
+    assert_eq!(ls.output().unwrap().stdout, b"default\n");
     assert!(signalled(&mut server, &[Signal::TERM]).success());
     // Others could put sockets of their own there.
     mode(0o775);
-    let mut ls = place.command(&["ls"]);
-    let refused = ls.env("RUNTIME_DIRECTORY", &folder).output().unwrap();
+    let mut server = place.command(&["serve", "--table", "0 8 zero"]);
+    let refused = server.env("RUNTIME_DIRECTORY", &folder).output().unwrap();
     let line = String::from_utf8(refused.stderr).unwrap();
     let expected = "mode 775, expected a folder that only this user can write to";
     assert!(line.contains(expected), "{line}");

@@ -87,10 +87,9 @@ fn parse(text: &str) -> Result<HashMap<Vec<u8>, Vec<u8>>, String> {
     let mut keys = HashMap::new();
     for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let wrong = |found: &str| {
-            let expected = format!(
-                "NAME:KEY, the key as {KEY_BYTES_MIN} to {KEY_BYTES_MAX} bytes in hexadecimal digits"
-            );
-            format!("line {}: found {found}, expected {expected}", at + 1)
+            let expected = "NAME:KEY, a key of";
+            let bytes = format!("{KEY_BYTES_MIN} to {KEY_BYTES_MAX} bytes in hexadecimal digits");
+            format!("line {}: found {found}, expected {expected} {bytes}", at + 1)
         };
         // The key is not shown.
         let (name, key) = line.trim_end().split_once(':').ok_or_else(|| wrong("no colon"))?;

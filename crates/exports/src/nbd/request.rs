@@ -197,8 +197,8 @@ impl Header {
     }
 
     /// Bytes of payload that follow the header. A write has one always; in the extended form any
-    /// command does that says so by a flag. The specification has writes set the flag, too, but qemu
-    /// 10 does not.
+    /// command does that says so by a flag. The specification has writes set the flag, too, but
+    /// qemu 10 does not.
     fn payload_bytes(&self, form: MessageForm) -> u64 {
         let announces =
             form == MessageForm::Extended && self.flags & CommandFlags::PAYLOAD_LEN.bits() != 0;

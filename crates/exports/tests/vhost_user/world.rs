@@ -7,7 +7,7 @@ use std::time::Duration;
 use cairn_block::{Disk, ReactorId};
 use cairn_exports::front::Front;
 use cairn_exports::unix_socket::SocketRights;
-use cairn_exports::vhost_user::{VhostExport, VhostUserServer};
+use cairn_exports::vhost_user::{Estate, VhostExport, VhostUserServer};
 use cairn_reactor::{Options, Reactors, RingKind};
 pub use cairn_testkit::eventually;
 use cairn_testkit::vhost::{PACKED, RINGS};
@@ -39,13 +39,42 @@ impl World {
         disk: &Arc<impl Disk + 'static>,
         read_only: bool,
     ) -> PathBuf {
+        self.export_with(name, disk, read_only, RINGS)
+    }
+
+    pub fn export_with(
+        &self,
+        name: &str,
+        disk: &Arc<impl Disk + 'static>,
+        read_only: bool,
+        queues: u16,
+    ) -> PathBuf {
         let socket = self.folder.path().join(name);
         let (disk, name): (Arc<dyn Disk>, _) = (disk.clone(), name.to_owned());
-        let (rights, queues) = (SocketRights::default(), RINGS);
+        let rights = SocketRights::default();
         let export = VhostExport { name, disk, read_only, socket, rights, queues };
         let socket = export.socket.clone();
         self.server.add_export(export).unwrap();
         socket
+    }
+
+    /// Has all drivers wait.
+    pub fn pause(&self, patience: Duration) -> Result<(), usize> {
+        let server = self.server.clone();
+        self.reactors
+            .block_on(ReactorId(1), move |env| async move { server.pause(&env, patience).await })
+    }
+
+    /// Has all drivers, which wait, leave; from now on `server` is another one, without an export,
+    /// which has the sockets and waits.
+    pub fn part(&mut self) -> Estate {
+        let server = self.server.clone();
+        let estate = self.reactors.block_on(ReactorId(1), move |env| async move {
+            server.part(&env, Duration::from_secs(30)).await
+        });
+        self.server = VhostUserServer::new(self.front.clone(), self.reactors.post());
+        self.server.begin_paused(estate.iter().map(|parted| parted.listening.clone()));
+        estate
     }
 
     pub fn remove(&self, name: &'static str, drain: Duration) -> usize {

@@ -33,4 +33,5 @@ mod thin_tools;
 mod upgrade;
 mod verbs;
 mod vhost;
+mod vhost_upgrade;
 mod writecache_tools;

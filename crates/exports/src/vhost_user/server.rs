@@ -176,11 +176,6 @@ impl VhostUserServer {
         exports.iter().for_each(|served| served.export.look_at_size());
     }
 
-    /// True if there is an export.
-    pub fn is_used(&self) -> bool {
-        !self.0.exports.lock().is_empty()
-    }
-
     fn with<R>(&self, name: &str, look: impl FnOnce(&Export) -> R) -> Option<R> {
         let exports = self.0.exports.lock();
         exports.iter().find(|it| it.export.name == name).map(|it| look(&it.export))

@@ -1,10 +1,16 @@
 //! Another program goes on with the disks of virtual machines.
 
+use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::Duration;
 
 use cairn_testkit::vhost::{EVENT_IDX, FLUSH, PACKED, RINGS, message};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use virtio_driver::{
+    VhostUser, VirtioBlkFeatureFlags, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags,
+};
 
 use super::place::{Place, until};
 use super::upgrade::{HELLO, Serving, script};
@@ -247,4 +253,81 @@ fn a_machine_without_its_export_is_closed_and_a_socket_may_move() {
     assert!(place.exists("moved") && !place.exists("v") && !place.exists("w"));
     drop(stays);
     assert_eq!(connect(&place.path("moved")).ask(message::GET_QUEUE_NUM), 16);
+}
+
+/// Has requests of another project's driver in flight, up to 16 at a time, until `upgrades` are
+/// done. What is read is what was written.
+fn load_by_others(serving: &Serving<'_>, path: &str, further: VirtioFeatureFlags, upgrades: usize) {
+    const BYTES: usize = 1 << 20;
+    const BLOCK: usize = 16 << 10;
+    let features = (further | VirtioFeatureFlags::VERSION_1).bits();
+    let features = features | VirtioBlkFeatureFlags::all().bits();
+    let mut transport: Box<VirtioBlkTransport> = Box::new(VhostUser::new(path, features).unwrap());
+    let mut queues = VirtioBlkQueue::<usize>::setup_queues(&mut *transport, 1, 128).unwrap();
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, BYTES as u64).unwrap();
+    let flags = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh mapping at an address of the system's choice.
+    let base =
+        unsafe { mmap(std::ptr::null_mut(), BYTES, flags, MapFlags::SHARED, &file, 0).unwrap() };
+    transport.map_mem_region(base.addr(), BYTES, file.as_raw_fd(), 0).unwrap();
+    // SAFETY: the mapping is as long; the server touches a slot only while its request runs.
+    let memory = unsafe { std::slice::from_raw_parts_mut(base.cast::<u8>(), BYTES) };
+    let queue = &mut queues[0];
+    queue.set_used_notif_enabled(true);
+    // Each slot has memory and a place on the disk of its own; it writes, reads, and so on.
+    let mut rounds = [0_u64; 16];
+    let submit = |queue: &mut VirtioBlkQueue<'_, usize>, memory: &mut [u8], slot: usize, round| {
+        let slice = &mut memory[slot * BLOCK..][..BLOCK];
+        let offset = (slot * BLOCK) as u64;
+        if round % 2 == 0 {
+            slice.fill((round / 2) as u8 ^ slot as u8);
+            queue.write(offset, slice, slot).unwrap();
+        } else {
+            slice.fill(0xee);
+            queue.read(offset, slice, slot).unwrap();
+        }
+    };
+    for slot in 0..rounds.len() {
+        submit(queue, memory, slot, 0);
+    }
+    transport.get_submission_notifier(0).notify().unwrap();
+    thread::scope(|scope| {
+        let done = scope.spawn(|| (0..upgrades).for_each(|_| drop(serving.upgrade(&[]).ok())));
+        let mut in_flight = rounds.len();
+        while in_flight > 0 {
+            transport.get_completion_fd(0).read().unwrap();
+            let ended: Vec<_> = queue.completions().map(|it| (it.context, it.ret)).collect();
+            for (slot, result) in ended {
+                assert_eq!(result, 0);
+                let round = &mut rounds[slot];
+                let expected = (*round / 2) as u8 ^ slot as u8;
+                assert!(memory[slot * BLOCK..][..BLOCK].iter().all(|byte| *byte == expected));
+                *round += 1;
+                match done.is_finished() && *round % 2 == 0 {
+                    true => in_flight -= 1,
+                    false => submit(queue, memory, slot, *round),
+                }
+            }
+            transport.get_submission_notifier(0).notify().unwrap();
+        }
+        done.join().unwrap();
+    });
+    assert!(rounds.iter().all(|round| *round > 10), "{rounds:?}");
+    drop(queues);
+    drop(transport);
+    // SAFETY: mapped above, and no longer used.
+    unsafe { munmap(base, BYTES).unwrap() };
+}
+
+#[test]
+fn a_driver_of_others_goes_on_within_its_load() {
+    let events = VirtioFeatureFlags::RING_INDIRECT_DESC | VirtioFeatureFlags::RING_EVENT_IDX;
+    let packed = VirtioFeatureFlags::RING_PACKED;
+    let place = place();
+    let serving = serve(&place);
+    let path = place.path("v");
+    for further in [VirtioFeatureFlags::empty(), events, packed, packed | events] {
+        load_by_others(&serving, path.to_str().unwrap(), further, 4);
+    }
 }

@@ -194,7 +194,7 @@ pub fn vhost_user_ring(bytes: &[u8]) {
         event_idx: switches & 1 != 0,
         inflight: (switches & 4 != 0).then_some(1024),
     };
-    match trial.take_all(&memory) {
+    match trial.take_all(&memory.into()) {
         Ok(requests) => assert!(requests <= 1 << 16),
         Err(breach) => assert!(!breach.to_string().is_empty()),
     }

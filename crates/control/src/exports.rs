@@ -25,13 +25,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Claimed, ConfigKind, Disk, MappedDevice, ReactorId, Throttle, Traffic};
+use cairn_block::{Claimed, ConfigKind, Disk, Env, MappedDevice, ReactorId, Throttle, Traffic};
 use cairn_exports::front::Front;
 use cairn_exports::nbd::{
     Estate, ListenAddress, Listening, NbdExport, NbdOptions, NbdServer, Parted, Tls,
 };
 use cairn_exports::unix_socket::SocketRights;
-use cairn_exports::vhost_user::{VhostExport, VhostUserServer};
+use cairn_exports::vhost_user::{self, VhostExport, VhostUserServer};
 use cairn_outcome::failure::{Outcome, refused, wrong};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -682,33 +682,46 @@ impl Exports {
     /// # Errors
     /// Requests do not end within `patience`: all connections go on.
     pub fn pause(&self, world: &World, patience: Duration) -> Outcome<()> {
-        if self.vhost.is_used() {
-            let expected = "none: their sessions cannot be handed over yet";
-            return Err(refused(ConfigKind::Busy, "", "exports", "vhost-user sockets", expected));
-        }
-        let server = self.server.clone();
-        let pause = move |env| async move { server.pause(&env, patience).await };
-        world.reactors().block_on(ReactorId(0), pause).map_err(|left| {
+        let (server, vhost) = (self.server.clone(), self.vhost.clone());
+        let pause = move |env: Env| async move {
+            let began = env.now();
+            server.pause(&env, patience).await?;
+            vhost.pause(&env, patience.saturating_sub(env.now().since(began))).await
+        };
+        let paused = world.reactors().block_on(ReactorId(0), pause);
+        paused.map_err(|left| {
+            self.resume();
             let found = format!("{left} connections with requests that do not end");
             refused(ConfigKind::Busy, "", "exports", found, "requests that end")
         })
     }
 
-    /// Accepts no connection before [`Exports::resume`].
-    pub fn begin_paused(&self) {
+    /// Accepts no connection before [`Exports::resume`]. The exports that come use the sockets for
+    /// virtual machines that an earlier process left.
+    pub fn begin_paused(&self, left: &vhost_user::Estate) {
         self.server.begin_paused();
+        self.vhost.begin_paused(left.iter().map(|parted| parted.listening.clone()));
     }
 
     /// Has the connections go on.
     pub fn resume(&self) {
         self.server.resume();
+        self.vhost.resume();
     }
 
     /// Has the connections, which wait, leave for another process, with what listens.
-    pub fn part(&self, world: &World) -> Estate {
-        let server = self.server.clone();
-        let part = move |env| async move { server.part(&env, DRAIN).await };
+    pub fn part(&self, world: &World) -> (Estate, vhost_user::Estate) {
+        let (server, vhost) = (self.server.clone(), self.vhost.clone());
+        let part = move |env| async move {
+            (server.part(&env, DRAIN).await, vhost.part(&env, DRAIN).await)
+        };
         world.reactors().block_on(ReactorId(0), part)
+    }
+
+    /// Judges the sessions of virtual machines of an earlier process, which go on with
+    /// [`Exports::resume`]. Answers how many do.
+    pub fn inherit_sessions(&self, left: vhost_user::Estate) -> usize {
+        self.vhost.inherit(left)
     }
 
     /// Goes on with a connection of an earlier process.

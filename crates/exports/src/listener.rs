@@ -66,6 +66,7 @@ impl ListenAddress {
 }
 
 /// A socket that listens and that another process opened.
+#[derive(Clone, Debug)]
 pub struct Listening {
     /// Where.
     pub address: ListenAddress,

@@ -5,10 +5,10 @@
 //! lower ones dirty. A volume that cannot be drained keeps its dirty data on its cache, as at a
 //! stop without a drain, and the others are drained all the same.
 //!
-//! Nothing here waits for what may not come. A drain that copies nothing for [`STALL`] is called off,
-//! as by a signal: its volume may stand on a suspended one, or on a device that does not answer, and
-//! until the suspend that follows no volume commits. What is printed has a thread of its own, as its
-//! reader may be slow.
+//! Nothing here waits for what may not come. A drain that copies nothing for [`STALL`] is called
+//! off, as by a signal: its volume may stand on a suspended one, or on a device that does not
+//! answer, and until the suspend that follows no volume commits. What is printed has a thread of
+//! its own, as its reader may be slow.
 //!
 //! **Crash argument.** A drain changes nothing that a client was told: data is on the origin,
 //! durably, before its cache counts it as clean. So a kill, or a signal, leaves what a kill at any

@@ -490,6 +490,9 @@ impl Server {
         estate: Option<&mut Estate>,
         waits: (&Sender<Event>, &Receiver<Event>),
     ) -> Outcome<()> {
+        if let Some(estate) = &estate {
+            self.exports.begin_paused(&estate.vhost);
+        }
         // Before any table starts, so that the tables above do not count it as a new failure.
         let left = estate.iter().flat_map(|estate| estate.untold.clone());
         let untold: BTreeSet<_> = state.iter().flat_map(StateFile::untold).chain(left).collect();
@@ -575,7 +578,6 @@ impl Server {
         let mut given = std::mem::take(&mut self.activated.nbd);
         let is_heir = estate.is_some();
         if let Some(estate) = estate {
-            self.exports.begin_paused();
             given.append(&mut estate.nbd.listeners);
         }
         let is_chosen_by_system =

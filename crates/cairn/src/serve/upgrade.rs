@@ -269,6 +269,7 @@ impl Server {
             verbs.leave_state();
         }
         let lock = self.verbs.as_ref().map_or(Ok(None), |verbs| verbs.state_lock());
+        let (nbd, vhost) = self.exports.part(&self.world);
         Estate {
             state_lock: lock.unwrap_or_else(|error| {
                 log(error);
@@ -277,7 +278,8 @@ impl Server {
             control,
             untold,
             devices: self.handles.all(),
-            nbd: self.exports.part(&self.world),
+            nbd,
+            vhost,
         }
     }
 
@@ -287,10 +289,15 @@ impl Server {
         mut self,
         started: Outcome<()>,
         heir: &Heir,
-        estate: Estate,
+        mut estate: Estate,
         sockets: &Sockets,
         (events, happened): (Sender<Event>, &Receiver<Event>),
     ) -> Outcome<u8> {
+        // While the server before this one can still go on with them.
+        let sessions = match started {
+            Ok(()) => self.exports.inherit_sessions(std::mem::take(&mut estate.vhost)),
+            Err(_) => 0,
+        };
         if let Err(error) = started.and_then(|()| heir.wait_for_word()) {
             let (_, lost) = settle(self.world.suspend_each(), self.verbs.as_deref());
             lost.iter().for_each(|error| tracing::error!("upgrade: {error}"));
@@ -298,7 +305,7 @@ impl Server {
             std::mem::forget(self);
             return Err(error);
         }
-        let count = estate.nbd.connections.len();
+        let count = estate.nbd.connections.len() + sessions;
         for (parted, socket) in estate.nbd.connections {
             let socket = Arc::try_unwrap(socket).expect("it was just received");
             self.exports.take_over(parted, socket);

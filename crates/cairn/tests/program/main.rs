@@ -35,4 +35,5 @@ mod thin_tools;
 mod upgrade;
 mod verbs;
 mod vhost;
+mod vhost_upgrade;
 mod writecache_tools;

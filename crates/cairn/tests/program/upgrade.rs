@@ -18,16 +18,16 @@ const CACHE: &str = "vm=0 N writecache s slow fast 4096 \
 const WHERE: [&str; 4] = ["--listen", "unix:s", "--control", "c"];
 
 /// What a program says that can start.
-const HELLO: &str = "printf '{\"hello\":{\"protocol\":1,\"version\":\"x\"}}' >&0";
+pub const HELLO: &str = "printf '{\"hello\":{\"protocol\":1,\"version\":\"x\"}}' >&0";
 
 /// A server that may be replaced by others; the last one is ended when this is dropped.
-struct Serving<'a> {
+pub struct Serving<'a> {
     place: &'a Place,
     first: Child,
 }
 
 impl<'a> Serving<'a> {
-    fn start(place: &'a Place, args: &[&str]) -> Serving<'a> {
+    pub fn start(place: &'a Place, args: &[&str]) -> Serving<'a> {
         let all = [&["serve"], &WHERE[..], args].concat();
         let log = fs::File::create(place.path("log")).unwrap();
         let mut command = place.command(&all);
@@ -40,16 +40,16 @@ impl<'a> Serving<'a> {
         serving
     }
 
-    fn ask(&self, args: &[&str]) -> Ran {
+    pub fn ask(&self, args: &[&str]) -> Ran {
         self.place.cairn(&[&["--control", "c"], args].concat())
     }
 
-    fn upgrade(&self, args: &[&str]) -> Ran {
+    pub fn upgrade(&self, args: &[&str]) -> Ran {
         self.ask(&[&["upgrade"], args].concat())
     }
 
     /// The process that serves.
-    fn pid(&self) -> Option<i32> {
+    pub fn pid(&self) -> Option<i32> {
         self.place.pid_at("c")
     }
 
@@ -57,7 +57,7 @@ impl<'a> Serving<'a> {
         Client::open(&self.place.path("s"), export, Wishes::default())
     }
 
-    fn log(&self) -> String {
+    pub fn log(&self) -> String {
         fs::read_to_string(self.place.path("log")).unwrap()
     }
 }
@@ -86,7 +86,7 @@ fn place() -> Place {
 }
 
 /// A program of a few lines.
-fn script(place: &Place, lines: &str) {
+pub fn script(place: &Place, lines: &str) {
     place.write("other", format!("#!/bin/sh\n{lines}\n"));
     fs::set_permissions(place.path("other"), fs::Permissions::from_mode(0o755)).unwrap();
 }

@@ -19,8 +19,8 @@ fn data(ring: usize, slot: u16) -> u64 {
 }
 
 /// What is written, in order: each write has its number in it.
-struct Writer {
-    driver: Driver,
+pub struct Writer {
+    pub driver: Driver,
     /// How many chains of each ring were seen as used.
     seen: [u16; RINGS as usize],
     next: u64,
@@ -31,14 +31,53 @@ struct Writer {
 }
 
 impl Writer {
+    /// One whose driver, which accepts further features, has started all of its rings; with memory
+    /// for what is in flight, or without it.
+    pub fn start(socket: &Path, features: u64, is_tracked: bool) -> Writer {
+        let mut driver = connect(socket);
+        driver.negotiate(FLUSH | features);
+        driver.share_all();
+        if is_tracked {
+            driver.track();
+        }
+        let begin = driver.begin();
+        (0..RINGS.into()).for_each(|ring| driver.start_ring(ring, begin));
+        let (seen, in_flight, written) = Default::default();
+        Writer { driver, seen, next: 0, in_flight, written }
+    }
+
     /// Takes what has ended, and fills every free slot, until `count` writes have ended.
-    fn write(&mut self, count: usize) {
+    pub fn write(&mut self, count: usize) {
         let mut ended = 0;
         until(|| {
             ended += self.take_ended();
             self.fill();
             (ended >= count).then_some(())
         });
+    }
+
+    /// Takes what ends, and fills every free slot once. Answers how many writes have ended.
+    pub fn turn(&mut self) -> usize {
+        let ended = self.take_ended();
+        self.fill();
+        ended
+    }
+
+    /// Waits until all writes have ended.
+    pub fn finish(&mut self) {
+        while !self.in_flight.is_empty() {
+            until(|| (self.take_ended() > 0).then_some(()));
+        }
+    }
+
+    /// Checks that a disk has what was written last. Answers how many blocks were.
+    pub fn check(&self, disk: &[u8]) -> usize {
+        for (block, number) in &self.written {
+            let at = *block as usize * BLOCK as usize;
+            let expected = number.to_le_bytes().repeat(BLOCK as usize / 8);
+            assert!(disk[at..at + BLOCK as usize] == expected, "block {block}, write {number}");
+        }
+        self.written.len()
     }
 
     fn take_ended(&mut self) -> usize {
@@ -86,7 +125,7 @@ fn serve(place: &Place) -> Server {
     place.serve(&["--table", table, "--export", &export])
 }
 
-fn connect(path: &Path) -> Driver {
+pub fn connect(path: &Path) -> Driver {
     until(|| path.exists().then(|| Driver::connect(path)))
 }
 
@@ -102,10 +141,6 @@ fn a_socket_whose_export_is_missing_is_told_and_comes_with_the_export() {
     let mut driver = connect(&place.path("s"));
     driver.negotiate(FLUSH);
     assert_eq!(driver.config(0, 8), 16_u64.to_le_bytes());
-    let refused = place.cairn(&["upgrade", "--control", "c"]);
-    assert_eq!(refused.code, 4, "{refused:?}");
-    assert!(refused.err.contains("found vhost-user sockets"), "{refused:?}");
-    assert_eq!(driver.config(0, 8), 16_u64.to_le_bytes(), "its session goes on");
     let ran = server.interrupt();
     assert!(ran.err.contains("s: no socket yet: there is no export 'b'"), "{ran:?}");
     assert!(!place.exists("s"));
@@ -119,34 +154,18 @@ fn write_over_kills(features: u64, kills: usize) {
     place.sparse("fast", 2 << 20);
     let mut server = serve(&place);
     let socket = place.path("vm.sock");
-    let mut driver = connect(&socket);
-    driver.negotiate(FLUSH | features);
-    driver.share_all();
-    driver.track();
-    let begin = driver.begin();
-    (0..RINGS.into()).for_each(|ring| driver.start_ring(ring, begin));
-    let (seen, in_flight, written) = Default::default();
-    let mut writer = Writer { driver, seen, next: 0, in_flight, written };
+    let mut writer = Writer::start(&socket, features, true);
     for kill in 0..kills {
         writer.write(50 + 13 * kill);
         drop(server);
         server = serve(&place);
         writer.driver.connect_again(&socket, FLUSH | features, RINGS.into());
     }
-    while !writer.in_flight.is_empty() {
-        until(|| (writer.take_ended() > 0).then_some(()));
-    }
-    drop(writer.driver);
+    writer.finish();
     let ran = server.interrupt();
     assert_eq!(ran.code, 0, "{ran:?}");
     place.cairn(&["flush", "--table", "0 8192 writecache s slow fast 4096 0"]).ok();
-    let disk = place.read("slow");
-    for (block, number) in &writer.written {
-        let at = *block as usize * BLOCK as usize;
-        let expected = number.to_le_bytes().repeat(BLOCK as usize / 8);
-        assert!(disk[at..at + BLOCK as usize] == expected, "block {block}, write {number}");
-    }
-    assert!(writer.written.len() > 500);
+    assert!(writer.check(&place.read("slow")) > 500);
 }
 
 #[test]

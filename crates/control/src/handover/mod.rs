@@ -36,6 +36,7 @@ use std::time::Duration;
 use cairn_backends::Handle;
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_exports::nbd::{ListenAddress, Listening, Parted};
+use cairn_exports::vhost_user::{PartedExport, PartedSession};
 use cairn_outcome::failure::{Outcome, refused, system};
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
@@ -57,6 +58,8 @@ pub struct Estate {
     pub untold: Vec<String>,
     /// What listens, and the connections.
     pub nbd: cairn_exports::nbd::Estate,
+    /// The sockets for virtual machines, and the sessions.
+    pub vhost: cairn_exports::vhost_user::Estate,
 }
 
 /// An estate without its descriptors: each number counts them.
@@ -71,6 +74,9 @@ struct Manifest<'a> {
     devices: Vec<DeviceRow>,
     listeners: Vec<(ListenAddress, usize)>,
     connections: Vec<ConnectionRow<'a>>,
+    /// An earlier server that hands over has none.
+    #[serde(default)]
+    vhost: Vec<VhostRow>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -85,6 +91,55 @@ struct ConnectionRow<'a> {
     /// How many bytes behind the manifest are its own.
     bytes: usize,
     parted: Cow<'a, Parted>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct VhostRow {
+    name: String,
+    address: ListenAddress,
+    listener: usize,
+    writeback: bool,
+    owes: bool,
+    session: Option<SessionRow>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SessionRow {
+    /// Its descriptors, in the order in which the record counts them.
+    fds: Vec<usize>,
+    /// Of some version: one that cannot be read costs its session alone.
+    record: serde_json::Value,
+}
+
+impl VhostRow {
+    fn of<'a>(parted: &'a PartedExport, named: &mut Named<'a>) -> VhostRow {
+        let PartedExport { name, listening, writeback, owes, session } = parted;
+        let session = session.as_ref().map(|PartedSession { record, descriptors }| SessionRow {
+            fds: descriptors.iter().map(|fd| named.add(&**fd)).collect(),
+            record: serde_json::to_value(record).expect("a record has text and numbers"),
+        });
+        VhostRow {
+            name: name.clone(),
+            address: listening.address.clone(),
+            listener: named.add(&*listening.socket),
+            writeback: *writeback,
+            owes: *owes,
+            session,
+        }
+    }
+
+    fn parted(self, take: &mut impl FnMut(usize) -> Outcome<OwnedFd>) -> Outcome<PartedExport> {
+        let VhostRow { name, address, listener, writeback, owes, session } = self;
+        let mut take = |fd| take(fd).map(Arc::new);
+        let socket = take(listener)?;
+        let session = session.map(|SessionRow { fds, record }| {
+            let descriptors = fds.into_iter().map(&mut take).collect::<Outcome<_>>()?;
+            let record = serde_json::from_value(record).ok();
+            Ok(PartedSession { record, descriptors })
+        });
+        let listening = Listening { address, socket, is_activated: false };
+        Ok(PartedExport { name, listening, writeback, owes, session: session.transpose()? })
+    }
 }
 
 /// Counts descriptors as they are named.
@@ -127,6 +182,7 @@ pub fn leave(channel: &Channel, estate: &Estate) -> Outcome<()> {
                 parted: Cow::Borrowed(parted),
             })
             .collect(),
+        vhost: estate.vhost.iter().map(|parted| VhostRow::of(parted, &mut named)).collect(),
     };
     let control = manifest.control.iter().zip(&estate.control);
     let control = control.map(|((_, fd), socket)| (*fd, socket.is_activated));
@@ -207,6 +263,9 @@ fn estate_of(
         bytes.read_exact(&mut parted.bytes).map_err(|error| system("handover", "read", error))?;
         estate.nbd.connections.push((parted, Arc::new(take(fd)?)));
     }
+    for row in manifest.vhost {
+        estate.vhost.push(row.parted(&mut take)?);
+    }
     Ok(estate)
 }
 
@@ -223,9 +282,10 @@ mod tests {
 
     use cairn_backends::Handle;
     use cairn_exports::nbd::{ListenAddress, Listening, Parted};
+    use cairn_exports::vhost_user::{PartedExport, PartedSession};
 
     use super::channel::{Channel, Message};
-    use super::{Estate, inherit, leave};
+    use super::{Estate, estate_of, inherit, leave};
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -270,6 +330,50 @@ mod tests {
         }
         assert_eq!(got.nbd.listeners.len(), 2);
         assert_eq!(successor.receive(PATIENCE).unwrap().unwrap().0, Message::Go);
+    }
+
+    #[test]
+    fn sockets_for_virtual_machines_arrive_with_sessions_of_which_none_need_be_read() {
+        let (server, successor) = Channel::pair().unwrap();
+        let descriptors = |count| (0..count).map(|_| Arc::new(file())).collect();
+        let mut estate = Estate::default();
+        for (at, fds) in [None, Some(3), Some(200)].into_iter().enumerate() {
+            let address = ListenAddress::Unix(format!("/run/{at}").into());
+            let (socket, is_activated) = (Arc::new(file()), false);
+            estate.vhost.push(PartedExport {
+                name: format!("vm{at}"),
+                listening: Listening { address, socket, is_activated },
+                writeback: at == 1,
+                owes: at == 2,
+                session: fds
+                    .map(|fds| PartedSession { record: None, descriptors: descriptors(fds) }),
+            });
+        }
+        leave(&server, &estate).unwrap();
+        let got = inherit(&successor, PATIENCE).unwrap().unwrap();
+        let facts = |estate: &Estate| -> Vec<_> {
+            let facts = |it: &PartedExport| {
+                let fds = it.session.as_ref().map(|session| session.descriptors.len());
+                (it.name.clone(), it.listening.address.clone(), it.writeback, it.owes, fds)
+            };
+            estate.vhost.iter().map(facts).collect()
+        };
+        assert_eq!(facts(&got), facts(&estate));
+        // What a later version may write, and what an earlier one did.
+        let row = r#"{"name":"vm","address":{"Unix":"s"},"listener":0,"writeback":true,
+            "owes":false,"session":{"fds":[1],"record":{"version":7,"rings":"other"}}}"#;
+        let rest = r#""untold":[],"state_lock":null,"control":null,"devices":[],"listeners":[],
+            "connections":[]"#;
+        let read = |text: &str| {
+            let mut fds = [Some(file()), Some(file())];
+            estate_of(serde_json::from_str(text).unwrap(), &mut fds, &mut &[][..])
+        };
+        let estate = read(&format!("{{{rest},\"vhost\":[{row}]}}")).unwrap();
+        let session = estate.vhost[0].session.as_ref().unwrap();
+        assert!(session.record.is_none() && session.descriptors.len() == 1);
+        assert!(read(&format!("{{{rest}}}")).unwrap().vhost.is_empty());
+        let twice = row.replace("[1]", "[0]");
+        assert!(read(&format!("{{{rest},\"vhost\":[{twice}]}}")).is_err());
     }
 
     #[test]

@@ -9,6 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use zerocopy::little_endian::{U16, U32, U64};
 
 use super::chain::Chain;
+use super::ring::Layout;
 use super::wire::Breach;
 use super::wire::PROTOCOL_FEATURES;
 
@@ -52,6 +53,14 @@ bitflags::bitflags! {
 }
 
 impl Features {
+    /// The layout of rings.
+    pub(super) fn layout(self) -> Layout {
+        match self.contains(Features::RING_PACKED) {
+            true => Layout::Packed,
+            false => Layout::Split,
+        }
+    }
+
     /// What is offered.
     pub(super) fn offered(read_only: bool) -> Features {
         let mut features = Features::all();

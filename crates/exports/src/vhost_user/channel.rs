@@ -1,7 +1,8 @@
 //! [`Channel`]: the socket of a session: messages with descriptors in, answers out.
 //!
 //! Nothing blocks: a peer that sends half a message, or does not read, has only its own session
-//! wait. What is received of a message is bounded by the head that came before it.
+//! wait. What is received of a message is bounded by the head that came before it, and kept here
+//! until the message is whole: another process goes on with it (see `handover`).
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -23,7 +24,49 @@ use crate::front::{First, Level, Shutdown, first};
 use super::wire::{Breach, DESCRIPTORS_MAX, HEADER_BYTES, Header, Message, PAYLOAD_BYTES_MAX};
 
 /// The descriptors of a message.
-pub(super) type Descriptors = SmallVec<[OwnedFd; DESCRIPTORS_MAX]>;
+pub(super) type Descriptors = SmallVec<[Arc<OwnedFd>; DESCRIPTORS_MAX]>;
+
+/// The most bytes of a message.
+const MESSAGE_BYTES_MAX: usize = HEADER_BYTES + PAYLOAD_BYTES_MAX;
+
+/// What was received of a message.
+pub(super) struct Half {
+    bytes: Box<[u8; MESSAGE_BYTES_MAX]>,
+    filled: usize,
+    descriptors: Descriptors,
+}
+
+impl Default for Half {
+    fn default() -> Half {
+        let bytes = Box::new([0; MESSAGE_BYTES_MAX]);
+        Half { bytes, filled: 0, descriptors: Descriptors::new() }
+    }
+}
+
+impl Half {
+    /// What another process received, if a message may begin so.
+    pub(super) fn of(received: &[u8], descriptors: Descriptors) -> Result<Half, Breach> {
+        let mut half = Half { descriptors, ..Half::default() };
+        let most = match received.first_chunk() {
+            Some(head) => HEADER_BYTES + Header::decode(head)?.payload_bytes,
+            None => HEADER_BYTES,
+        };
+        if received.len() > most {
+            return Err(Breach::field("bytes of a message", received.len(), "at most a message"));
+        }
+        if half.descriptors.len() > DESCRIPTORS_MAX {
+            return Err(Breach::field("descriptors of a message", "more", "at most 8"));
+        }
+        half.bytes[..received.len()].copy_from_slice(received);
+        half.filled = received.len();
+        Ok(half)
+    }
+
+    /// The bytes, and the descriptors that came with them.
+    pub(super) fn parts(&self) -> (&[u8], &Descriptors) {
+        (&self.bytes[..self.filled], &self.descriptors)
+    }
+}
 
 /// Why a session ended.
 #[derive(Debug)]
@@ -45,38 +88,44 @@ impl From<Breach> for Ended {
 /// See the module's description.
 pub(super) struct Channel {
     driver: Rc<Driver>,
-    socket: Arc<OwnedFd>,
+    pub(super) socket: Arc<OwnedFd>,
+    pub(super) half: Half,
     /// A peer that does not read is not waited for once this was raised.
     closing: Arc<Shutdown>,
 }
 
 impl Channel {
     /// A channel over a socket that does not block.
-    pub(super) fn new(env: &Env, socket: OwnedFd, closing: Arc<Shutdown>) -> Channel {
-        Channel { driver: Driver::of(env).clone(), socket: Arc::new(socket), closing }
+    pub(super) fn new(
+        env: &Env,
+        socket: Arc<OwnedFd>,
+        half: Half,
+        closing: Arc<Shutdown>,
+    ) -> Channel {
+        Channel { driver: Driver::of(env).clone(), socket, half, closing }
     }
 
-    /// The next message, with its head and descriptors. Dropping the future loses what was received
-    /// of it: it is dropped only with the session.
-    pub(super) async fn message(&self) -> Result<(Header, Message, Descriptors), Ended> {
-        let mut descriptors = Descriptors::new();
-        let mut head = [0; HEADER_BYTES];
-        self.receive(&mut head, &mut descriptors).await?;
-        let header = Header::decode(&head)?;
-        let mut payload = [0; PAYLOAD_BYTES_MAX];
-        let payload = &mut payload[..header.payload_bytes];
-        self.receive(payload, &mut descriptors).await?;
-        let message = header.message(payload, descriptors.len())?;
+    /// The next message, with its head and descriptors. If the future is dropped, the next one goes
+    /// on with what was received.
+    pub(super) async fn message(&mut self) -> Result<(Header, Message, Descriptors), Ended> {
+        self.receive(HEADER_BYTES).await?;
+        let head = self.half.bytes.first_chunk().expect("a head has room");
+        let header = Header::decode(head)?;
+        let end = HEADER_BYTES + header.payload_bytes;
+        self.receive(end).await?;
+        self.half.filled = 0;
+        let descriptors = std::mem::take(&mut self.half.descriptors);
+        let message = header.message(&self.half.bytes[HEADER_BYTES..end], descriptors.len())?;
         Ok((header, message, descriptors))
     }
 
-    /// Fills `bytes`.
-    async fn receive(&self, bytes: &mut [u8], descriptors: &mut Descriptors) -> Result<(), Ended> {
-        let mut filled = 0;
-        while filled < bytes.len() {
-            match receive_some(&self.socket, &mut bytes[filled..], descriptors) {
+    /// Receives the message up to this byte.
+    async fn receive(&mut self, end: usize) -> Result<(), Ended> {
+        let Half { bytes, filled, descriptors } = &mut self.half;
+        while *filled < end {
+            match receive_some(&self.socket, &mut bytes[*filled..end], descriptors) {
                 Ok(0) => return Err(Ended::Closed),
-                Ok(count) => filled += count,
+                Ok(count) => *filled += count,
                 Err(Ended::Failed(Errno::AGAIN)) => {
                     self.driver.readable(&self.socket).await;
                 }
@@ -135,7 +184,7 @@ fn receive_some(
     let received = received.map_err(Ended::Failed)?;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(passed) = message {
-            descriptors.extend(passed);
+            descriptors.extend(passed.map(Arc::new));
         }
     }
     if received.flags.contains(ReturnFlags::CTRUNC) || descriptors.len() > DESCRIPTORS_MAX {

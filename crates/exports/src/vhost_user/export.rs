@@ -7,7 +7,7 @@ use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_block::{Disk, SECTOR_BYTES, SharedTraffic, Throttle};
 use event_listener::Event;
 
-use crate::front::{SharedDisk, Shutdown};
+use crate::front::{First, Level, Pause, Phase, SharedDisk, Shutdown, first};
 use crate::unix_socket::SocketRights;
 
 use super::blk::{Config, SERIAL_BYTES};
@@ -30,6 +30,32 @@ pub struct VhostExport {
     pub throttle: Arc<Throttle>,
 }
 
+/// A pause of tasks of one kind.
+#[derive(Default)]
+pub(super) struct Stage {
+    pub(super) pause: Arc<Pause>,
+    /// Counts the tasks.
+    pub(super) tasks: Arc<Shutdown>,
+}
+
+impl Stage {
+    /// How many tasks do not wait. A task that ends does not count as one that waits.
+    pub(super) fn busy(&self) -> usize {
+        let waiting = self.pause.waiting();
+        self.tasks.users().saturating_sub(waiting)
+    }
+}
+
+/// The pause of a server, in two stages. A session that waits starts and stops no ring; so once all
+/// of them wait, rings only come to wait, or end.
+#[derive(Default)]
+pub(super) struct Pauses {
+    /// Of the tasks of exports, each with its session.
+    pub(super) sessions: Stage,
+    /// Of the rings that run.
+    pub(super) rings: Stage,
+}
+
 /// An export in service.
 pub(super) struct Export {
     pub(super) name: String,
@@ -42,6 +68,8 @@ pub(super) struct Export {
     pub(super) shutdown: Arc<Shutdown>,
     /// Counts the session, if there is one.
     pub(super) sessions: Arc<Shutdown>,
+    /// Drivers wait, or leave for another process.
+    pub(super) pauses: Arc<Pauses>,
     /// What a driver chose last: writes are volatile until a flush. It outlives sessions: a driver
     /// that connects again does not repeat it.
     pub(super) writeback: AtomicBool,
@@ -55,7 +83,7 @@ pub(super) struct Export {
 }
 
 impl Export {
-    pub(super) fn new(export: VhostExport, shared: Arc<SharedDisk>) -> Export {
+    pub(super) fn new(export: VhostExport, shared: Arc<SharedDisk>, pauses: Arc<Pauses>) -> Export {
         let VhostExport { name, read_only, queues, throttle, .. } = export;
         let (shutdown, sessions, sizes, resized) = Default::default();
         let export = Export {
@@ -67,6 +95,7 @@ impl Export {
             throttle,
             shutdown,
             sessions,
+            pauses,
             writeback: AtomicBool::new(true),
             owes: AtomicBool::new(false),
             sizes,
@@ -75,6 +104,17 @@ impl Export {
         };
         export.look_at_size();
         export
+    }
+
+    /// The session, or the task without one, waits in a pause. An export that is stopped does not.
+    pub(super) async fn wait_for_end_of_pause(&self) -> Phase {
+        let pause = &self.pauses.sessions.pause;
+        let _waiting = pause.wait();
+        let ended = pause.phase_that(|phase| phase != Phase::Pausing);
+        match first(self.shutdown.above(Level::Serving), ended).await {
+            First::Left(_) => Phase::Going,
+            First::Right(phase) => phase,
+        }
     }
 
     /// The smallest unit that the disk takes now, in bytes.

@@ -72,6 +72,12 @@ impl Mapping {
             None => Err(refused("too many of them".to_owned())),
         }
     }
+
+    /// The byte at `at` of the region that was mapped.
+    fn pointer(&self, region: &RegionFacts, at: usize) -> NonNull<u8> {
+        // SAFETY: `at` lies within the region, and the region within its mapping.
+        unsafe { self.base.add(region.offset as usize + at) }
+    }
 }
 
 impl Drop for Mapping {
@@ -87,6 +93,8 @@ impl Drop for Mapping {
 struct Region {
     facts: RegionFacts,
     mapping: Arc<Mapping>,
+    /// For another process.
+    file: Arc<OwnedFd>,
 }
 
 impl Region {
@@ -98,8 +106,7 @@ impl Region {
     }
 
     fn pointer(&self, at: usize) -> NonNull<u8> {
-        // SAFETY: `at` lies within the region, and the region within its mapping.
-        unsafe { self.mapping.base.add(self.facts.offset as usize + at) }
+        self.mapping.pointer(&self.facts, at)
     }
 }
 
@@ -111,7 +118,7 @@ pub(super) struct GuestMemory {
 
 impl GuestMemory {
     /// Maps one more region.
-    pub(super) fn add(&mut self, facts: RegionFacts, file: &OwnedFd) -> Result<(), Breach> {
+    pub(super) fn add(&mut self, facts: RegionFacts, file: Arc<OwnedFd>) -> Result<(), Breach> {
         let RegionFacts { guest, user, bytes, .. } = facts;
         if guest.checked_add(bytes).is_none() || user.checked_add(bytes).is_none() {
             return Err(Breach::field("region of memory", guest, "an end below 2^64"));
@@ -127,9 +134,14 @@ impl GuestMemory {
         if self.regions.iter().any(is_taken) {
             return Err(Breach::field("region of memory", guest, "addresses of no other region"));
         }
-        let mapping = Arc::new(Mapping::new(file, &facts)?);
-        self.regions.push(Region { facts, mapping });
+        let mapping = Arc::new(Mapping::new(&file, &facts)?);
+        self.regions.push(Region { facts, mapping, file });
         Ok(())
+    }
+
+    /// The regions, with their files.
+    pub(super) fn regions(&self) -> impl Iterator<Item = (RegionFacts, &Arc<OwnedFd>)> {
+        self.regions.iter().map(|region| (region.facts, &region.file))
     }
 
     /// Forgets a region.
@@ -189,8 +201,7 @@ impl Window {
     pub(super) fn of_file(file: &OwnedFd, offset: u64, bytes: u64) -> Result<Window, Breach> {
         let facts = RegionFacts { guest: 0, user: 0, bytes, offset };
         let mapping = Arc::new(Mapping::new(file, &facts)?);
-        let region = Region { facts, mapping };
-        Ok(Window { base: region.pointer(0), bytes: bytes as usize, mapping: region.mapping })
+        Ok(Window { base: mapping.pointer(&facts, 0), bytes: bytes as usize, mapping })
     }
 
     /// A window on a part of it; none if it is not inside, or not at a multiple of eight.

@@ -12,7 +12,9 @@
 //! - `blk`: the block device: features, configuration space, requests.
 //! - `queue`: a ring that runs, on one reactor.
 //! - [`trial`]: a ring on memory with any content, for fuzzers.
+//! - `known`: what is known of a driver.
 //! - `export`, `server`: disks behind sockets; which driver is served.
+//! - `handover`: sessions that go on in another process.
 //!
 //! The peer is not trusted: what it sends, or writes into its memory, ends its session or stops one
 //! of its rings at most. Data of requests stays in the peer's memory, which the disk reads and
@@ -24,8 +26,10 @@ mod blk;
 mod chain;
 mod channel;
 mod export;
+mod handover;
 mod inflight;
 mod inflight_packed;
+mod known;
 mod memory;
 mod notifier;
 mod packed;
@@ -40,4 +44,5 @@ mod truncated;
 pub mod wire;
 
 pub use export::VhostExport;
+pub use handover::{Estate, PartedExport, PartedSession, SessionRecord};
 pub use server::{QUEUES_MAX, VhostUserServer, qemu_arguments};

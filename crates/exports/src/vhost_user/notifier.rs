@@ -30,7 +30,8 @@ pub(super) struct Notifier {
 impl Notifier {
     /// Takes a descriptor that was passed. A file or device is always readable: it would keep a
     /// reactor busy.
-    pub(super) fn new(end: OwnedFd) -> Result<Notifier, Breach> {
+    pub(super) fn new(end: impl Into<Arc<OwnedFd>>) -> Result<Notifier, Breach> {
+        let end = end.into();
         let refused =
             |found: String| Breach::field("descriptor of a ring", found, "an eventfd or a pipe");
         let failed = |error: Errno| refused(error.to_string());
@@ -39,7 +40,7 @@ impl Notifier {
             return Err(refused(format!("{kind:?}")));
         }
         let is_pipe = kind == FileType::Fifo || kind == FileType::Socket;
-        Ok(Notifier { end: Arc::new(end), is_pipe })
+        Ok(Notifier { end, is_pipe })
     }
 
     /// Notifies the other side. If there is no room, it has been notified often enough; whether it
@@ -115,6 +116,6 @@ mod tests {
 
     #[test]
     fn a_file_is_no_notifier() {
-        assert!(Notifier::new(std::fs::File::open("/dev/null").unwrap().into()).is_err());
+        assert!(Notifier::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap())).is_err());
     }
 }

@@ -329,6 +329,7 @@ fn begin_of(base: u32, flags: u16) -> u32 {
 mod tests {
     use std::collections::VecDeque;
     use std::fs::File;
+    use std::os::fd::OwnedFd;
     use std::os::unix::fs::FileExt;
 
     use rustix::fs::{MemfdFlags, memfd_create};
@@ -371,8 +372,8 @@ mod tests {
             let file = file(BYTES);
             let mut memory = GuestMemory::default();
             let facts = RegionFacts { guest: 0, user: 0, bytes: BYTES, offset: 0 };
-            let owned = file.try_clone().unwrap().into();
-            memory.add(facts, &owned).unwrap();
+            let owned: OwnedFd = file.try_clone().unwrap().into();
+            memory.add(facts, owned.into()).unwrap();
             let bytes = PackedInflight::region_bytes(ENTRIES) as u64;
             let region = self::file(bytes).into();
             let region = Window::of_file(&region, 0, bytes).unwrap();

@@ -31,7 +31,7 @@ use cairn_reactor::Driver;
 use smallvec::SmallVec;
 
 use crate::front::widen::{self, ByteRange};
-use crate::front::{First, Intake, Level, Membership, Queue, Room, Shutdown, Signal, first};
+use crate::front::{First, Intake, Level, Membership, Phase, Queue, Room, Shutdown, Signal, first};
 
 use super::blk::{Command, Request, SERIAL_BYTES, Status};
 use super::chain::Chain;
@@ -62,6 +62,8 @@ pub(super) struct Setup {
     pub(super) write_through: Arc<AtomicBool>,
     /// The driver was not told of a loss.
     pub(super) owes: bool,
+    /// Counts the ring among what a pause waits for.
+    pub(super) counted: Membership,
 }
 
 /// How a ring ended.
@@ -71,6 +73,8 @@ pub(super) struct Ended {
     pub(super) base: u32,
     /// The driver was not told of a loss.
     pub(super) owes: bool,
+    /// It stopped by itself: the driver broke the protocol.
+    pub(super) has_failed: bool,
 }
 
 /// A request that was taken and has to wait for the throttle. Nothing but its ring waits with it:
@@ -114,8 +118,11 @@ pub(super) struct VirtQueue {
     intake: Rc<Intake>,
     batch: RefCell<Batch>,
     taking: Cell<bool>,
+    has_failed: Cell<bool>,
     publisher: Signal,
-    member: RefCell<Option<(Membership, Arc<Mutex<Ended>>)>>,
+    /// How it ended, once it has left.
+    ended: Arc<Mutex<Ended>>,
+    members: RefCell<Option<[Membership; 2]>>,
 }
 
 /// Starts a ring on the reactor of `env`. `stop` ends it; its last user leaves when it has ended,
@@ -127,8 +134,10 @@ pub(super) fn start(
     (stop, member): (Arc<Shutdown>, Membership),
     ended: Arc<Mutex<Ended>>,
 ) {
-    let Setup { export, ring, kick, call, error, broken, write_through, owes } = setup;
+    let Setup { export, ring, kick, call, error, broken, write_through, owes, counted } = setup;
     let intake = Rc::<Intake>::default();
+    // Before the first request.
+    intake.set_phase(export.pauses.rings.pause.phase());
     let label = format!("export '{}'", export.name);
     let (shared, traffic) = (export.shared.clone(), export.traffic.clone());
     let queue = Queue::new(env, shared, traffic, intake.clone(), label);
@@ -147,22 +156,20 @@ pub(super) fn start(
         intake: intake.clone(),
         batch: RefCell::default(),
         taking: Cell::new(true),
+        has_failed: Cell::new(false),
         publisher: Signal::default(),
-        member: RefCell::new(Some((member, ended))),
+        ended,
+        members: RefCell::new(Some([member, counted])),
     });
     // A server that died may have published without a notification.
     notify(&vq.call);
-    let removed = vq.export.shutdown.clone();
-    env.spawn(async move {
-        // A session that waits for something else does not keep a ring from its end.
-        first(stop.above(Level::Serving), removed.above(Level::Serving)).await;
-        intake.raise(Level::Draining);
-    });
+    env.spawn(watch(vq.export.clone(), stop, intake));
     let publishing = vq.clone();
     env.spawn(async move { publishing.publish().await });
     env.spawn(async move {
         if let Err(breach) = vq.take_all(&kick).await {
             let key = format!("export '{}': a ring has stopped", vq.export.name);
+            vq.has_failed.set(true);
             vq.queue.env.warn(&key, || format!("{key}: {breach}"));
             notify(&error);
             vq.look_at_memory();
@@ -170,6 +177,22 @@ pub(super) fn start(
         vq.taking.set(false);
         vq.publisher.wake();
     });
+}
+
+/// Passes the phases of the server's pause on to the ring, until that is stopped.
+async fn watch(export: Arc<Export>, stop: Arc<Shutdown>, intake: Rc<Intake>) {
+    let mut phase = intake.phase();
+    loop {
+        // A session that waits for something else does not keep a ring from its end.
+        let stopped = first(stop.above(Level::Serving), export.shutdown.above(Level::Serving));
+        match first(stopped, export.pauses.rings.pause.phase_that(|now| Some(now) != phase)).await {
+            First::Left(_) => return intake.raise(Level::Draining),
+            First::Right(next) => {
+                phase = Some(next);
+                intake.set_phase(next);
+            }
+        }
+    }
 }
 
 /// Notifies the driver, if it gave a descriptor for that.
@@ -186,13 +209,16 @@ impl VirtQueue {
         let mut kicks = true;
         loop {
             while self.ring.borrow().has_next() {
-                let Ok(room) = self.queue.room(0).await else { return Ok(()) };
+                let Ok(room) = self.queue.room(0).await else { break };
                 if let Some(late) = self.take(room)? {
                     self.admit_late(late).await;
                 }
             }
             if self.intake.is_halted() {
-                return Ok(());
+                match self.goes_on_after_pause().await {
+                    true => continue,
+                    false => return Ok(()),
+                }
             }
             self.look_at_memory();
             if self.ring.borrow_mut().ask_for_kick() {
@@ -208,6 +234,16 @@ impl VirtQueue {
                 self.ring.borrow_mut().refuse_kicks();
             }
         }
+    }
+
+    /// Nothing more is taken. If that is for a pause, waits for its end once all that was taken was
+    /// published. True if the ring goes on here.
+    async fn goes_on_after_pause(&self) -> bool {
+        let is_pausing = || self.intake.phase() == Some(Phase::Pausing);
+        self.intake.until(|| (self.queue.is_empty() || !is_pausing()).then_some(())).await;
+        let _waiting = is_pausing().then(|| self.export.pauses.rings.pause.wait());
+        self.intake.until(|| (!is_pausing()).then_some(())).await;
+        self.intake.phase() == Some(Phase::Going)
     }
 
     /// Takes the next chain and starts its request, or returns it if it has to wait for the
@@ -444,11 +480,10 @@ impl VirtQueue {
     fn end(&self) {
         self.queue.close();
         self.publisher.clear();
-        let ended = Ended { base: self.ring.borrow().base(), owes: self.owes() };
-        if let Some((member, said)) = self.member.borrow_mut().take() {
-            *said.lock() = ended;
-            drop(member);
-        }
+        let (base, has_failed) = (self.ring.borrow().base(), self.has_failed.get());
+        let ended = Ended { base, owes: self.owes(), has_failed };
+        *self.ended.lock() = ended;
+        drop(self.members.borrow_mut().take());
     }
 
     fn owes(&self) -> bool {

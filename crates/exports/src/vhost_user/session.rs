@@ -13,49 +13,39 @@
 //! - S4. Writes are durable when they end unless the driver may and does flush: it accepted
 //!   `FLUSH`, and did not choose otherwise if it accepted `CONFIG_WCE`. The choice outlives the
 //!   session, and with memory for what is in flight this process.
+//! - S5. In a pause the session takes no message, and leaves from it only: what it leaves with is
+//!   all that is known of it (see [`super::known`]).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{Env, Mail, ReactorId, yield_once};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use zerocopy::IntoBytes;
 
-use crate::front::{First, Level, Shutdown, first};
+use crate::front::{First, Level, Phase, Shutdown, first};
 
 use super::blk::{Features, WRITEBACK_AT};
-use super::channel::{Channel, Descriptors, Ended};
+use super::channel::{Channel, Descriptors, Ended, Half};
 use super::export::Export;
 use super::inflight;
-use super::memory::{GuestMemory, REGIONS_MAX, Window};
+use super::known::{InflightMemory, Known, Ring, Running, inflight_bytes};
+use super::memory::{GuestMemory, REGIONS_MAX};
 use super::notifier::Notifier;
-use super::queue::{self, Call, Setup};
-use super::ring::{AnyRing, Layout, RingFacts};
-use super::wire::{
-    Breach, Header, InflightFacts, Message, ProtocolFeatures, RingAddresses, config_changed,
-};
+use super::queue::{self, Setup};
+use super::ring::{AnyRing, Layout};
+use super::wire::{Breach, Header, InflightFacts, Message, ProtocolFeatures, config_changed};
 
-/// What a ring that runs is stopped by.
-struct Running {
-    stop: Arc<Shutdown>,
-    ended: Arc<Mutex<queue::Ended>>,
-}
-
-/// What is known of a ring.
-#[derive(Default)]
-struct Ring {
-    entries: u32,
-    addresses: Option<RingAddresses>,
-    base: u32,
-    kick: Option<Notifier>,
-    call: Call,
-    error: Call,
-    enabled: bool,
-    owes: bool,
-    was_started: bool,
-    running: Option<Running>,
+/// What a session hears.
+enum Heard {
+    Message(Header, Message, Descriptors),
+    /// The disk has another size.
+    Resized(u64),
+    /// The server pauses.
+    Paused,
+    /// The export ends.
+    Stopped,
 }
 
 /// See the module's description.
@@ -68,8 +58,8 @@ pub(super) struct Session {
     features: Features,
     protocol: ProtocolFeatures,
     memory: GuestMemory,
-    /// Which requests are in flight, for all rings of so many entries.
-    inflight: Option<(Window, u16)>,
+    /// Which requests are in flight.
+    inflight: Option<InflightMemory>,
     rings: Vec<Ring>,
     write_through: Arc<AtomicBool>,
     /// The driver was told to read the configuration space since rings run: it may have another
@@ -81,34 +71,31 @@ pub(super) struct Session {
     reactor: ReactorId,
 }
 
-/// Serves the driver behind `socket` until it leaves, or until the export is stopped.
-pub(super) async fn serve(env: Env, export: Arc<Export>, socket: OwnedFd, reactor: ReactorId) {
+/// Serves a driver from what is known of it, until it leaves or the export is stopped; or until the
+/// session leaves for another process, with what that needs.
+pub(super) async fn serve(
+    env: Env,
+    export: Arc<Export>,
+    known: Known,
+    reactor: ReactorId,
+) -> Option<Known> {
     let owes = export.owes.swap(false, Ordering::SeqCst);
-    let rings = (0..export.queues).map(|_| Ring { owes, ..Ring::default() }).collect();
-    let mut session = Session {
-        channel: Channel::new(&env, socket, export.shutdown.clone()),
-        backend: None,
-        features: Features::empty(),
-        protocol: ProtocolFeatures::empty(),
-        memory: GuestMemory::default(),
-        inflight: None,
-        rings,
-        is_announced: false,
-        // Until a driver says that it flushes.
-        write_through: Arc::new(AtomicBool::new(true)),
-        broken: Arc::default(),
-        reactor,
-        env,
-        export: export.clone(),
-    };
+    let mut session = Session::new(env, export.clone(), known, reactor);
+    session.rings.iter_mut().for_each(|ring| ring.owes |= owes);
     let ended = session.hear().await;
+    if let Ok(true) = ended {
+        return Some(session.leave().await);
+    }
     session.stop_all().await;
     // A driver was told if one of the rings that it used was.
     let mut used = session.rings.iter().filter(|ring| ring.was_started).peekable();
-    let still_owes = if used.peek().is_some() { used.all(|ring| ring.owes) } else { owes };
+    let still_owes = match used.peek() {
+        Some(_) => used.all(|ring| ring.owes),
+        None => session.rings.iter().any(|ring| ring.owes),
+    };
     export.owes.fetch_or(still_owes, Ordering::SeqCst);
     match ended {
-        Ok(()) | Err(Ended::Closed) => {}
+        Ok(_) | Err(Ended::Closed) => {}
         Err(Ended::Failed(error)) => {
             tracing::debug!("export '{}': the driver's socket: {error}", export.name);
         }
@@ -117,43 +104,105 @@ pub(super) async fn serve(env: Env, export: Arc<Export>, socket: OwnedFd, reacto
             session.env.warn(&key, || format!("{key}: {breach}"));
         }
     }
+    None
 }
 
 impl Session {
-    /// Handles messages until the socket closes or the export is stopped.
-    async fn hear(&mut self) -> Result<(), Ended> {
-        let (export, broken) = (self.export.clone(), self.broken.clone());
-        let mut sizes = export.sizes();
+    fn new(env: Env, export: Arc<Export>, known: Known, reactor: ReactorId) -> Session {
+        let Known { socket, half, backend, features, protocol, memory, inflight, rings } = known;
+        let channel = |socket, half| Channel::new(&env, socket, half, export.shutdown.clone());
+        let session = Session {
+            channel: channel(socket, half),
+            backend: backend.map(|socket| channel(socket, Half::default())),
+            features,
+            protocol,
+            memory,
+            inflight,
+            rings,
+            is_announced: false,
+            write_through: Arc::default(),
+            broken: Arc::default(),
+            reactor,
+            export,
+            env,
+        };
+        session.choose_durability();
+        session
+    }
+
+    /// Handles messages until the socket closes or the export is stopped. True if the session
+    /// leaves for another process.
+    async fn hear(&mut self) -> Result<bool, Ended> {
+        let mut sizes = self.export.sizes();
+        self.start_inherited()?;
         loop {
-            let message = {
-                let mut message = std::pin::pin!(self.channel.message());
-                loop {
-                    let stopped = export.shutdown.above(Level::Serving);
-                    let broken = broken.above(Level::Serving);
-                    let told = first(first(stopped, broken), export.resized_since(sizes));
-                    match first(told, message.as_mut()).await {
-                        First::Left(First::Left(First::Left(_))) => return Ok(()),
-                        First::Left(First::Left(First::Right(_))) => {
-                            let expected = "the file as it was mapped";
-                            return Err(Breach::field("memory", "a shorter file", expected).into());
-                        }
-                        First::Left(First::Right(now)) => {
-                            sizes = now;
-                            self.tell_of_config().await?;
-                        }
-                        First::Right(message) => break message?,
-                    }
-                }
-            };
-            let (header, message, descriptors) = message;
-            self.handle(header, message, descriptors).await?;
             if !self.is_announced && self.rings.iter().any(|ring| ring.running.is_some()) {
                 self.is_announced = true;
                 self.tell_of_config().await?;
             }
+            match self.next(sizes).await? {
+                Heard::Message(header, message, descriptors) => {
+                    self.handle(header, message, descriptors).await?;
+                }
+                Heard::Resized(now) => {
+                    sizes = now;
+                    self.tell_of_config().await?;
+                }
+                Heard::Paused => match self.export.wait_for_end_of_pause().await {
+                    Phase::Leaving => return Ok(true),
+                    _ => continue,
+                },
+                Heard::Stopped => return Ok(false),
+            }
             // A driver that sends without a pause leaves the reactor to others, too.
             yield_once().await;
         }
+    }
+
+    /// Waits for what comes next; a message comes last.
+    async fn next(&mut self, sizes: u64) -> Result<Heard, Ended> {
+        let export = &self.export;
+        let stopped = export.shutdown.above(Level::Serving);
+        let broken = self.broken.above(Level::Serving);
+        let paused = export.pauses.sessions.pause.phase_that(|phase| phase != Phase::Going);
+        let told = first(first(stopped, broken), first(paused, export.resized_since(sizes)));
+        match first(told, self.channel.message()).await {
+            First::Left(First::Left(First::Left(_))) => Ok(Heard::Stopped),
+            First::Left(First::Left(First::Right(_))) => {
+                let expected = "the file as it was mapped";
+                Err(Breach::field("memory", "a shorter file", expected).into())
+            }
+            First::Left(First::Right(First::Left(_))) => Ok(Heard::Paused),
+            First::Left(First::Right(First::Right(now))) => Ok(Heard::Resized(now)),
+            First::Right(message) => {
+                message.map(|(header, message, passed)| Heard::Message(header, message, passed))
+            }
+        }
+    }
+
+    /// Starts the rings that ran in another process.
+    fn start_inherited(&mut self) -> Result<(), Breach> {
+        for index in 0..self.rings.len() {
+            let ring = &mut self.rings[index];
+            if !std::mem::take(&mut ring.goes_on) {
+                continue;
+            }
+            match ring.has_failed {
+                true => ring.running = Some(Running::failed(ring.base, ring.owes)),
+                false => self.start(index)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the session here: what another process needs to go on.
+    async fn leave(mut self) -> Known {
+        self.rings.iter_mut().for_each(|ring| ring.goes_on = ring.running.is_some());
+        self.stop_all().await;
+        let Session { channel, backend, features, protocol, memory, inflight, rings, .. } = self;
+        let (socket, half) = (channel.socket, channel.half);
+        let backend = backend.map(|channel| channel.socket);
+        Known { socket, half, backend, features, protocol, memory, inflight, rings }
     }
 
     /// Tells the driver to read the configuration space again.
@@ -225,14 +274,14 @@ impl Session {
             }
             Message::SetMemTable(regions) => {
                 let mut memory = GuestMemory::default();
-                for (facts, file) in regions.into_iter().zip(descriptors.iter()) {
+                for (facts, file) in regions.into_iter().zip(descriptors.drain(..)) {
                     memory.add(facts, file)?;
                 }
                 self.set_memory(memory).await?;
             }
             Message::AddMemReg(facts) => {
                 let mut memory = self.memory.clone();
-                memory.add(facts, &descriptors[0])?;
+                memory.add(facts, descriptors.remove(0))?;
                 self.set_memory(memory).await?;
             }
             Message::RemMemReg(facts) => {
@@ -243,9 +292,11 @@ impl Session {
             Message::SetBackendReqFd => {
                 let socket = descriptors.remove(0);
                 let closing = self.export.shutdown.clone();
-                self.backend = Some(Channel::new(&self.env, socket, closing));
+                self.backend = Some(Channel::new(&self.env, socket, Half::default(), closing));
             }
-            Message::SetInflightFd(facts) => self.set_inflight(facts, &descriptors[0]).await?,
+            Message::SetInflightFd(facts) => {
+                self.set_inflight(facts, descriptors.remove(0)).await?
+            }
             message => self.change_ring(message, descriptors).await?,
         }
         Ok(())
@@ -354,7 +405,7 @@ impl Session {
     fn set_config(&mut self, offset: u32, data: &[u8]) -> bool {
         let (WRITEBACK_AT, [writeback]) = (offset, data) else { return false };
         self.export.writeback.store(*writeback != 0, Ordering::SeqCst);
-        if let Some((window, _)) = &self.inflight {
+        if let Some(InflightMemory { window, .. }) = &self.inflight {
             inflight::keep_writeback(window, *writeback != 0);
         }
         self.choose_durability();
@@ -377,7 +428,7 @@ impl Session {
 
     /// Makes memory for what is in flight; the driver's side keeps it, and passes it back.
     async fn give_inflight(&self, header: Header, facts: InflightFacts) -> Result<(), Ended> {
-        let bytes = self.inflight_bytes(facts)?;
+        let bytes = inflight_bytes(self.layout(), facts, self.export.queues)?;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = memfd_create("cairn-inflight", flags).map_err(Ended::Failed)?;
         ftruncate(&file, bytes).map_err(Ended::Failed)?;
@@ -386,39 +437,30 @@ impl Session {
         self.channel.send_with(&header.reply_inflight(facts), Some(file.as_fd())).await
     }
 
-    async fn set_inflight(&mut self, facts: InflightFacts, file: &OwnedFd) -> Result<(), Breach> {
-        let bytes = self.inflight_bytes(facts)?;
-        if facts.bytes < bytes {
+    async fn set_inflight(
+        &mut self,
+        facts: InflightFacts,
+        file: Arc<OwnedFd>,
+    ) -> Result<(), Breach> {
+        if facts.bytes < inflight_bytes(self.layout(), facts, self.export.queues)? {
             return Err(Breach::field("inflight: memory", facts.bytes, "room for all rings"));
         }
-        let window = Window::of_file(file, facts.offset, facts.bytes)?;
+        let memory = InflightMemory::new(facts, file)?;
         self.stop_all().await;
-        match inflight::kept_writeback(&window) {
+        match inflight::kept_writeback(&memory.window) {
             Some(writeback) => self.export.writeback.store(writeback, Ordering::SeqCst),
             None => {
-                inflight::keep_writeback(&window, self.export.writeback.load(Ordering::SeqCst));
+                let writeback = self.export.writeback.load(Ordering::SeqCst);
+                inflight::keep_writeback(&memory.window, writeback);
             }
         }
         self.choose_durability();
-        self.inflight = Some((window, facts.entries));
+        self.inflight = Some(memory);
         self.start_all()
     }
 
-    /// The memory that rings of these facts need.
-    fn inflight_bytes(&self, facts: InflightFacts) -> Result<u64, Breach> {
-        let InflightFacts { queues, entries, .. } = facts;
-        if queues == 0 || queues > self.export.queues {
-            return Err(Breach::field("inflight: queues", queues, "at most those offered"));
-        }
-        self.layout().check_entries("inflight: entries", entries.into())?;
-        Ok(u64::from(queues) * self.layout().inflight_bytes(entries) as u64)
-    }
-
     fn layout(&self) -> Layout {
-        match self.features.contains(Features::RING_PACKED) {
-            true => Layout::Packed,
-            false => Layout::Split,
-        }
+        self.features.layout()
     }
 
     async fn stop_all(&mut self) {
@@ -443,6 +485,7 @@ impl Session {
         let ended = *running.ended.lock();
         ring.base = ended.base;
         ring.owes |= ended.owes; // S3
+        ring.has_failed = ended.has_failed;
     }
 
     /// Starts a ring that is described, enabled, and does not run.
@@ -451,24 +494,15 @@ impl Session {
         let ring = &mut self.rings[index];
         // Without the feature, rings are enabled from the beginning.
         let is_enabled = ring.enabled || !self.features.contains(Features::PROTOCOL_FEATURES);
-        let (Some(addresses), Some(kick)) = (ring.addresses, &ring.kick) else { return Ok(()) };
+        let Some(kick) = &ring.kick else { return Ok(()) };
         if ring.running.is_some() || !is_enabled || ring.entries == 0 {
             return Ok(());
         }
-        let (entries, base) = (ring.entries, ring.base);
-        let event_idx = self.features.contains(Features::EVENT_IDX);
-        let facts = RingFacts { layout, entries, addresses, base, event_idx };
+        let Some(facts) = ring.facts(self.features) else { return Ok(()) };
         let mut described = AnyRing::new(&self.memory, facts)?;
-        if let Some((window, entries)) = &self.inflight {
-            let bytes = layout.inflight_bytes(*entries);
-            let region = window.slice(index * bytes, bytes).ok_or_else(|| {
-                Breach::field("inflight: memory", "no room for a ring", "room for all rings")
-            })?;
-            if ring.entries > u32::from(*entries) {
-                let expected = "at most those in the memory for what is in flight";
-                return Err(Breach::field("entries of a ring", ring.entries, expected));
-            }
-            described.track(region, *entries)?;
+        if let Some(inflight) = &self.inflight {
+            let region = inflight.region(layout, index, ring.entries)?;
+            described.track(region, inflight.facts.entries)?;
         }
         let setup = Setup {
             export: self.export.clone(),
@@ -479,6 +513,7 @@ impl Session {
             broken: self.broken.clone(),
             write_through: self.write_through.clone(),
             owes: std::mem::take(&mut ring.owes),
+            counted: self.export.pauses.rings.tasks.join(),
         };
         ring.was_started = true;
         let (stop, ended) = (Arc::<Shutdown>::default(), Arc::default());

@@ -1,6 +1,7 @@
 //! Tries of a ring on memory with any content, for fuzzers.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use super::blk::Request;
 use super::chain::Chain;
@@ -36,9 +37,10 @@ impl Trial {
     ///
     /// # Errors
     /// What breaks the protocol: the chains before it were taken.
-    pub fn take_all(&self, file: &OwnedFd) -> Result<usize, Breach> {
+    pub fn take_all(&self, file: &Arc<OwnedFd>) -> Result<usize, Breach> {
         let mut memory = GuestMemory::default();
-        memory.add(RegionFacts { guest: GUEST, user: 0, bytes: self.bytes, offset: 0 }, file)?;
+        let region = RegionFacts { guest: GUEST, user: 0, bytes: self.bytes, offset: 0 };
+        memory.add(region, file.clone())?;
         let [descriptors, used, available] = self.places;
         let facts = RingFacts {
             layout: if self.is_packed { Layout::Packed } else { Layout::Split },

@@ -10,6 +10,7 @@ use virtio_driver::{
 };
 
 use crate::disk::TestDisk;
+use crate::handover::hand_over;
 use crate::world::{World, on_both_rings};
 
 const BYTES: usize = 64 << 10;
@@ -23,6 +24,15 @@ fn run(
 ) -> i32 {
     ask(queue);
     transport.get_submission_notifier(number).notify().unwrap();
+    await_end(transport, number, queue)
+}
+
+/// Waits for the end of a request.
+fn await_end(
+    transport: &VirtioBlkTransport,
+    number: usize,
+    queue: &mut VirtioBlkQueue<'_, u32>,
+) -> i32 {
     loop {
         if let Some(completion) = queue.completions().next() {
             assert_eq!(completion.context, 7);
@@ -34,7 +44,7 @@ fn run(
 
 fn with_driver(asked: VirtioFeatureFlags) {
     on_both_rings(|ring| {
-        let world = World::new(ring);
+        let mut world = World::new(ring);
         let disk = TestDisk::new(1 << 20);
         let path = world.export("vm", &disk);
         let blk = VirtioBlkFeatureFlags::all();
@@ -68,7 +78,16 @@ fn with_driver(asked: VirtioFeatureFlags) {
                 queue.read(offset, &mut back[..4096 * 3], 7).unwrap();
             });
             assert_eq!((write, read, &back[..4096 * 3]), (0, 0, &out[..4096 * 3]));
+            if round % 50 == 20 {
+                // Another server goes on while requests are in flight.
+                let sent = (round % 7) + 1;
+                (0..sent).for_each(|at| first.write(at * 4096, &out[..4096], 7).unwrap());
+                transport.get_submission_notifier(0).notify().unwrap();
+                assert_eq!(hand_over(&mut world, &disk), 1);
+                (0..sent).for_each(|_| assert_eq!(await_end(&*transport, 0, first), 0));
+            }
         }
+        assert!(first.completions().next().is_none());
         assert_eq!(run(&*transport, 0, first, |queue| queue.flush(7).unwrap()), 0);
         let zero = |queue: &mut VirtioBlkQueue<'_, u32>| {
             queue.write_zeroes(0, 8192, true, 7).unwrap();

@@ -8,6 +8,8 @@ mod disk;
 #[cfg(test)]
 mod foreign;
 #[cfg(test)]
+mod handover;
+#[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod packed;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use cairn_block::{Disk, ReactorId, Throttle};
 use cairn_exports::front::Front;
 use cairn_exports::unix_socket::SocketRights;
-use cairn_exports::vhost_user::{VhostExport, VhostUserServer};
+use cairn_exports::vhost_user::{Estate, VhostExport, VhostUserServer};
 use cairn_reactor::{Options, Reactors, RingKind};
 pub use cairn_testkit::eventually;
 use cairn_testkit::vhost::{PACKED, RINGS};
@@ -40,7 +40,7 @@ impl World {
         disk: &Arc<impl Disk + 'static>,
         throttle: &Arc<Throttle>,
     ) -> PathBuf {
-        self.export_with(name, disk, false, throttle.clone())
+        self.export_as(name, disk, false, (RINGS, throttle.clone()))
     }
 
     pub fn export_for(
@@ -49,23 +49,52 @@ impl World {
         disk: &Arc<impl Disk + 'static>,
         read_only: bool,
     ) -> PathBuf {
-        self.export_with(name, disk, read_only, Arc::default())
+        self.export_as(name, disk, read_only, (RINGS, Arc::default()))
     }
 
-    fn export_with(
+    pub fn export_with(
         &self,
         name: &str,
         disk: &Arc<impl Disk + 'static>,
         read_only: bool,
-        throttle: Arc<Throttle>,
+        queues: u16,
+    ) -> PathBuf {
+        self.export_as(name, disk, read_only, (queues, Arc::default()))
+    }
+
+    fn export_as(
+        &self,
+        name: &str,
+        disk: &Arc<impl Disk + 'static>,
+        read_only: bool,
+        (queues, throttle): (u16, Arc<Throttle>),
     ) -> PathBuf {
         let socket = self.folder.path().join(name);
         let (disk, name): (Arc<dyn Disk>, _) = (disk.clone(), name.to_owned());
-        let (rights, queues) = (SocketRights::default(), RINGS);
+        let rights = SocketRights::default();
         let export = VhostExport { name, disk, read_only, socket, rights, queues, throttle };
         let socket = export.socket.clone();
         self.server.add_export(export).unwrap();
         socket
+    }
+
+    /// Has all drivers wait.
+    pub fn pause(&self, patience: Duration) -> Result<(), usize> {
+        let server = self.server.clone();
+        self.reactors
+            .block_on(ReactorId(1), move |env| async move { server.pause(&env, patience).await })
+    }
+
+    /// Has all drivers, which wait, leave; from now on `server` is another one, without an export,
+    /// which has the sockets and waits.
+    pub fn part(&mut self) -> Estate {
+        let server = self.server.clone();
+        let estate = self.reactors.block_on(ReactorId(1), move |env| async move {
+            server.part(&env, Duration::from_secs(30)).await
+        });
+        self.server = VhostUserServer::new(self.front.clone(), self.reactors.post());
+        self.server.begin_paused(estate.iter().map(|parted| parted.listening.clone()));
+        estate
     }
 
     pub fn remove(&self, name: &'static str, drain: Duration) -> usize {

@@ -1,7 +1,8 @@
 #!/bin/bash
 # A virtual machine of qemu, with a kernel of Debian and two queues, writes and reads its disk over
-# vhost-user-blk while the server is killed and started again: qemu connects again by itself, no
-# request of the guest fails, and the disk has what the guest wrote. With split and packed rings.
+# vhost-user-blk while the server is killed and started again, and upgraded: qemu connects again by
+# itself after a kill, and does not notice an upgrade; no request of the guest fails, and the disk
+# has what the guest wrote. With split and packed rings.
 . "$(dirname "$0")/../lib.sh"
 need qemu-system-x86_64 busybox nbdcopy
 # What scripts/install-tools has unpacked, and does not install: this machine keeps its own kernel.
@@ -34,8 +35,13 @@ vm() { # PACKED
     -display none -serial file:console -no-reboot >qemu.log 2>&1 </dev/null
 }
 start() {
-  serve --table "vm=$(writecache slow fast 4096)" --export "vhost-user-blk:vm.sock,num-queues=2"
+  serve --state state --table "vm=$(writecache slow fast 4096)" --export "vhost-user-blk:vm.sock,num-queues=2"
 }
+upgrade() {
+  "$CAIRN" upgrade --control "$control" >upgraded
+  server=$(sed -n 's/^process \([0-9]*\) serves now$/\1/p' upgraded)
+}
+gone() { ! kill -0 "$server" 2>/dev/null; }
 ended() { ! kill -0 "$guest" 2>/dev/null; }
 wrote() { [ "$(grep -c ' is right' console)" -ge "$1" ] || ended; }
 
@@ -50,6 +56,11 @@ for packed in off on; do
     ended && break
     serve_kill
     start
+    # Before qemu is there again, and after it.
+    upgrade
+    await "the guest writes after a kill" wrote $((at * 6 + 2))
+    ended && break
+    upgrade
     done=$at
   done
   status=0
@@ -64,6 +75,11 @@ for packed in off on; do
   nbdcopy "$uri" disk
   head -c 2M disk >found
   cmp expected found || fail "the disk, packed=$packed"
-  serve_end
+  # The last one is no child of this shell.
+  kill -TERM "$server"
+  await "the server ends" gone
+  server=''
+  [ "$(grep -c 'took over from an earlier process' serve.log)" -ge 2 ] || fail "$(cat serve.log)"
+  if grep -q 'closed\|refused' serve.log; then fail "a session was not handed over: $(cat serve.log)"; fi
   echo "packed=$packed: $done kills"
 done

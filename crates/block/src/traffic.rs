@@ -2,17 +2,17 @@
 //! how long they took.
 //!
 //! Each reactor counts in cells of its own, and a reader sums them up ([`Traffic`]): those of a
-//! device ([`LocalTraffic`]) only its reactor reads, those of an export ([`SharedTraffic`]) anyone. A request that the device admitted counts when it leaves, once, however many
-//! parts it had; one that goes back to the gate counts when it leaves at last. Its time runs from
-//! its start by a client, in turns of the reactor's loop: no clock is read for it. A copy that
-//! disks make by themselves ([`crate::Env::copy`]) is no request, and is not counted.
+//! device ([`LocalTraffic`]) only its reactor reads, those of an export ([`SharedTraffic`]) anyone.
+//! A request that the device admitted counts when it leaves, once, however many parts it had; one
+//! that goes back to the gate counts when it leaves at last. Its time runs from its start by a
+//! client, in turns of the reactor's loop: no clock is read for it. A copy that disks make by
+//! themselves ([`crate::Env::copy`]) is no request, and is not counted.
 
 use std::cell::Cell;
 use std::time::Duration;
 
-use crate::env::Env;
+use crate::ids::ReactorId;
 use crate::op::Op;
-use crate::request::Request;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::units::{SectorCount, Time};
 
@@ -150,12 +150,18 @@ impl SharedTraffic {
         SharedTraffic((0..reactors).map(|_| Cells::default()).collect())
     }
 
-    /// A request that was started on this reactor has ended.
+    /// A request that was started on this reactor has ended. The times are those of its start and
+    /// of now.
     #[inline]
-    pub fn count(&self, env: &Env, request: &Request, failed: bool) {
-        let took = Took::between(request.started(), env.now());
-        let cells = &self.0[usize::from(env.reactor().0)];
-        cells.count(request.op, request.range.count, took, failed);
+    pub fn count(
+        &self,
+        reactor: ReactorId,
+        (op, sectors): (Op, SectorCount),
+        (started, now): (Time, Time),
+        failed: bool,
+    ) {
+        let cells = &self.0[usize::from(reactor.0)];
+        cells.count(op, sectors, Took::between(started, now), failed);
     }
 
     /// What ended so far.

@@ -63,6 +63,8 @@ const SECTIONS: &[(&str, bool, &[&str])] = &[
     ("Virtual machines", true, &["cairn-serve"]),
     ("TOML file", false, &["cairn.toml"]),
     ("State file", true, &["cairn.toml", "cairn-state"]),
+    ("Limits of exports", true, &["cairn-serve", "cairn-export"]),
+    ("Watching", true, &["cairn-top", "cairn-events"]),
     ("Metrics", true, &["cairn-metrics"]),
     ("Block devices of the kernel", true, &["cairn-attach", "cairn-detach"]),
     ("Scripts for dmsetup", true, &["cairn-dmsetup"]),

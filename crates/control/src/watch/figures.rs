@@ -86,8 +86,8 @@ pub struct CacheFigures {
 /// How full something is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fill {
-    /// `data`, `metadata` of a pool, or `store` of a snapshot; `store at N` for the line at sector N
-    /// if it is not the first.
+    /// `data`, `metadata` of a pool, or `store` of a snapshot; `store at N` for the line at sector
+    /// N if it is not the first.
     pub what: String,
     /// How much is used.
     pub used_bytes: u64,

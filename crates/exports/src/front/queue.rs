@@ -347,7 +347,9 @@ impl<T: 'static> Queue<T> {
             self.shared.gate.leave_loose(self.env.reactor());
         }
         drop(pass);
-        self.traffic.count(&self.env, request, result.is_err());
+        let (asked, times) =
+            ((request.op, request.range.count), (request.started(), self.env.now()));
+        self.traffic.count(self.env.reactor(), asked, times, result.is_err());
         if let Err(error) = result {
             self.log_failure(request.op, request.range, error);
         }

@@ -11,10 +11,11 @@ use std::path::{Path, PathBuf};
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
 /// The core of the engine (`ARCHITECTURE.md`): the only modules of `block` that may stand in a
-/// circle. A disk may be a mapped device, whose table names targets over disks.
-const CORE: [&str; 11] = [
+/// circle. A disk may be a mapped device, whose table names targets over disks; the limit of a
+/// world's background copies is part of its environment, by whose timers it waits.
+const CORE: [&str; 12] = [
     "check", "claiming", "device", "disk", "engine", "env", "local", "request", "slots", "table",
-    "target",
+    "target", "throttle",
 ];
 
 /// Reads the files of a folder that is `inside` the modules of this path, below `src`.

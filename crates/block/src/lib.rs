@@ -91,7 +91,9 @@ pub use request::{Client, MAX_DEPTH, Request};
 pub use table::{Line, Table, TableLine, escape_word, unescape_word};
 pub use target::{Dirty, EndIo, MessageError, SuspendMode, Target, Verdict};
 pub use task_group::TaskGroup;
-pub use throttle::{Burst, Direction, Passage, Rate, Rates, Throttle, ThrottleLimits, Waited};
+pub use throttle::{
+    Burst, Direction, Passage, Rate, Rates, TURN_BYTES, Throttle, ThrottleLimits, Turn, Waited,
+};
 pub use traffic::{OPS, OpTraffic, SharedTraffic, Traffic, quantile};
 pub use units::{SECTOR_BYTES, Sector, SectorCount, SectorRange, Time};
 pub use wait::{until, until_some};

@@ -19,9 +19,13 @@
 //! than that. What passes may fill a bucket beyond its size. So how long something waits does not
 //! depend on its own cost, and nothing is too large to pass.
 //!
+//! A copy in the background learns only after its wait how much it is. It waits for a [`Turn`],
+//! which costs [`TURN_BYTES`] at once, and says then what it spends. What it does not spend is
+//! taken back, as far as it cannot have leaked yet.
+//!
 //! # Invariants
 //! - T1. In any time `t` no more passes than rate x t + size + the cost of the last that passed,
-//!   and what [`Throttle::charge`] was told of.
+//!   and what [`Throttle::charge`] was told of, and what turns spent beyond their bytes.
 //! - T2. What keeps to the rate never waits: a bucket that leaked all that it got is empty. Levels
 //!   are exact: units times nanoseconds, in whole numbers.
 //! - T3. Waiters of a direction (reads, writes) pass in the order that they came. A read does not
@@ -31,7 +35,8 @@
 //!   pass, or waits for an older one of the other direction that may pass now. The first waiters
 //!   are woken when one leaves and when the limits change. So no waiter is forgotten, and none
 //!   polls.
-//! - T5. A waiter that is dropped has passed nothing, and costs nothing.
+//! - T5. A waiter that is dropped has passed nothing, and costs nothing. A turn that is dropped
+//!   spends nothing.
 //! - T6. New limits begin with empty buckets. Without limits everything passes at once.
 //!
 //! Time comes with each call, once per turn of a reactor. Reactors read it at different moments: a
@@ -131,6 +136,10 @@ impl Passage {
     }
 }
 
+/// What a turn of a background copy is about: its user makes one batch of about so many bytes, which
+/// one flush makes durable.
+pub const TURN_BYTES: u64 = 4 << 20;
+
 /// How often something waited, and how long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waited {
@@ -159,6 +168,8 @@ struct State {
     queues: [VecDeque<Waiter>; 2],
     next_ticket: u64,
     waited: Waited,
+    /// How often the limits were replaced.
+    replaced: u64,
 }
 
 /// The buckets of one unit.
@@ -175,8 +186,8 @@ struct Waiter {
 
 /// What a waiter is told.
 enum Verdict {
-    /// It has passed.
-    Passed,
+    /// It has passed, by limits that were replaced so often.
+    Passed(u64),
     /// It may pass then at the earliest.
     Until(Time),
     /// It is woken.
@@ -211,6 +222,7 @@ impl Throttle {
             let mut state = self.state.lock();
             state.units = [Buckets::new(&limits.iops), Buckets::new(&limits.bytes)];
             state.iops_size = limits.iops_size;
+            state.replaced += 1;
             self.is_on.store(*limits != ThrottleLimits::default(), Ordering::Relaxed);
             state.first_waiters()
         };
@@ -219,6 +231,11 @@ impl Throttle {
 
     /// Passes if that is possible at once.
     pub fn try_pass(&self, now: Time, passage: Passage) -> bool {
+        self.try_charge(now, passage).is_some()
+    }
+
+    /// The same. Answers how often the limits were replaced before.
+    fn try_charge(&self, now: Time, passage: Passage) -> Option<u64> {
         let mut state = self.state.lock();
         state.leak(now);
         let passes = state.queues[passage.direction as usize].is_empty()
@@ -227,7 +244,7 @@ impl Throttle {
         if passes {
             state.charge(passage);
         }
-        passes
+        passes.then_some(state.replaced)
     }
 
     /// Counts what passes at once, also beyond what the limits allow: what cannot wait any longer,
@@ -240,24 +257,30 @@ impl Throttle {
 
     /// Passes as soon as that is possible. Dropping the future passes nothing. (T5)
     pub async fn pass(&self, env: &Env, passage: Passage) {
-        if !self.try_pass(env.now(), passage) {
-            self.wait(env, passage.direction, Some(passage)).await;
+        self.pass_by(env, passage).await;
+    }
+
+    /// Waits for the turn of a background copy: for a user that learns only then how much it is.
+    pub async fn turn<'a>(&'a self, env: &'a Env) -> Turn<'a> {
+        let replaced = self.pass_by(env, Passage::of_copy(TURN_BYTES)).await;
+        Turn { throttle: self, env, replaced, began: env.now(), spent: None }
+    }
+
+    /// The same as [`Throttle::pass`]. Answers how often the limits were replaced before.
+    async fn pass_by(&self, env: &Env, passage: Passage) -> u64 {
+        match self.try_charge(env.now(), passage) {
+            Some(replaced) => replaced,
+            None => self.wait(env, passage).await,
         }
     }
 
-    /// Waits until something may pass, and lets nothing pass: for a user that learns only then how
-    /// much it is, and tells [`Throttle::charge`].
-    pub async fn turn(&self, env: &Env, direction: Direction) {
-        self.wait(env, direction, None).await;
-    }
-
-    async fn wait(&self, env: &Env, direction: Direction, passage: Option<Passage>) {
-        let place = Place::take(self, env, direction, passage);
+    async fn wait(&self, env: &Env, passage: Passage) -> u64 {
+        let place = Place::take(self, env, passage);
         let mut timer: Option<Sleep> = None;
         poll_fn(|cx| {
             loop {
                 timer = match place.judge(cx.waker()) {
-                    Verdict::Passed => return Poll::Ready(()),
+                    Verdict::Passed(replaced) => return Poll::Ready(replaced),
                     Verdict::Behind => None,
                     Verdict::Until(at) => Some(env.sleep_until(at)),
                 };
@@ -266,7 +289,7 @@ impl Throttle {
                 }
             }
         })
-        .await;
+        .await
     }
 
     /// How often and how long something has waited.
@@ -280,34 +303,60 @@ impl Throttle {
     }
 }
 
+/// The turn of a background copy, which was charged [`TURN_BYTES`]. Dropping it spends nothing.
+pub struct Turn<'a> {
+    throttle: &'a Throttle,
+    env: &'a Env,
+    replaced: u64,
+    began: Time,
+    spent: Option<u64>,
+}
+
+impl Turn<'_> {
+    /// Ends the turn: so many bytes pass.
+    pub fn spend(mut self, bytes: u64) {
+        self.spent = Some(bytes);
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let woken = {
+            let mut state = self.throttle.state.lock();
+            state.leak(self.env.now());
+            if state.replaced == self.replaced {
+                let nanos = state.at.since(self.began).as_nanos() as u64;
+                state.correct(self.spent, nanos);
+            } else if let Some(bytes) = self.spent {
+                state.charge(Passage::of_copy(bytes));
+            }
+            state.first_waiters()
+        };
+        wake(woken);
+    }
+}
+
 /// A place among the waiters; dropping it leaves them.
 struct Place<'a> {
     throttle: &'a Throttle,
     env: &'a Env,
-    direction: Direction,
-    /// What is to pass; none if it only waits for its turn.
-    passage: Option<Passage>,
+    passage: Passage,
     ticket: u64,
     began: Time,
 }
 
 impl<'a> Place<'a> {
-    fn take(
-        throttle: &'a Throttle,
-        env: &'a Env,
-        direction: Direction,
-        passage: Option<Passage>,
-    ) -> Place<'a> {
+    fn take(throttle: &'a Throttle, env: &'a Env, passage: Passage) -> Place<'a> {
         let mut state = throttle.state.lock();
         let ticket = state.next_ticket;
         state.next_ticket += 1;
-        state.queues[direction as usize].push_back(Waiter { ticket, waker: None });
-        Place { throttle, env, direction, passage, ticket, began: env.now() }
+        state.queues[passage.direction as usize].push_back(Waiter { ticket, waker: None });
+        Place { throttle, env, passage, ticket, began: env.now() }
     }
 
     /// Passes if it is this waiter's turn; if not, says what it waits for. (T3, T4)
     fn judge(&self, waker: &Waker) -> Verdict {
-        let direction = self.direction;
+        let direction = self.passage.direction;
         let mut state = self.throttle.state.lock();
         state.leak(self.env.now());
         if !state.keep_waker(self, waker) {
@@ -316,8 +365,8 @@ impl<'a> Place<'a> {
         match state.time_to_room(direction) {
             0 if state.older_may_pass(direction, self.ticket) => Verdict::Behind,
             0 => {
-                self.passage.into_iter().for_each(|passage| state.charge(passage));
-                Verdict::Passed
+                state.charge(self.passage);
+                Verdict::Passed(state.replaced)
             }
             nanos => Verdict::Until(state.at + Duration::from_nanos(nanos)),
         }
@@ -328,7 +377,7 @@ impl Drop for Place<'_> {
     fn drop(&mut self) {
         let woken = {
             let mut state = self.throttle.state.lock();
-            let queue = &mut state.queues[self.direction as usize];
+            let queue = &mut state.queues[self.passage.direction as usize];
             if let Ok(at) = queue.binary_search_by_key(&self.ticket, |waiter| waiter.ticket) {
                 queue.remove(at);
             }
@@ -362,19 +411,36 @@ impl State {
         first.is_some_and(|first| first.ticket < ticket) && self.time_to_room(other) == 0
     }
 
-    fn charge(&mut self, Passage { direction, bytes }: Passage) {
+    /// What something costs: operations, and bytes.
+    fn costs(&self, bytes: u64) -> [u128; 2] {
         let large = self.iops_size.filter(|size| bytes > size.get());
         let operations =
             large.map_or(UNIT, |size| u128::from(bytes) * UNIT / u128::from(size.get()));
-        let costs = [operations, u128::from(bytes) * UNIT];
+        [operations, u128::from(bytes) * UNIT]
+    }
+
+    fn charge(&mut self, Passage { direction, bytes }: Passage) {
+        let costs = self.costs(bytes);
         for (unit, cost) in self.units.iter_mut().zip(costs) {
             unit.of_mut(direction).for_each(|bucket| bucket.fill(cost));
         }
     }
 
+    /// A turn that was charged so many nanoseconds ago spends so many bytes, or nothing.
+    fn correct(&mut self, spent: Option<u64>, nanos: u64) {
+        let costs = spent.map_or([0; 2], |bytes| self.costs(bytes));
+        let charged = self.costs(TURN_BYTES);
+        for ((unit, cost), charged) in self.units.iter_mut().zip(costs).zip(charged) {
+            for bucket in unit.of_mut(Direction::Write) {
+                bucket.fill(cost.saturating_sub(charged));
+                bucket.take_back(charged.saturating_sub(cost), nanos);
+            }
+        }
+    }
+
     /// Remembers whom to wake. True if it is the first of its queue.
     fn keep_waker(&mut self, place: &Place<'_>, waker: &Waker) -> bool {
-        let queue = &mut self.queues[place.direction as usize];
+        let queue = &mut self.queues[place.passage.direction as usize];
         let at = queue.binary_search_by_key(&place.ticket, |waiter| waiter.ticket);
         if let Some(waiter) = at.ok().and_then(|at| queue.get_mut(at))
             && !waiter.waker.as_ref().is_some_and(|known| known.will_wake(waker))

@@ -258,9 +258,11 @@ impl Exports {
                 throttle: self.throttle_of(&export.name),
             };
             let contexts = Arc::new(SnapContexts::new(world.names(), volume));
-            self.add_socket(&export, &disk)?;
-            let added = self.server.add_export_for(served, contexts, clients);
-            added.inspect_err(|_| self.vhost.withdraw(&export.name))?;
+            let added = self.add_socket(&export, &disk).and_then(|()| {
+                let added = self.server.add_export_for(served, contexts, clients);
+                added.inspect_err(|_| self.vhost.withdraw(&export.name))
+            });
+            added.inspect_err(|_| self.forget_unserved_throttle(&export.name))?;
             self.served.lock().push(export);
         }
         self.settle_default();
@@ -290,6 +292,14 @@ impl Exports {
     pub fn idle_sockets(&self) -> Vec<VhostSocket> {
         let is_idle = |socket: &&VhostSocket| self.served_as(&socket.export).is_none();
         self.sockets.iter().filter(is_idle).cloned().collect()
+    }
+
+    /// The exports that have limits by the configuration, and that neither it nor a volume names.
+    pub fn idle_limits(&self) -> Vec<String> {
+        let is_configured = |name: &str| self.configured.iter().any(|export| export.name == name);
+        let names = self.configured_limits.keys();
+        let is_idle = |name: &&String| self.served_as(name).is_none() && !is_configured(name);
+        names.filter(is_idle).cloned().collect()
     }
 
     /// The socket for virtual machines of an export.

@@ -99,8 +99,14 @@ impl Limits {
     /// # Errors
     /// A name is unknown, or the limits make no sense.
     pub fn judge(device: &str, given: BTreeMap<String, u64>) -> Outcome<Limits> {
-        let given: BTreeMap<_, _> =
-            given.into_iter().map(|(key, value)| (key.replace('-', "_"), value)).collect();
+        let mut named = BTreeMap::new();
+        for (key, value) in given {
+            let shown = shown(&key);
+            if named.insert(key.replace('-', "_"), value).is_some() {
+                return Err(wrong(device, &shown, "it twice", "each limit once"));
+            }
+        }
+        let given = named;
         let mut known = vec![IOPS_SIZE.to_owned()];
         for rate in RATES {
             known.extend([rate.to_owned(), max_of(rate), length_of(rate)]);
@@ -279,6 +285,13 @@ mod tests {
             assert!(line.contains(&format!("export 'vm': {expected}")), "{line}");
             assert!(!line.contains('\n'), "{line}");
         }
+    }
+
+    #[test]
+    fn limit_by_both_of_its_names_is_refused() {
+        let both = r#"{"iops_total": 5, "iops-total": 6}"#;
+        let refused = serde_json::from_str::<Limits>(both).unwrap_err().to_string();
+        assert!(refused.contains("iops-total: found it twice, expected each limit"), "{refused}");
     }
 
     #[test]

@@ -268,8 +268,9 @@ impl Driver {
         self.future(Io::PollOut { fd: fd.as_raw_fd() }, keep)
     }
 
-    /// Waits until the peer of `socket` is gone; true if it is. It may say earlier, once, that it
-    /// cannot tell: the peer has ended its own sending, and may still read.
+    /// Waits until the peer of `socket` has ended its own sending, or is gone: true if that is
+    /// certain. A peer over TCP that is gone looks like one that may still read, until it is sent
+    /// something.
     pub async fn hung_up(self: &Rc<Self>, socket: &Arc<OwnedFd>) -> bool {
         let keep = Keep { _fd: Some(socket.clone()), ..Keep::default() };
         let events = self.future(Io::PollHup { fd: socket.as_raw_fd() }, keep).await;

@@ -204,8 +204,8 @@ pub enum Io {
         /// Anything poll(2) takes.
         fd: RawFd,
     },
-    /// Wait until the peer is gone: closed both ways, or an error. Results in the poll(2) bits
-    /// seen; one ring also ends when the peer has only ended its own sending.
+    /// Wait until the peer has ended its own sending, or is gone: closed both ways, or an error.
+    /// Results in the poll(2) bits seen. What can be read before that counts for nothing.
     PollHup {
         /// A socket.
         fd: RawFd,

@@ -391,7 +391,7 @@ impl Ring for ThreadRing {
             Io::Send { fd, iov, .. } => self.watch(fd, SocketKind::Send(iov), token),
             Io::PollIn { fd } => self.watch(fd, SocketKind::Poll(libc::POLLIN), token),
             Io::PollOut { fd } => self.watch(fd, SocketKind::Poll(libc::POLLOUT), token),
-            Io::PollHup { fd } => self.watch(fd, SocketKind::Poll(0), token),
+            Io::PollHup { fd } => self.watch(fd, SocketKind::Poll(libc::POLLRDHUP), token),
             Io::Connect { fd, address } => {
                 make_nonblocking(fd);
                 self.watch(fd, SocketKind::Connect(address), token);

@@ -366,7 +366,7 @@ impl Slot {
             }
             Io::PollIn { fd } => opcode::PollAdd::new(Fd(fd), libc::POLLIN as u32).build(),
             Io::PollOut { fd } => opcode::PollAdd::new(Fd(fd), libc::POLLOUT as u32).build(),
-            Io::PollHup { fd } => opcode::PollAdd::new(Fd(fd), 0).build(),
+            Io::PollHup { fd } => opcode::PollAdd::new(Fd(fd), libc::POLLRDHUP as u32).build(),
             Io::UringCmd { fd, command, argument } => {
                 opcode::UringCmd16::new(Fd(fd), command).cmd(argument).build()
             }

@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use cairn_block::{
     CallOff, ConfigError, Ctor, Disk, Env, Events, Extent, FailureCursor, Io, IoError, IoResult,
-    KeptLogs, MappedDevice, MessageError, Op, Rate, Rates, Registry, Resumed, SECTOR_BYTES, Sector,
-    SectorCount, SectorRange, SuspendMode, Table, TableContext, TableLine, Target, TargetType,
-    TargetTypes, ThrottleLimits,
+    KeptLogs, MappedDevice, MessageError, Op, Passage, Rate, Rates, Registry, Resumed,
+    SECTOR_BYTES, Sector, SectorCount, SectorRange, SuspendMode, TURN_BYTES, Table, TableContext,
+    TableLine, Target, TargetType, TargetTypes, ThrottleLimits,
 };
 use cairn_sim::campaign::users_first;
 use cairn_sim::{DriveModel, DriveOptions, Fault, Image, SimDrive, SimOpener, SimWorld};
@@ -439,6 +439,13 @@ impl Fixture {
         let bytes = Rates { total: Some(rate), ..Rates::default() };
         let limits = ThrottleLimits { bytes, ..ThrottleLimits::default() };
         self.sim.env(0).post().background().set(&limits);
+    }
+
+    /// The same, and so that a turn has passed already.
+    pub fn limit_background_after_a_turn(&self, bytes: u64) {
+        self.limit_background(bytes);
+        let env = self.sim.env(0);
+        env.background().charge(env.now(), Passage::of_copy(TURN_BYTES));
     }
 
     /// Fails if what `during` does takes as long as a limit would make it.

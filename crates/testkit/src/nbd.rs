@@ -75,7 +75,11 @@ impl Client {
 
     /// Connects and sends the client flags.
     pub fn connect(path: &Path) -> UnixStream {
-        let mut stream = UnixStream::connect(path).unwrap();
+        Client::greet(UnixStream::connect(path).unwrap())
+    }
+
+    /// Sends the client flags over a new connection.
+    pub fn greet(mut stream: UnixStream) -> UnixStream {
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting).unwrap();

@@ -64,6 +64,16 @@ impl Bucket {
         }
     }
 
+    /// Something of this cost did not pass, which filled the bucket so many nanoseconds ago. What may
+    /// have leaked of it since stays: it may be the cost of others that is left.
+    pub(super) fn take_back(&mut self, cost: u128, nanos: u64) {
+        let kept = |per_second: u128| cost.saturating_sub(per_second * u128::from(nanos));
+        self.level = self.level.saturating_sub(kept(self.per_second()));
+        if let Some(per_second) = self.long_burst() {
+            self.burst_level = self.burst_level.saturating_sub(kept(per_second));
+        }
+    }
+
     /// Nanoseconds until neither level is over its size.
     pub(super) fn time_to_room(&self) -> u64 {
         let over = self.level.saturating_sub(self.size());

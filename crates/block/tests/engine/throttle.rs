@@ -6,7 +6,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Direction, Env, Passage, Rate, Rates, Throttle, ThrottleLimits, Time};
+use cairn_block::{
+    Direction, Env, Passage, Rate, Rates, TURN_BYTES, Throttle, ThrottleLimits, Time,
+};
 use cairn_sim::SimWorld;
 
 const READ: Passage = Passage { direction: Direction::Read, bytes: 4096 };
@@ -135,4 +137,97 @@ fn new_limits_apply_to_those_that_wait() {
     throttle.set(&ThrottleLimits::default());
     world.run_for(Duration::from_millis(1));
     assert_eq!(log.borrow().len(), 120);
+}
+
+/// Has `who` take turns, each of which spends `bytes` after `takes`.
+fn take_turns(
+    env: &Env,
+    throttle: &Arc<Throttle>,
+    log: &Log,
+    who: usize,
+    (takes, bytes): (Duration, Option<u64>),
+) {
+    let (task, throttle, log) = (env.clone(), throttle.clone(), log.clone());
+    env.spawn(async move {
+        for _ in 0..10 {
+            let turn = throttle.turn(&task).await;
+            log.borrow_mut().push((who, task.now()));
+            task.sleep(takes).await;
+            match bytes {
+                Some(bytes) => turn.spend(bytes),
+                None => drop(turn),
+            }
+        }
+    });
+}
+
+fn of_bytes(per_second: u64) -> ThrottleLimits {
+    let bytes = Rates { total: rate(per_second), ..Rates::default() };
+    ThrottleLimits { bytes, ..ThrottleLimits::default() }
+}
+
+#[test]
+fn one_turn_at_a_time_is_given_to_users_that_wait() {
+    let world = SimWorld::new(1, 3);
+    let throttle = Arc::new(Throttle::new(&of_bytes(TURN_BYTES)));
+    let log = Log::default();
+    for who in 0..3 {
+        let how = (Duration::from_millis(500), Some(TURN_BYTES));
+        take_turns(world.env(who as u16), &throttle, &log, who, how);
+    }
+    world.run_until(|| log.borrow().len() == 30);
+    let log = log.borrow();
+    let apart = log.windows(2).map(|pair| pair[1].1.since(pair[0].1)).min().unwrap();
+    // The first one leaves the tenth of a second that a bucket has room for.
+    assert!(apart >= Duration::from_millis(900), "{apart:?}: {log:?}");
+    assert!(log.last().unwrap().1 < Time(30_000_000_000), "and no slower: {log:?}");
+}
+
+#[test]
+fn turn_costs_what_it_spends() {
+    for (bytes, most) in [(Some(1 << 20), 2_250), (None, 1), (Some(TURN_BYTES * 2), 18_000)] {
+        let world = SimWorld::new(1, 1);
+        let throttle = Arc::new(Throttle::new(&of_bytes(TURN_BYTES)));
+        let log = Log::default();
+        take_turns(world.env(0), &throttle, &log, 0, (Duration::ZERO, bytes));
+        world.run_until(|| log.borrow().len() == 10);
+        let taken = log.borrow().last().unwrap().1.since(Time(0)).as_millis();
+        assert!(taken <= most && taken + 101 >= most, "{bytes:?}: {taken} of {most}");
+    }
+}
+
+#[test]
+fn late_end_of_a_turn_takes_no_cost_of_others_back() {
+    let world = SimWorld::new(1, 1);
+    let throttle = Arc::new(Throttle::new(&of_bytes(TURN_BYTES)));
+    let (task, ours, log) = (world.env(0).clone(), throttle.clone(), Log::default());
+    let seen = log.clone();
+    world.env(0).spawn(async move {
+        let turn = ours.turn(&task).await;
+        task.sleep(Duration::from_secs(2)).await;
+        ours.charge(task.now(), Passage { bytes: TURN_BYTES * 2, ..WRITE });
+        drop(turn);
+        ours.pass(&task, WRITE).await;
+        seen.borrow_mut().push((0, task.now()));
+    });
+    world.run_until(|| !log.borrow().is_empty());
+    let at = log.borrow()[0].1;
+    assert!(at >= Time(3_900_000_000), "{at:?}");
+}
+
+#[test]
+fn end_of_a_turn_takes_nothing_from_new_limits() {
+    let world = SimWorld::new(1, 1);
+    let throttle = Arc::new(Throttle::new(&of_bytes(TURN_BYTES)));
+    let (task, ours, log) = (world.env(0).clone(), throttle.clone(), Log::default());
+    let seen = log.clone();
+    world.env(0).spawn(async move {
+        let turn = ours.turn(&task).await;
+        ours.set(&of_bytes(TURN_BYTES));
+        ours.charge(task.now(), Passage { bytes: TURN_BYTES, ..WRITE });
+        drop(turn);
+        seen.borrow_mut().push((usize::from(ours.try_pass(task.now(), WRITE)), task.now()));
+    });
+    world.run_until(|| !log.borrow().is_empty());
+    assert_eq!(log.borrow()[0].0, 0, "it is full");
 }

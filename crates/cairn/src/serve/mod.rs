@@ -516,6 +516,11 @@ impl Server {
             // A verb may bring it.
             tracing::warn!("{}: no socket yet: there is no export '{export}'", path.display());
         }
+        for export in self.exports.idle_limits() {
+            tracing::warn!(
+                "--throttle {export}: limits nothing yet: there is no export '{export}'"
+            );
+        }
         if let Some(name) = &wanted.default {
             let chosen = self.exports.set_default(name, wanted.asked_by);
             match chosen {

@@ -1,6 +1,6 @@
 //! `--throttle` and `--background`: limits on the command line.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cairn_block::ConfigError;
 use cairn_control::throttles::Limits;
@@ -10,13 +10,14 @@ use cairn_outcome::failure::{Outcome, wrong};
 /// `[EXPORT:]LIMITS`. `default` is the export of those that name none.
 ///
 /// # Errors
-/// A text names no export and there is not exactly one, or its limits make no sense.
+/// A text names no export and there is not exactly one, or one that another text names, or its
+/// limits make no sense.
 pub fn limits(
     configured: BTreeMap<String, Limits>,
     asked: &[String],
     default: Option<&str>,
 ) -> Outcome<BTreeMap<String, Limits>> {
-    let mut all = configured;
+    let (mut all, mut given) = (configured, BTreeSet::new());
     for text in asked {
         // Limits have no colon; the name of an export may have some.
         let (named, limits) = match text.rsplit_once(':') {
@@ -27,7 +28,11 @@ pub fn limits(
             let expected = "EXPORT:LIMITS, as there is not exactly one volume";
             return Err(wrong("--throttle", "export", "none", expected));
         };
-        all.insert(name.to_owned(), Limits::parse(&format!("--throttle {name}"), limits)?);
+        let shown = format!("--throttle {name}");
+        if !given.insert(name) {
+            return Err(wrong(&shown, "export", "it twice", "all limits of an export at once"));
+        }
+        all.insert(name.to_owned(), Limits::parse(&shown, limits)?);
     }
     Ok(all)
 }
@@ -70,6 +75,15 @@ mod tests {
         let all = limits(file.into(), &asked, Some("vm")).unwrap();
         let shown = |name: &str| all[name].to_string();
         assert_eq!((shown("vm"), shown("a:b")), ("iops-total=1".into(), "bps-read=1048576".into()));
+    }
+
+    #[test]
+    fn limits_of_one_export_are_given_once() {
+        for second in ["vm:bps-read=1", "bps-read=1"] {
+            let asked = ["vm:iops-total=1".to_owned(), second.to_owned()];
+            let line = limits(BTreeMap::new(), &asked, Some("vm")).unwrap_err().to_string();
+            assert!(line.starts_with("--throttle vm: export: found it twice, expected"), "{line}");
+        }
     }
 
     #[test]

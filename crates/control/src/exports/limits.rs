@@ -46,6 +46,14 @@ impl Exports {
         throttle.or_insert_with(|| Arc::new(Throttle::new(&limits()))).clone()
     }
 
+    /// An export could not be served: the next one of its name has its own limits. If the name is
+    /// that of an export that is served, it keeps its throttle.
+    pub(super) fn forget_unserved_throttle(&self, name: &str) {
+        if self.served_as(name).is_none() {
+            self.forget_throttle(name);
+        }
+    }
+
     /// An export is not served any more.
     pub(super) fn forget_throttle(&self, name: &str) {
         self.throttles.lock().remove(name);

@@ -149,12 +149,13 @@ impl Channel {
         Err(Ended::Halted)
     }
 
-    /// Waits until the client is gone. It is looked for when a while has passed.
-    pub(super) async fn hung_up(&self, env: &Env) {
+    /// Waits until the client has ended its sending, or is gone. It is looked for when a while has
+    /// passed. Over TCP the two look the same: replies that it is owed find out.
+    pub(super) async fn hung_up(&self, env: &Env) -> Ended {
         env.sleep(HANG_UP_AFTER).await;
-        if !self.driver.hung_up(&self.socket).await {
-            // It reads replies, and sends no more requests: a reply will find out.
-            std::future::pending::<()>().await;
+        match self.driver.hung_up(&self.socket).await {
+            true => Ended::Failed(libc::EPIPE),
+            false => Ended::Closed,
         }
     }
 

@@ -85,7 +85,8 @@ async fn room<'a>(
 }
 
 /// Waits until a request passes the throttle of the export. If the wait is interrupted, the
-/// receiver has its header again: the request has not begun.
+/// receiver has its header again: the request has not begun. It never does if its client ends its
+/// sending before: a client that is gone has no place among those that wait.
 async fn pass(
     conn: &Rc<Connection>,
     receiver: &mut Receiver,
@@ -98,7 +99,7 @@ async fn pass(
     }
     match first(queue.pass(throttle, passage), conn.channel.hung_up(&queue.env)).await {
         First::Left(passed) => Ok(passed.inspect_err(|Halted| receiver.unread())?),
-        First::Right(()) => Err(Ended::Failed(libc::EPIPE)),
+        First::Right(ended) => Err(ended),
     }
 }
 

@@ -257,7 +257,7 @@ impl VirtQueue {
         let request = Request::decode(&mut chain)?;
         let throttle = &self.export.throttle;
         if throttle.is_on()
-            && let Some(passage) = passage_of(&request)
+            && let Some(passage) = self.passage_of(&request)
             && !throttle.try_pass(self.queue.env.now(), passage)
         {
             return Ok(Some(Late { room, head, request, passage }));
@@ -321,6 +321,23 @@ impl VirtQueue {
     fn data_range(&self, request: &Request) -> Option<ByteRange> {
         let bytes = request.data.bytes();
         (bytes <= DATA_BYTES_MAX).then(|| self.inside(request.offset, bytes as u64))?
+    }
+
+    /// What the limits of the export count. A discard moves no data, and neither does what will be
+    /// refused; a flush waits for no limit.
+    fn passage_of(&self, request: &Request) -> Option<Passage> {
+        let data = || self.data_range(request);
+        let named = || request.range.ok().and_then(|it| self.inside(it.offset, it.bytes.into()));
+        let (direction, range) = match request.command {
+            Command::Read => (Direction::Read, data()),
+            Command::Write => (Direction::Write, data()),
+            Command::WriteZeroes => (Direction::Write, named()),
+            Command::Discard => (Direction::Write, None),
+            Command::Flush | Command::Identify | Command::Unknown => return None,
+        };
+        let moves = direction == Direction::Read || !self.export.is_read_only();
+        let bytes = range.filter(|_| moves).map_or(0, |range| range.length);
+        Some(Passage { direction, bytes })
     }
 
     fn inside(&self, offset: u64, length: u64) -> Option<ByteRange> {
@@ -516,20 +533,6 @@ fn copy(from: &Segs, to: &Segs, mut at: usize) {
         to.copy_in(at, bytes);
         at += bytes.len();
     });
-}
-
-/// What the limits of the export count. A discard moves no data; a flush waits for no limit.
-fn passage_of(request: &Request) -> Option<Passage> {
-    let (direction, bytes) = match request.command {
-        Command::Read => (Direction::Read, request.data.bytes() as u64),
-        Command::Write => (Direction::Write, request.data.bytes() as u64),
-        Command::WriteZeroes => {
-            (Direction::Write, request.range.map_or(0, |range| range.bytes.into()))
-        }
-        Command::Discard => (Direction::Write, 0),
-        Command::Flush | Command::Identify | Command::Unknown => return None,
-    };
-    Some(Passage { direction, bytes })
 }
 
 /// What to answer to a request that names no bytes of the disk.

@@ -1,11 +1,15 @@
 //! Exports with limits: what waits, what does not, and what ends a wait.
 
 use std::io::Write;
+use std::net::TcpStream;
 use std::num::NonZeroU64;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cairn_block::{Rate, Rates, ReactorId, Throttle, ThrottleLimits};
+use cairn_exports::nbd::ListenAddress;
 use cairn_exports::nbd::wire::command;
 use cairn_reactor::RingKind;
 use cairn_testkit::nbd::{Client, Wishes};
@@ -147,20 +151,53 @@ fn client_that_leaves_while_its_request_waits_is_gone() {
     });
 }
 
+/// A connection over TCP.
+fn open_tcp(world: &World) -> Client {
+    let any = ListenAddress::Tcp("127.0.0.1:0".parse().unwrap());
+    let ListenAddress::Tcp(address) = world.server.listen(&any).unwrap() else { panic!("a port") };
+    let stream = OwnedFd::from(TcpStream::connect(address).unwrap());
+    let stream = Client::greet(UnixStream::from(stream));
+    Client::over(stream).agree(Wishes::default()).enter("volume", Wishes::default(), &[])
+}
+
 #[test]
-fn client_that_ends_only_its_sending_is_answered() {
+fn client_over_tcp_that_leaves_while_its_request_waits_is_gone() {
     on_both_rings(|ring| {
         let world = World::new(ring);
         let (disk, throttle) = (TestDisk::new(1 << 20), one());
-        let mut client = throttled(&world, &disk, &throttle);
-        client.stream.shutdown(std::net::Shutdown::Write).unwrap();
-        // Longer than until it is looked for.
-        std::thread::sleep(Duration::from_millis(50));
-        assert_eq!(throttle.waiters(), 1);
-        throttle.set(&ThrottleLimits::default());
-        assert_eq!(client.reply(0).error, 0);
-        assert_eq!(disk.bytes(4096, 4096), [2; 4096]);
+        world.export_slowly("volume", &disk, &throttle);
+        let mut client = open_tcp(&world);
+        assert_eq!(client.write(0, 0, &[1; 4096]), 0);
+        client.send_write(0, 4096, &[2; 4096]);
+        client.send_write(0, 8192, &[3; 4096]);
+        eventually("the second write waits", || throttle.waiters() == 1);
+        drop(client);
+        eventually("the connection has ended", || world.server.connections() == 0);
+        assert_eq!((disk.log().len(), throttle.waiters()), (1, 0));
     });
+}
+
+#[test]
+fn client_that_ends_its_sending_is_answered_what_had_begun() {
+    for opens in [open, open_tcp] {
+        on_both_rings(|ring| {
+            let world = World::new(ring);
+            let (disk, throttle) = (TestDisk::new(1 << 20), one());
+            world.export_slowly("volume", &disk, &throttle);
+            disk.hold(0);
+            let mut client = opens(&world);
+            let first = client.send_write(0, 0, &[1; 4096]);
+            client.send_write(0, 4096, &[2; 4096]);
+            eventually("the second write waits", || throttle.waiters() == 1);
+            client.stream.shutdown(std::net::Shutdown::Write).unwrap();
+            eventually("it waits no more", || throttle.waiters() == 0);
+            disk.release(0);
+            let reply = client.reply(0);
+            assert_eq!((reply.error, reply.cookie), (0, first));
+            assert!(client.is_closed());
+            assert_eq!(disk.log().len(), 1);
+        });
+    }
 }
 
 #[test]

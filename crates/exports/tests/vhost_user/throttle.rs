@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cairn_block::{Rate, Rates, Throttle, ThrottleLimits};
-use cairn_testkit::vhost::{DATA, DISCARD, Driver, FLUSH, OUT, Piece, SYNC, ZEROES};
+use cairn_testkit::vhost::{DATA, DISCARD, Driver, FLUSH, IN, OUT, Piece, SYNC, ZEROES};
 
 use crate::disk::TestDisk;
 use crate::world::{World, eventually, on_both_layouts, on_both_rings};
@@ -64,6 +64,25 @@ fn discard_costs_no_bytes_and_zeroes_do() {
     driver.submit(0, 0, OUT, 0, &[Piece(DATA, 512, false)]);
     eventually("a write waits", || throttle.waiters() == 1);
     assert_eq!(throttle.waited().count, 0, "nothing has waited before");
+}
+
+#[test]
+fn requests_that_are_refused_cost_no_bytes() {
+    const FAILED: u8 = 1;
+    let world = World::new(cairn_reactor::RingKind::Auto);
+    let (disk, throttle) = (TestDisk::new(1 << 20), one());
+    let mut driver = Driver::start(&world.export_slowly("vm", &disk, &throttle), FLUSH, 1);
+    let (end, huge) = ((1 << 20) / 512, Piece(DATA, 64 << 10, false));
+    for _ in 0..2 {
+        assert_eq!(driver.run(0, OUT, end, &[huge]), FAILED, "behind the end");
+        assert_eq!(driver.run(0, IN, end, &[Piece(DATA, 4096, true)]), FAILED);
+        assert_eq!(driver.run(0, OUT, 0, &[Piece(DATA, 100, false)]), FAILED, "no sectors");
+        assert_eq!(driver.range(ZEROES, end, 8, 0), FAILED);
+    }
+    assert_eq!(throttle.waited().count, 0, "nothing has waited");
+    assert_eq!(driver.write(0, 0, &[1; 512]), DONE);
+    driver.submit(0, 0, OUT, 0, &[Piece(DATA, 512, false)]);
+    eventually("a write waits", || throttle.waiters() == 1);
 }
 
 #[test]

@@ -299,6 +299,23 @@ fn a_poll_for_hang_ups_ignores_what_can_be_read() {
 }
 
 #[test]
+fn a_poll_for_hang_ups_reports_the_end_of_sending_behind_unread_bytes() {
+    on_both_rings(|runner| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let ours = listener.accept().unwrap().0;
+        let waiting = runner.start(Io::PollHup { fd: ours.as_raw_fd() });
+        runner.ring.kick();
+        peer.write_all(b"!").unwrap();
+        runner.run(Io::PollIn { fd: ours.as_raw_fd() });
+        assert!(runner.results.iter().all(|(done, _)| *done != waiting), "the peer is there");
+        drop(peer);
+        let events = runner.finish(waiting);
+        assert_eq!(events & i32::from(libc::POLLRDHUP), i32::from(libc::POLLRDHUP));
+    });
+}
+
+#[test]
 fn a_poll_reports_readable_and_hung_up() {
     on_both_rings(|runner| {
         let (ours, mut peer) = UnixStream::pair().unwrap();

@@ -31,13 +31,13 @@ use std::sync::{Arc, Weak};
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{
-    Attribute, Claim, ConfigError, CopyPiece, Ctor, Direction, Dirty, Disk, EndIo, Env, Extent,
-    ExtentKind, Flags, IoError, IoResult, Limits, LocalFuture, Op, Passage, Report, Request,
-    Sector, SectorCount, SectorRange, SuspendMode, Target, Verdict, mutants, until,
+    Attribute, Claim, ConfigError, CopyPiece, Ctor, Dirty, Disk, EndIo, Env, Extent, ExtentKind,
+    Flags, IoError, IoResult, Limits, LocalFuture, Op, Report, Request, SECTOR_BYTES, Sector,
+    SectorCount, SectorRange, SuspendMode, TURN_BYTES, Target, Turn, Verdict, mutants, until,
 };
 use cairn_format::snapshot::{Layout, Record};
 use event_listener::Event;
-use futures_util::future::select;
+use futures_util::future::{Either, select};
 
 use super::attachment::Attachment;
 use super::canary::{self, Bug};
@@ -51,8 +51,8 @@ use crate::args::Device;
 use crate::epochs::Epoch;
 use crate::kind::TargetKind;
 
-/// Longest run of one step, unless a chunk is longer.
-const STEP_SECTORS: u64 = 8192;
+/// Longest run of one step, unless a chunk is longer: a turn of the limit of background copies.
+const STEP_SECTORS: u64 = TURN_BYTES / SECTOR_BYTES;
 /// How often a run is copied whose durability is in doubt.
 const COPY_ATTEMPTS: u32 = 3;
 /// Memory of a copy.
@@ -202,8 +202,8 @@ impl Merge {
 
     async fn run(&self, env: &Env) {
         let _in_use = self.core().enter();
-        while self.has_turn(env).await {
-            match self.step(env).await {
+        while let Some(turn) = self.next_turn(env).await {
+            match self.step(env, turn).await {
                 Ok(true) => (),
                 Ok(false) => {
                     self.attachment.announce();
@@ -224,16 +224,15 @@ impl Merge {
         self.running.store(false, Ordering::Release);
     }
 
-    /// Waits until the limit of background copies allows a step; false if there is to be none. A
+    /// Waits until the limit of background copies allows a step; none if there is to be none. A
     /// step holds what clients may wait for, so the wait comes before it.
-    async fn has_turn(&self, env: &Env) -> bool {
-        let throttle = env.background();
-        if throttle.is_on() {
-            let stopped = until(&self.stopped, || self.stopping.load(Ordering::Acquire));
-            let turn = throttle.turn(env, Direction::Write);
-            select(pin!(turn), pin!(stopped)).await;
+    async fn next_turn<'e>(&self, env: &'e Env) -> Option<Turn<'e>> {
+        let stopped = until(&self.stopped, || self.stopping.load(Ordering::Acquire));
+        let turn = env.background().turn(env);
+        match select(pin!(turn), pin!(stopped)).await {
+            Either::Left((turn, _)) if !self.stopping.load(Ordering::Acquire) => Some(turn),
+            _ => None,
         }
-        !self.stopping.load(Ordering::Acquire)
     }
 
     /// True if some of these chunks can't be written. Called after their exceptions were found: a
@@ -251,7 +250,7 @@ impl Merge {
     }
 
     /// Merges a run; false if there is none left.
-    async fn step(&self, env: &Env) -> Result<bool, String> {
+    async fn step(&self, env: &Env, turn: Turn<'_>) -> Result<bool, String> {
         let core = self.core();
         let layout = core.store.layout().ok_or("the COW device is too small")?;
         let stuck = self.stuck.lock().clone();
@@ -274,7 +273,7 @@ impl Merge {
             let kept = self.side.keep(env, range).await;
             kept.map_err(|error| format!("{}: {error}", self.side.device.argument))?;
         }
-        env.background().charge(env.now(), Passage::of_copy(range.to_bytes()));
+        turn.spend(range.to_bytes());
         self.hold(&step).await;
         let result = self.bring_home(env, &step, range, &layout).await;
         match result {

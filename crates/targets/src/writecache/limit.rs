@@ -1,7 +1,8 @@
 //! The limit of background copies, as the background task keeps to it: it waits for its turn before
-//! it takes a block that frees a slot, with no block marked and no lock held. Each turn is one job.
+//! it takes blocks that free slots, with no block marked and no lock held. Of a turn it takes one
+//! batch, which is sorted and flushed like one without a limit.
 
-use cairn_block::{Direction, Env, LocalFuture, Passage, Time};
+use cairn_block::{Env, LocalFuture, Passage, TURN_BYTES, Time, Turn};
 use event_listener::EventListener;
 use futures_util::future::{self, Either};
 
@@ -14,46 +15,70 @@ pub(super) enum Limit {
     None,
     /// The background task has to wait for its turn.
     Waits,
-    /// One job may be taken.
-    Granted,
-    /// A job of so many blocks was taken.
-    Spent(u64),
+    /// `left` blocks may be taken, and `spent` were.
+    Turn { left: u64, spent: u64 },
+}
+
+impl Limit {
+    /// How many blocks the next job may have: one job without a turn, for a client that waits.
+    pub(super) fn most(self) -> u64 {
+        match self {
+            Limit::None | Limit::Waits => u64::MAX,
+            Limit::Turn { left, .. } => left,
+        }
+    }
+
+    /// So many blocks were taken.
+    pub(super) fn take(&mut self, blocks: u64) {
+        *self = match *self {
+            Limit::None => return,
+            Limit::Waits => Limit::Turn { left: 0, spent: blocks },
+            Limit::Turn { left, spent } => {
+                Limit::Turn { left: left.saturating_sub(blocks), spent: spent + blocks }
+            }
+        }
+    }
 }
 
 /// The turns of the background task.
 pub(super) struct Turns<'e> {
     env: &'e Env,
-    waits: Option<LocalFuture<'e, ()>>,
-    has_turn: bool,
+    block_bytes: u64,
+    waits: Option<LocalFuture<'e, Turn<'e>>>,
+    turn: Option<Turn<'e>>,
 }
 
 impl<'e> Turns<'e> {
-    pub(super) fn new(env: &'e Env) -> Turns<'e> {
-        Turns { env, waits: None, has_turn: false }
+    /// None yet, for blocks of so many bytes.
+    pub(super) fn new(env: &'e Env, block_bytes: u64) -> Turns<'e> {
+        Turns { env, block_bytes, waits: None, turn: None }
     }
 
     /// What counts now.
     pub(super) fn limit(&self) -> Limit {
-        match (self.env.background().is_on(), self.has_turn) {
+        match (self.env.background().is_on(), &self.turn) {
             (false, _) => Limit::None,
-            (true, false) => Limit::Waits,
-            (true, true) => Limit::Granted,
+            (true, None) => Limit::Waits,
+            (true, Some(_)) => {
+                Limit::Turn { left: (TURN_BYTES / self.block_bytes).max(1), spent: 0 }
+            }
         }
     }
 
-    /// Counts what was taken, in blocks of so many bytes.
-    pub(super) fn count(&mut self, limit: Limit, block_bytes: u64) {
-        if let Limit::Spent(blocks) = limit {
-            let copy = Passage::of_copy(blocks * block_bytes);
-            self.env.background().charge(self.env.now(), copy);
-            self.has_turn = false;
+    /// Counts what was taken.
+    pub(super) fn count(&mut self, limit: Limit) {
+        let Limit::Turn { spent: spent @ 1.., .. } = limit else { return };
+        let bytes = spent * self.block_bytes;
+        match self.turn.take() {
+            Some(turn) => turn.spend(bytes),
+            None => self.env.background().charge(self.env.now(), Passage::of_copy(bytes)),
         }
     }
 
     /// Waits for a turn, a change, or the time `at`. The place among those who wait is kept.
     pub(super) async fn wait(&mut self, at: Option<Time>, changed: EventListener) {
         let env = self.env;
-        let turn = || Box::pin(env.background().turn(env, Direction::Write)) as LocalFuture<'e, ()>;
+        let turn = || Box::pin(env.background().turn(env)) as LocalFuture<'e, Turn<'e>>;
         let other = async {
             match at {
                 Some(at) => sleep_or_change(env, at, changed).await,
@@ -61,16 +86,14 @@ impl<'e> Turns<'e> {
             }
         };
         let waits = self.waits.get_or_insert_with(turn);
-        self.has_turn =
-            matches!(future::select(waits, std::pin::pin!(other)).await, Either::Left(_));
-        if self.has_turn {
-            self.waits = None;
+        if let Either::Left((turn, _)) = future::select(waits, std::pin::pin!(other)).await {
+            (self.turn, self.waits) = (Some(turn), None);
         }
     }
 
-    /// Gives the place up: one that is not looked after would hold the others up.
+    /// Gives the turn up, or the place: one that is not looked after would hold the others up.
     pub(super) fn leave(&mut self) {
-        self.waits = None;
+        (self.turn, self.waits) = (None, None);
     }
 }
 

@@ -343,6 +343,7 @@ impl WriteCache {
         let (handing_back, is_limited) = (state.handing_back, state.limit != Limit::None);
         if !handing_back {
             state.slot_waiters.push(request.id());
+            state.is_slot_wanted |= matches!(plan, Plan::WaitForSlot);
         }
         drop(state);
         match plan {

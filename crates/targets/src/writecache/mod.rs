@@ -179,7 +179,9 @@ struct State {
     flush_on_suspend: bool,
     /// Requests that need a slot and cannot go around, or wait for a writeback to begin.
     slot_waiters: Vec<RequestId>,
-    /// Whether the next block of the hand waits for the limit of background copies.
+    /// One of them waits for a free slot, not for a commit or for writes in flight.
+    is_slot_wanted: bool,
+    /// What the limit of background copies says to the next block of the hand.
     limit: Limit,
     /// Discards and write-zeroes under way.
     removals: Vec<Removal>,
@@ -227,6 +229,7 @@ impl State {
             cleaner: false,
             flush_on_suspend: false,
             slot_waiters: Vec::new(),
+            is_slot_wanted: false,
             removals: Vec::new(),
             next_removal: 0,
             broken: false,
@@ -252,6 +255,7 @@ impl State {
 
     /// Takes the requests that wait for a slot, for the caller to map again.
     fn take_slot_waiters(&mut self) -> Vec<RequestId> {
+        self.is_slot_wanted = false;
         std::mem::take(&mut self.slot_waiters)
     }
 }

@@ -316,7 +316,7 @@ impl WriteCache {
     /// The background task: starts commits and writeback, and waits on timers. Ends when `stopping`
     /// is set.
     pub(super) async fn keep(&self, env: &Env) {
-        let mut turns = Turns::new(env);
+        let mut turns = Turns::new(env, u64::from(self.config.block_size.bytes()));
         loop {
             let changed = self.changed.listen();
             self.reopen(env);
@@ -324,8 +324,8 @@ impl WriteCache {
             self.state.lock().limit = turns.limit();
             let action = self.next_action(env.now());
             let limit = self.state.lock().limit;
-            turns.count(limit, u64::from(self.config.block_size.bytes()));
-            if !matches!(action, Action::Turn(_)) {
+            turns.count(limit);
+            if !matches!(action, Action::Turn(_) | Action::Commit | Action::Again) {
                 turns.leave();
             }
             match action {
@@ -471,7 +471,7 @@ impl WriteCache {
     fn follow_hand(&self, state: &mut State, now: Time, batch: &mut Batch) -> Action {
         let bytes = u64::from(self.config.block_size.bytes());
         while batch.blocks < batch.most {
-            if let Limit::Spent(_) = state.limit {
+            if state.limit.most() == 0 {
                 return Action::Wait;
             }
             // The batch so far may be enough for the low watermark.
@@ -486,17 +486,15 @@ impl WriteCache {
                 Err(until) => return Action::Sleep(until),
             };
             // A client that waits for a slot waits for no limit.
-            if state.limit == Limit::Waits && state.slot_waiters.is_empty() {
+            if state.limit == Limit::Waits && !state.is_slot_wanted {
                 return Action::Turn(None);
             }
             match state.move_hand() {
                 Met::Run(run) => {
                     let most = self.job_blocks_max(batch).min((allowance - spent) / bytes);
                     let before = batch.blocks;
-                    state.take_job(&run, most, batch);
-                    if state.limit != Limit::None {
-                        state.limit = Limit::Spent(batch.blocks - before);
-                    }
+                    state.take_job(&run, most.min(state.limit.most()), batch);
+                    state.limit.take(batch.blocks - before);
                 }
                 Met::Uncommitted => return Action::Commit,
                 Met::Nothing => return Action::Wait,

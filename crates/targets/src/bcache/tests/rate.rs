@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use super::*;
+use cairn_block::TURN_BYTES;
 
 /// Nothing is dirty. Streams do not bypass the cache, and it may be dirty for the most part.
 fn test_set() -> Fixture {
@@ -202,19 +203,57 @@ fn attributes_are_answered_by_name() {
 #[test]
 fn limit_of_background_copies_counts_beside_the_rate_and_holds_up_no_drain() {
     let test = test_set();
-    set(&test, "writeback_delay", "0");
+    write_apart(&test, 3000);
     set(&test, "writeback_rate_minimum", "65536");
-    test.limit_background(40_960);
-    write_apart(&test, 200);
+    test.limit_background_after_a_turn(TURN_BYTES / 4);
+    set(&test, "writeback_delay", "0");
     let before = dirty(&test);
-    assert!(before > 180 * 8, "{before}");
-    test.run(seconds(5));
-    let gone = before - dirty(&test);
-    assert!(gone > 0 && gone <= 60 * 8, "{gone} sectors in five seconds of ten blocks each");
+    test.run(seconds(3));
+    assert_eq!(dirty(&test), before, "it waits");
+    test.forget();
+    test.run(seconds(6));
+    let blocks = (before - dirty(&test)) / 8;
+    // Two turns, at 3.9 and 7.9 seconds.
+    assert!(blocks > 1024 && blocks <= 2048, "{blocks}");
+    let (_, flushes) = written_back(&test);
+    assert!(flushes <= 3, "{flushes}");
     test.in_no_time(|| test.suspend("v", SuspendMode::Flush));
     test.resume("v").expect("the drives are well");
     test.run(seconds(1));
     assert!(dirty(&test) > 100 * 8);
     test.in_no_time(|| drain(&test)).expect("the drives are well");
     assert_eq!(dirty(&test), 0);
+}
+
+/// A volume whose writeback waits for the limit of background copies, for longer than any test.
+fn limited() -> Fixture {
+    let test = test_set();
+    test.limit_background_after_a_turn(1);
+    set(&test, "writeback_delay", "0");
+    write_apart(&test, 50);
+    test.run(seconds(3));
+    assert_eq!((dirty(&test), test.sim.env(0).background().waiters()), (50 * 8, 1));
+    test
+}
+
+#[test]
+fn client_of_a_set_that_breaks_waits_for_no_limit_of_background_copies() {
+    let test = limited();
+    test.drive("c").faults().add(Fault::error(OpSet::ALL));
+    test.in_no_time(|| {
+        for start in 0..20 {
+            let _ = test.read("v", start * 4, 4);
+        }
+        assert!(test.write("v", 0, 8, 9).is_err(), "its dirty data is lost");
+    });
+    test.run(seconds(1));
+    assert_eq!(test.sim.env(0).background().waiters(), 0, "the task has ended");
+}
+
+#[test]
+fn writes_over_dirty_data_wait_for_no_limit_of_background_copies() {
+    let test = limited();
+    test.in_no_time(|| (0..50).for_each(|at| test.write("v", at * 16, 8, 9).expect("a write")));
+    assert_eq!(dirty(&test), 50 * 8);
+    test.in_no_time(|| test.suspend("v", SuspendMode::NoFlush));
 }

@@ -5,12 +5,18 @@
 //! each pass over the backing device; then it is written back slowly. More than that is written
 //! back at once, at the rate of the controller. If buckets are short, neither the rate nor
 //! `writeback_running` counts: requests may wait for a bucket.
+//!
+//! What is written back at a pace also keeps to the server's limit of background copies: each batch
+//! is a turn of it. The wait for a turn comes before the batch has any lock, key or bucket, so that
+//! no client, drain or end of the volume waits for the limit.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use cairn_block::sync::atomic::Ordering;
-use cairn_block::{CopyError, Env, Time};
+use cairn_block::{CopyError, Env, SECTOR_BYTES, TURN_BYTES, Time, Turn};
 use cairn_format::bcache::Key;
+use futures_util::future::{Either, select};
 
 use super::policy::{Policy, Shape};
 use super::sweep::{Sweep, planned_time};
@@ -75,7 +81,7 @@ impl Bcache {
             }
             let update_at = self.update_rate(env);
             let found = self.work(env, &mut pass);
-            let is_paced = match found {
+            let turn = match found {
                 Work::None => {
                     env.until_or_time(&core.changed, None, || self.has_news(env, found, &mut pass))
                         .await;
@@ -86,10 +92,13 @@ impl Bcache {
                     env.until_or_time(&core.changed, Some(at.min(update_at)), news).await;
                     continue;
                 }
-                Work::Paced => true,
-                Work::Urgent => false,
+                Work::Paced => match self.next_turn(env, &mut pass).await {
+                    Some(turn) => Some(turn),
+                    None => continue,
+                },
+                Work::Urgent => None,
             };
-            let ended = self.write_back_some(env, &mut pass, is_paced).await;
+            let ended = self.write_back_some(env, &mut pass, turn).await;
             if let Ok(true) = ended {
                 pass.has_begun = true;
                 continue;
@@ -104,6 +113,24 @@ impl Bcache {
                 }
             }
             (pass.has_begun, pass.from, pass.sweep) = (false, 0, None);
+        }
+    }
+
+    /// Waits for a turn of the limit of background copies; none if the task has to look again.
+    async fn next_turn<'e>(&self, env: &'e Env, pass: &mut Pass) -> Option<Turn<'e>> {
+        let core = self.core.as_ref().expect("it has a cache");
+        let mut turn = pin!(env.background().turn(env));
+        loop {
+            // The rate goes on while this waits.
+            let update_at = self.update_rate(env);
+            let news = || self.has_news(env, Work::Paced, pass);
+            let other = env.until_or_time(&core.changed, Some(update_at), news);
+            if let Either::Left((turn, _)) = select(turn.as_mut(), pin!(other)).await {
+                return Some(turn);
+            }
+            if self.has_news(env, Work::Paced, pass) {
+                return None;
+            }
         }
     }
 
@@ -176,24 +203,33 @@ impl Bcache {
         }
     }
 
-    /// Writes back one batch. Answers false if nothing of the pass is left, or nothing could be
-    /// copied.
+    /// Writes back one batch, at the pace of the throttle if it has a turn. Answers false if nothing
+    /// of the pass is left, or nothing could be copied.
     async fn write_back_some(
         &self,
         env: &Env,
         pass: &mut Pass,
-        is_paced: bool,
+        turn: Option<Turn<'_>>,
     ) -> Result<bool, Undrained> {
+        let is_paced = turn.is_some();
         let _turn = self.draining.lock().await;
         let _batch = self.batching.lock().await;
         let policy = self.throttle.settings.policy();
-        let most = if is_paced { self.paced_batch() } else { u64::MAX };
+        let most = match is_paced {
+            true if env.background().is_on() => self.paced_batch().min(TURN_BYTES / SECTOR_BYTES),
+            true => self.paced_batch(),
+            false => u64::MAX,
+        };
         let (requests, _) = self.requests();
         let are_active = std::mem::replace(&mut pass.requests, requests) != requests;
         // Requests that wait for a bucket are not counted again.
         let [paced, paced_time] = self.config.flushing.batch_time;
         pass.planned = planned_time(paced, pass.planned, are_active || !is_paced);
         let keys = self.next_keys(env, pass, policy, most).await;
+        if let Some(turn) = turn {
+            let sectors: u64 = keys.iter().map(Key::sectors).sum();
+            turn.spend(sectors * SECTOR_BYTES);
+        }
         if keys.is_empty() {
             return Ok(false);
         }
@@ -206,7 +242,7 @@ impl Bcache {
             let has_ended = is_boosted && !self.is_boosted() || !settings.is_running();
             is_wanted || has_ended || is_short()
         };
-        let ends = || self.is_resting() || is_paced && gives_way();
+        let ends = || self.is_resting() || self.is_degraded() || is_paced && gives_way();
         let time = if is_paced { paced } else { URGENT_TIME };
         let shape = self.shape(policy, self.is_calm(pass.planned));
         let how = How { ends: &ends, is_paced, time, paced_time, shape };

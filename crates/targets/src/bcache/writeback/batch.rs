@@ -1,15 +1,13 @@
 //! A batch: which dirty extents, and their copies in merged writes.
 
 use std::cell::Cell;
-use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use cairn_block::{
-    CopyData, CopyError, CopyPiece, Env, Flags, IoError, Passage, Sector, SectorCount, SectorRange,
+    CopyData, CopyError, CopyPiece, Env, Flags, IoError, Sector, SectorCount, SectorRange,
 };
 use cairn_format::bcache::{Key, OFFSET_MAX};
-use futures_util::future::{Either, select};
 use futures_util::stream::{self, StreamExt};
 
 use super::How;
@@ -35,8 +33,6 @@ pub(super) const WRITE_SECTORS: u64 = (1 << 20) / 512;
 pub(in super::super) const COPY_BYTES: u64 = 32 << 20;
 /// After so many extents in a row that failed, a device may be dead: a sample decides.
 pub(super) const FAILED_IN_A_ROW: usize = 1000;
-/// How often a batch that waits for the limit of background copies looks whether it is to end.
-const LOOK: Duration = Duration::from_millis(100);
 /// How many extents a sample has at most.
 const SAMPLE: usize = 32;
 
@@ -96,9 +92,6 @@ impl<'e> Pace<'e> {
             return true;
         }
         let (began, range) = (env.now(), range_of(run));
-        if !self.has_turn(volume, env, range.to_bytes()).await {
-            return false;
-        }
         let ((keys, sectors), shape) = (self.row.get(), self.how.shape);
         let is_in_row =
             keys < shape.row_keys && sectors < shape.row_sectors && range.start.0 == self.end.get();
@@ -111,27 +104,6 @@ impl<'e> Pace<'e> {
         };
         self.waited.set(self.waited.get() + env.now().since(began));
         is_admitted
-    }
-
-    /// Waits until the limit of background copies lets so many bytes pass. False if the batch ends
-    /// before.
-    async fn has_turn(&self, volume: &Bcache, env: &Env, bytes: u64) -> bool {
-        let background = env.background();
-        if !background.is_on() {
-            return true;
-        }
-        let core = volume.core.as_ref().expect("a cache is written back");
-        let mut passed = pin!(background.pass(env, Passage::of_copy(bytes)));
-        loop {
-            let look = Some(env.now() + LOOK);
-            let ends = env.until_or_time(&core.changed, look, self.how.ends);
-            if let Either::Left(_) = select(passed.as_mut(), pin!(ends)).await {
-                return true;
-            }
-            if (self.how.ends)() {
-                return false;
-            }
-        }
     }
 }
 

@@ -6,11 +6,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Disk, Io, Op, SuspendMode};
+use cairn_block::{Disk, Io, Op, SuspendMode, TURN_BYTES};
 use cairn_sim::OpSet;
 
 use super::super::writeback::copy_budget_bytes;
-use super::fixture::{CacheFixture, DRIVE_TIME, range, slow, write_io};
+use super::fixture::{CacheFixture, DRIVE_TIME, cache_sectors, range, slow, table, write_io};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -275,16 +275,27 @@ fn one_copy_at_a_time_while_reads_miss() {
     assert!(most <= 1, "{most}");
 }
 
+/// A cache of 4000 slots before an origin of 32 MiB.
+fn large(options: &str) -> CacheFixture {
+    let test = CacheFixture::new(1 << 16, cache_sectors(4000, 4096));
+    test.load(&table(1 << 16, 4096, &format!("{options} pause_writeback 0")));
+    test
+}
+
 #[test]
 fn limit_of_background_copies_slows_what_frees_blocks_and_nothing_that_was_asked_for() {
-    let test = CacheFixture::live(20, "high_watermark 50 low_watermark 25");
-    test.limit_background(4096);
-    (0..10).for_each(|block| test.write(block * 16, 8, 1).unwrap());
-    test.run(3500 * MS);
-    // One at once, the next one 0.9 seconds later, then one each second.
-    assert_eq!(test.status().dirty(), 10 - 4);
-    test.run(10_000 * MS);
-    assert_eq!(test.status().dirty(), 4, "it stops at the low watermark");
+    let test = large("high_watermark 50 low_watermark 25");
+    test.limit_background_after_a_turn(TURN_BYTES / 4);
+    (0..3000).for_each(|block| test.write(block * 16, 8, 1).unwrap());
+    let began = test.sim.now();
+    test.run(1000 * MS);
+    assert_eq!(test.status().dirty(), 3000);
+    test.forget();
+    test.run(8500 * MS);
+    let blocks = 3000 - test.status().dirty();
+    assert!((1024..=2 * 1024).contains(&blocks), "{blocks} since {began:?}");
+    let flushes = test.seen("origin").iter().filter(|it| it.op == Op::Flush).count();
+    assert!(flushes <= 8, "{flushes} of {blocks} blocks");
     test.in_no_time(|| test.message("flush")).unwrap();
     assert_eq!(test.status().dirty(), 0);
     test.check();
@@ -294,12 +305,12 @@ fn limit_of_background_copies_slows_what_frees_blocks_and_nothing_that_was_asked
 fn suspend_waits_for_no_limit_and_writeback_goes_on_after_it() {
     for options in ["", "cleaner"] {
         let test = CacheFixture::live(20, &format!("high_watermark 50 low_watermark 25 {options}"));
-        test.limit_background(1);
+        test.limit_background_after_a_turn(1);
         (0..10).for_each(|block| test.write(block * 16, 8, 1).unwrap());
         test.run(2000 * MS);
         test.in_no_time(|| test.suspend(SuspendMode::Flush));
         test.resume();
-        assert_eq!(test.status().dirty(), if options.is_empty() { 9 } else { 0 });
+        assert_eq!(test.status().dirty(), if options.is_empty() { 10 } else { 0 });
         test.sim.env(0).post().background().set(&Default::default());
         test.write(10 * 16, 8, 1).unwrap();
         test.run(10 * MS);

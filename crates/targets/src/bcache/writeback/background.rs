@@ -203,8 +203,8 @@ impl Bcache {
         }
     }
 
-    /// Writes back one batch, at the pace of the throttle if it has a turn. Answers false if nothing
-    /// of the pass is left, or nothing could be copied.
+    /// Writes back one batch, at the pace of the throttle if it has a turn. Answers false if
+    /// nothing of the pass is left, or nothing could be copied.
     async fn write_back_some(
         &self,
         env: &Env,

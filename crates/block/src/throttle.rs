@@ -136,8 +136,8 @@ impl Passage {
     }
 }
 
-/// What a turn of a background copy is about: its user makes one batch of about so many bytes, which
-/// one flush makes durable.
+/// What a turn of a background copy is about: its user makes one batch of about so many bytes,
+/// which one flush makes durable.
 pub const TURN_BYTES: u64 = 4 << 20;
 
 /// How often something waited, and how long.

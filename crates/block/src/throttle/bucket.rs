@@ -64,8 +64,8 @@ impl Bucket {
         }
     }
 
-    /// Something of this cost did not pass, which filled the bucket so many nanoseconds ago. What may
-    /// have leaked of it since stays: it may be the cost of others that is left.
+    /// Something of this cost did not pass, which filled the bucket so many nanoseconds ago. What
+    /// may have leaked of it since stays: it may be the cost of others that is left.
     pub(super) fn take_back(&mut self, cost: u128, nanos: u64) {
         let kept = |per_second: u128| cost.saturating_sub(per_second * u128::from(nanos));
         self.level = self.level.saturating_sub(kept(self.per_second()));

@@ -59,3 +59,35 @@ impl Exports {
         self.throttles.lock().remove(name);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use cairn_exports::nbd::NbdOptions;
+
+    use super::Exports;
+    use crate::state::{Export, ExportChanges};
+    use crate::throttles::Limits;
+    use crate::verbs::snap::tests::TestServer;
+
+    #[test]
+    fn export_that_could_not_be_added_leaves_no_limits_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let server = TestServer::fresh(folder.path(), "v=0 1024 linear disk 0");
+        // Longer than a name of the protocol may be.
+        let name = "x".repeat(5000);
+        let (volume, description) = ("v".to_owned(), String::new());
+        let export = Export { name: name.clone(), volume, description, read_only: false };
+        let changes = ExportChanges {
+            added: vec![export],
+            throttles: [(name.clone(), Limits::parse("x", "iops-total=1").unwrap())].into(),
+            ..ExportChanges::default()
+        };
+        let (none, options) = (ExportChanges::default(), NbdOptions::default());
+        let exports = Exports::new(&server.world, Vec::new(), Vec::new(), none, options);
+        exports.add_volume(&server.world, "v").unwrap();
+        exports.set_changes(changes);
+        exports.add_volume(&server.world, "v").unwrap_err();
+        let known: Vec<_> = exports.throttles.lock().keys().cloned().collect();
+        assert_eq!(known, ["v"], "and the one that is served keeps its own");
+    }
+}

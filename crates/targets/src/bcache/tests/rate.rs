@@ -225,20 +225,15 @@ fn limit_of_background_copies_counts_beside_the_rate_and_holds_up_no_drain() {
     assert_eq!(dirty(&test), 0);
 }
 
-/// A volume whose writeback waits for the limit of background copies, for longer than any test.
-fn limited() -> Fixture {
+#[test]
+fn client_of_a_set_that_breaks_waits_for_no_limit_of_background_copies() {
     let test = test_set();
+    set(&test, "idle_max_writeback_rate", "0");
     test.limit_background_after_a_turn(1);
     set(&test, "writeback_delay", "0");
     write_apart(&test, 50);
     test.run(seconds(3));
     assert_eq!((dirty(&test), test.sim.env(0).background().waiters()), (50 * 8, 1));
-    test
-}
-
-#[test]
-fn client_of_a_set_that_breaks_waits_for_no_limit_of_background_copies() {
-    let test = limited();
     test.drive("c").faults().add(Fault::error(OpSet::ALL));
     test.in_no_time(|| {
         for start in 0..20 {
@@ -248,12 +243,4 @@ fn client_of_a_set_that_breaks_waits_for_no_limit_of_background_copies() {
     });
     test.run(seconds(1));
     assert_eq!(test.sim.env(0).background().waiters(), 0, "the task has ended");
-}
-
-#[test]
-fn writes_over_dirty_data_wait_for_no_limit_of_background_copies() {
-    let test = limited();
-    test.in_no_time(|| (0..50).for_each(|at| test.write("v", at * 16, 8, 9).expect("a write")));
-    assert_eq!(dirty(&test), 50 * 8);
-    test.in_no_time(|| test.suspend("v", SuspendMode::NoFlush));
 }

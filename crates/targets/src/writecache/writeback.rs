@@ -54,7 +54,7 @@ const JOB_BYTES_MAX: u64 = 1 << 20;
 /// written back already do not count.
 const SCAN_MAX: usize = 1024;
 /// Most bytes that lanes copy within one turn of the reactor's loop.
-const TURN_BYTES: u64 = 256 << 10;
+const LOOP_BYTES: u64 = 256 << 10;
 /// Most bytes that a drain has copied when it is flushed.
 const UNFLUSHED_BYTES: u64 = 64 << 20;
 /// Memory for copies, unless `writeback_jobs` says otherwise.
@@ -603,7 +603,7 @@ impl WriteCache {
         if state.turn.at != now {
             state.turn = Turn { at: now, bytes: 0 };
         }
-        if state.turn.bytes >= TURN_BYTES {
+        if state.turn.bytes >= LOOP_BYTES {
             return None;
         }
         let job = state.jobs.pop_front()?;

@@ -10,6 +10,10 @@
 //! or can be made. A folder belongs to this user, and no other user can enter it: a program that
 //! can write a log decides what the next start takes for acknowledged.
 //!
+//! Services have users and folders of their own, `/run/cairn-NAME/crash-logs`. A program of root that
+//! finds the log of a device there refuses the device: it must not read what another user can change,
+//! and without the log it would lose what the killed service has acknowledged.
+//!
 //! A file's name ends with the identifier of the machine's present run: containers keep files in
 //! memory that others have made. Files of earlier runs are removed.
 //!
@@ -29,7 +33,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use cairn_block::{ConfigError, Content, CrashLog, CrashLogs, CrashMemory};
+use cairn_block::{ConfigError, ConfigKind, Content, CrashLog, CrashLogs, CrashMemory};
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, statfs};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::time::{ClockId, clock_gettime};
@@ -49,6 +53,8 @@ const FAILURES_BYTES: u64 = 4096;
 pub struct CrashFiles {
     /// Those that can be used, in the order in which they are preferred.
     folders: Vec<PathBuf>,
+    /// Those of services with users of their own, which are only looked into.
+    of_services: Vec<PathBuf>,
     /// Of the names of files: what the machine's present run is called.
     boot: String,
     /// Bytes of a log.
@@ -72,7 +78,15 @@ impl CrashFiles {
         if folders.is_empty() {
             return Err(refusals.join("; "));
         }
-        CrashFiles::of(folders, bytes).map_err(|error| format!("{BOOT_ID}: {error}"))
+        let files =
+            CrashFiles::of(folders, bytes).map_err(|error| format!("{BOOT_ID}: {error}"))?;
+        Ok(files.beside_services(service_folders()))
+    }
+
+    /// The same, beside services that have their logs in these folders.
+    #[must_use]
+    pub fn beside_services(self, of_services: Vec<PathBuf>) -> CrashFiles {
+        CrashFiles { of_services, ..self }
     }
 
     /// Logs that a killed server has left for a file or block device, each with its number of
@@ -86,7 +100,9 @@ impl CrashFiles {
         };
         let (folders, _) = own_folders(false);
         let Ok(files) = CrashFiles::of(folders, 0) else { return Ok(Vec::new()) };
+        let files = files.beside_services(service_folders());
         let device = format!("-{device}-");
+        files.refuse_of_service(|name| name.contains(&device))?;
         let names = files.names().into_iter().filter(|name| name.contains(&device));
         let counted = names.filter_map(|name| {
             let found = files.find(&name, Content::Records)?;
@@ -109,7 +125,8 @@ impl CrashFiles {
         // No two processes that have the same file start in the same nanosecond.
         let process = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
         let (discards, starts, open) = (AtomicBool::new(false), Arc::default(), Mutex::default());
-        Ok(CrashFiles { folders, boot, bytes, process, discards, starts, open })
+        let of_services = Vec::new();
+        Ok(CrashFiles { folders, of_services, boot, bytes, process, discards, starts, open })
     }
 
     /// The process ends, and nothing writes any more: the files that say nothing go, although they
@@ -241,6 +258,18 @@ fn own_folders(makes: bool) -> (Vec<PathBuf>, Vec<String>) {
     (folders, refusals)
 }
 
+/// The folders of services, for a program of root that was given no folder.
+fn service_folders() -> Vec<PathBuf> {
+    let is_of_root = rustix::process::geteuid().is_root();
+    if !is_of_root || std::env::var_os("CAIRN_CRASH_LOGS").is_some_and(|it| !it.is_empty()) {
+        return Vec::new();
+    }
+    let Ok(entries) = fs::read_dir("/run") else { return Vec::new() };
+    let is_service = |name: &str| name.starts_with("cairn-");
+    let named = entries.flatten().filter(|it| it.file_name().to_str().is_some_and(is_service));
+    named.map(|entry| entry.path().join("crash-logs")).collect()
+}
+
 /// What a file is mapped for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Access {
@@ -309,6 +338,9 @@ impl CrashLogs for CrashFiles {
         if let Some(mapping) = open.get(name).and_then(Weak::upgrade) {
             return Ok(Some(mapping));
         }
+        if !self.discards_in(content) {
+            self.refuse_of_service(|other| other == name)?;
+        }
         match self.map(name, Access::Create(bytes)) {
             Ok(mapping) => {
                 let mapping = Arc::new(mapping.expect("it is made if it is missing"));
@@ -349,12 +381,32 @@ impl CrashFiles {
 
     /// The names of what is there.
     fn names(&self) -> Vec<String> {
-        let entries = self.folders.iter().filter_map(|folder| fs::read_dir(folder).ok());
-        let names = entries.flatten().flatten().filter_map(|entry| {
+        self.names_in(&self.folders).map(|(name, _)| name).collect()
+    }
+
+    fn names_in<'a>(
+        &'a self,
+        folders: &'a [PathBuf],
+    ) -> impl Iterator<Item = (String, PathBuf)> + use<'a> {
+        let entries = folders.iter().filter_map(|folder| fs::read_dir(folder).ok());
+        entries.flatten().flatten().filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
-            name.strip_suffix(&self.boot)?.strip_suffix('.').map(str::to_owned)
-        });
-        names.collect()
+            let name = name.strip_suffix(&self.boot)?.strip_suffix('.')?;
+            Some((name.to_owned(), entry.path()))
+        })
+    }
+
+    /// Refuses a log that a service has. One that ended by itself has left none.
+    fn refuse_of_service(&self, is_it: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
+        let Some((_, path)) = self.names_in(&self.of_services).find(|(name, _)| is_it(name)) else {
+            return Ok(());
+        };
+        let folder = path.parent().unwrap_or(&path).display();
+        let detail = format!(
+            "crash log: found that of a service, expected none: start the service, or run this as \
+             its user with CAIRN_CRASH_LOGS={folder}"
+        );
+        Err(ConfigError::new(ConfigKind::Busy, path.display().to_string(), detail))
     }
 }
 
@@ -536,6 +588,21 @@ mod tests {
         files[0].let_go().unwrap();
         assert_eq!(files[1].names(), ["one"]);
         assert_eq!(CrashLog::unreplayed(&*opened(&files[1], "one")), [(2, 1)]);
+    }
+
+    #[test]
+    fn log_of_a_service_is_refused_unless_it_is_given_up() {
+        let [service, own] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let _log = with_a_record(&files_in(service.path()));
+        let files = files_in(own.path()).beside_services(vec![service.path().to_owned()]);
+        let refused = files.open("one", Content::Records).err().unwrap();
+        let expected = "crash log: found that of a service, expected none: start the service";
+        assert_eq!(refused.kind, ConfigKind::Busy);
+        assert!(refused.detail.starts_with(expected), "{refused}");
+        assert!(std::fs::read_dir(own.path()).unwrap().next().is_none(), "none was made");
+        opened(&files, "of another device");
+        files.discard(true);
+        opened(&files, "one");
     }
 
     #[test]

@@ -16,8 +16,8 @@ use std::sync::Arc;
 
 use cairn_block::{
     Attribute, Claim, ConfigError, Counters, Ctor, Dirty, Disk, EndIo, Env, Extent, Field, IoError,
-    IoResult, Limits, LocalFuture, MessageError, Nature, Op, Report, Request, Sector, SectorRange,
-    SuspendMode, Target, Unit, Value, Verdict,
+    IoResult, Limits, LocalFuture, MessageError, Nature, Op, Report, Request, Sector, SectorCount,
+    SectorRange, SuspendMode, Target, Unit, Value, Verdict,
 };
 
 use crate::area::Area;
@@ -275,6 +275,11 @@ impl Target for Passthrough {
     /// not written back. It is reported at a stop, and a table change must not lose it silently.
     fn dirty(&self) -> Option<Dirty> {
         None
+    }
+
+    /// How much of that content was copied to the other disk since the table was loaded.
+    fn written_back(&self) -> SectorCount {
+        SectorCount::ZERO
     }
 
     /// True if `drain` leaves no dirty content: `cairn flush` then works for this kind of target.

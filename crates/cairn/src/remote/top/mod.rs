@@ -1,7 +1,7 @@
 //! `top`: what volumes do, as a screen on a terminal and as tables elsewhere.
 //!
 //! The client asks for the counts of the server at an interval and shows differences: the server
-//! keeps nothing for it. [`rows`] makes cells of two answers, [`screen`] draws them.
+//! keeps nothing for it. [`mod@rows`] makes cells of two answers, [`screen`] draws them.
 
 mod rows;
 #[cfg(feature = "top")]

@@ -10,9 +10,9 @@
 //! or can be made. A folder belongs to this user, and no other user can enter it: a program that
 //! can write a log decides what the next start takes for acknowledged.
 //!
-//! Services have users and folders of their own, `/run/cairn-NAME/crash-logs`. A program of root that
-//! finds the log of a device there refuses the device: it must not read what another user can change,
-//! and without the log it would lose what the killed service has acknowledged.
+//! Services have users and folders of their own, `/run/cairn-NAME/crash-logs`. A program of root
+//! that finds the log of a device there refuses the device: it must not read what another user can
+//! change, and without the log it would lose what the killed service has acknowledged.
 //!
 //! A file's name ends with the identifier of the machine's present run: containers keep files in
 //! memory that others have made. Files of earlier runs are removed.

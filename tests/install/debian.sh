@@ -111,7 +111,7 @@ same "$(stat -c %a root/run/cairn-example/nbd.sock)" 770 "mode of nbd.sock"
 pattern aa 1048576 >data
 
 nbdcopy --flush data "$uri"
-await "dirty data is told" told "serving 1 volume, .*MiB dirty"
+await "the status has the dirty data" told "serving 1 volume, .*MiB dirty"
 
 # ExecReload: the package's program goes on.
 # shellcheck disable=SC2046  # words

@@ -184,7 +184,7 @@ struct Waiter {
     waker: Option<Waker>,
 }
 
-/// What a waiter is told.
+/// The state of a waiter when it looked.
 enum Verdict {
     /// It has passed, by limits that were replaced so often.
     Passed(u64),
@@ -216,7 +216,7 @@ impl Throttle {
         self.is_on.load(Ordering::Relaxed)
     }
 
-    /// Replaces the limits; those who wait are judged by the new ones. (T6)
+    /// Replaces the limits; the new ones also count for the waiters. (T6)
     pub fn set(&self, limits: &ThrottleLimits) {
         let woken = {
             let mut state = self.state.lock();

@@ -1,3 +1,5 @@
+//! The properties of a throttle (T1, T2, T6) and of its buckets.
+
 use std::num::NonZeroU64;
 use std::time::Duration;
 
@@ -185,7 +187,7 @@ proptest! {
         }
     }
 
-    /// What has to wait may pass at the time that it is told, and not before.
+    /// A passage that has to wait may pass at the time that the throttle answers, and not before.
     #[test]
     fn time_to_room_is_exact(rate in any_rate(), bytes in 1..10_000_000_u64) {
         let throttle = of_bytes(rate);

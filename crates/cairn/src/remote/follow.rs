@@ -24,7 +24,8 @@ use cairn_control::watch::events::{EventsSince, Marks, VolumeEvent};
 /// How long a client asks again while its server is away.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Asks, and asks again while the server is away. `ask` is told whether it is the first time.
+/// Asks, and asks again while the server is away. The parameter of `ask` is true
+/// the first time.
 ///
 /// # Errors
 /// The server is away for too long, or refuses.

@@ -31,7 +31,7 @@ use rustix::time::{ClockId, clock_gettime};
 /// The variable that names the manager's socket.
 const SOCKET: &str = "NOTIFY_SOCKET";
 
-/// How often the status is told.
+/// How often the server sends its status.
 const EVERY: Duration = Duration::from_secs(5);
 
 /// How much time a stop that goes on asks for.
@@ -78,7 +78,8 @@ pub fn ready(world: &World) {
     }
 }
 
-/// The next event of a server that serves. While there is none, the status is told now and then.
+/// The next event of a server that serves. Until it comes, sends the status every [`EVERY`], if it
+/// has changed.
 ///
 /// # Errors
 /// No event can come any more.

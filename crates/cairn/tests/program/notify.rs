@@ -1,4 +1,4 @@
-//! What a service manager is told, and the writeback before the end.
+//! The messages to a service manager, and the writeback before the end.
 
 use std::fs;
 use std::io::{BufRead, BufReader};

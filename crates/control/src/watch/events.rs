@@ -27,7 +27,7 @@ impl Marks {
     }
 }
 
-/// A volume as it was seen.
+/// The state of a volume when a caller last asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Mark {
     event_nr: u64,

@@ -383,7 +383,7 @@ fn another_server_notifies_a_driver_as_it_asked_to_be() {
         eventually("a ring that starts notifies", || was_notified(&driver.calls[0]));
         was_notified(&driver.calls[1]);
         assert_eq!(driver.write(0, 0, &[1; 512]), DONE);
-        eventually("the write is told of", || was_notified(&driver.calls[0]));
+        eventually("the driver is notified of the write", || was_notified(&driver.calls[0]));
         assert_eq!(driver.write(1, 0, &[1; 512]), DONE);
         assert!(!was_notified(&driver.calls[1]));
         driver.submit(0, 0, OUT, 0, &[Piece(u64::MAX >> 1, 512, false)]);

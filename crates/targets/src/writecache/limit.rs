@@ -75,7 +75,7 @@ impl<'e> Turns<'e> {
         }
     }
 
-    /// Waits for a turn, a change, or the time `at`. The place among those who wait is kept.
+    /// Waits for a turn, a change, or the time `at`. It keeps its place in the queue.
     pub(super) async fn wait(&mut self, at: Option<Time>, changed: EventListener) {
         let env = self.env;
         let turn = || Box::pin(env.background().turn(env)) as LocalFuture<'e, Turn<'e>>;

@@ -16,7 +16,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,8 @@ const TICK: Duration = Duration::from_millis(50);
 const TELL: Duration = Duration::from_secs(2);
 /// How long a drain may copy nothing. Below what a service manager gives a stop.
 const STALL: Duration = Duration::from_secs(30);
+/// How long the end of the drain waits for its last line to be printed.
+const LAST_LINE: Duration = Duration::from_secs(1);
 
 /// Writes back what the caches of all volumes have, until a signal.
 pub fn drain(world: &Arc<World>, happened: &Receiver<Event>) {
@@ -44,6 +46,7 @@ pub fn drain(world: &Arc<World>, happened: &Receiver<Event>) {
     notify::draining(left.bytes);
     let (send, done) = channel::<()>();
     let is_stopped = Arc::new(AtomicBool::new(false));
+    let is_ended = Arc::new(AtomicBool::new(false));
     let (drained, stops) = (world.clone(), is_stopped.clone());
     // A drain waits until all is written back, so it has a thread. After a signal the suspend of
     // its volume ends it.
@@ -54,7 +57,7 @@ pub fn drain(world: &Arc<World>, happened: &Receiver<Event>) {
     if let Err(error) = drains {
         return tracing::error!("cannot write back: {error}");
     }
-    show(world, left);
+    let shown = show(world, left, is_ended.clone());
     let mut progress = (copied(world), Instant::now());
     let mut told = progress;
     while done.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
@@ -74,25 +77,29 @@ pub fn drain(world: &Arc<World>, happened: &Receiver<Event>) {
             told = now;
         }
     }
+    is_ended.store(true, Ordering::Relaxed);
+    // Its thread sends nothing, and ends unless a reader of stderr holds it up.
+    let _ = shown.recv_timeout(LAST_LINE);
 }
 
-/// Shows the progress until nothing is left or the process ends.
-fn show(world: &Arc<World>, begin: Left) {
-    let world = Arc::downgrade(world);
+/// Shows the progress until the drain has ended. The answer is disconnected when the last line is
+/// printed.
+fn show(world: &Arc<World>, begin: Left, is_ended: Arc<AtomicBool>) -> Receiver<()> {
+    let (printing, shown) = channel();
+    let world = world.clone();
     let shows = thread::Builder::new().name("progress".to_owned()).spawn(move || {
+        let _printing: Sender<()> = printing;
         let mut progress = Progress::begin_drain(begin);
-        loop {
+        while !is_ended.load(Ordering::Relaxed) {
             thread::sleep(TICK);
-            let Some(left) = world.upgrade().map(|world| left_of(&world)) else { return };
-            if left.bytes == 0 {
-                return progress.finish(left, ());
-            }
-            progress.show(left);
+            progress.show(left_of(&world));
         }
+        progress.finish(left_of(&world), ());
     });
     if let Err(error) = shows {
         tracing::debug!("the progress is not shown: {error}");
     }
+    shown
 }
 
 /// How much writeback has copied, of all volumes. It rises while a drain goes on.

@@ -105,7 +105,7 @@ impl CrashFiles {
         files.refuse_of_service(|name| name.contains(&device))?;
         let names = files.names().into_iter().filter(|name| name.contains(&device));
         let counted = names.filter_map(|name| {
-            let found = files.find(&name, Content::Records)?;
+            let found = files.find(&name, Content::Records).ok().flatten()?;
             let records = CrashLog::unreplayed(&*found).iter().map(|half| half.1).sum();
             (records > 0).then(|| LeftLog { path: files.path_of(&name), records })
         });
@@ -338,9 +338,7 @@ impl CrashLogs for CrashFiles {
         if let Some(mapping) = open.get(name).and_then(Weak::upgrade) {
             return Ok(Some(mapping));
         }
-        if !self.discards_in(content) {
-            self.refuse_of_service(|other| other == name)?;
-        }
+        self.refuse_unread(name)?;
         match self.map(name, Access::Create(bytes)) {
             Ok(mapping) => {
                 let mapping = Arc::new(mapping.expect("it is made if it is missing"));
@@ -364,12 +362,17 @@ impl CrashLogs for CrashFiles {
         }
     }
 
-    fn find(&self, name: &str, content: Content) -> Option<Arc<dyn CrashMemory>> {
-        let mapping = self.map(name, Access::Read).ok().flatten()?;
+    fn find(
+        &self,
+        name: &str,
+        content: Content,
+    ) -> Result<Option<Arc<dyn CrashMemory>>, ConfigError> {
+        self.refuse_unread(name)?;
+        let Some(mapping) = self.map(name, Access::Read).ok().flatten() else { return Ok(None) };
         if self.discards_in(content) {
             give_up(name, &mapping);
         }
-        Some(Arc::new(mapping))
+        Ok(Some(Arc::new(mapping)))
     }
 }
 
@@ -394,6 +397,14 @@ impl CrashFiles {
             let name = name.strip_suffix(&self.boot)?.strip_suffix('.')?;
             Some((name.to_owned(), entry.path()))
         })
+    }
+
+    /// Refuses what a service has under this name, unless what is left is given up.
+    fn refuse_unread(&self, name: &str) -> Result<(), ConfigError> {
+        match self.discards.load(Ordering::Relaxed) {
+            true => Ok(()),
+            false => self.refuse_of_service(|other| other == name),
+        }
     }
 
     /// Refuses a log that a service has. One that ended by itself has left none.
@@ -523,12 +534,12 @@ mod tests {
         drop(with_a_record(&files_in(folder.path())));
         let files = files_in(folder.path());
         assert_eq!(files.names(), ["one"]);
-        let found = files.find("one", Content::Records).unwrap();
+        let found = files.find("one", Content::Records).unwrap().unwrap();
         assert_eq!(CrashLog::unreplayed(&*found), [(2, 1)]);
         found.words()[1].store(9, Ordering::Relaxed);
         drop(found);
         assert_eq!(opened(&files, "one").words()[1].load(Ordering::Relaxed), 1);
-        assert!(files.find("other", Content::Records).is_none());
+        assert!(files.find("other", Content::Records).unwrap().is_none());
     }
 
     #[test]
@@ -550,7 +561,7 @@ mod tests {
         drop(with_a_record(&files_in(folder.path())));
         let files = files_in(folder.path());
         files.discard(true);
-        let seen = files.find("one", Content::Records).unwrap();
+        let seen = files.find("one", Content::Records).unwrap().unwrap();
         assert_eq!(CrashLog::unreplayed(&*seen), []);
         drop(seen);
         files.discard(false);
@@ -600,9 +611,11 @@ mod tests {
         assert_eq!(refused.kind, ConfigKind::Busy);
         assert!(refused.detail.starts_with(expected), "{refused}");
         assert!(std::fs::read_dir(own.path()).unwrap().next().is_none(), "none was made");
+        assert!(files.find("one", Content::Failures).is_err(), "nor read without it");
         opened(&files, "of another device");
         files.discard(true);
         opened(&files, "one");
+        files.open("failures-one", Content::Failures).unwrap();
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl Registry {
         let (Some(logs), Some(place)) = (logs, place) else { return Ok(None) };
         let name = format!("{kind}-{place}");
         match read_only {
-            true => Ok(logs.find(&name, Content::Records)),
+            true => logs.find(&name, Content::Records),
             false => logs.open(&name, Content::Records),
         }
     }

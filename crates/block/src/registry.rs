@@ -161,7 +161,7 @@ impl Registry {
         }
         let name = format!("failures-{name}");
         let memory = match read_only {
-            true => logs.find(&name, Content::Failures),
+            true => logs.find(&name, Content::Failures)?,
             false => logs.open(&name, Content::Failures)?,
         };
         let count = Arc::new(memory.map_or_else(FailureCount::default, FailureCount::kept));

@@ -71,7 +71,14 @@ pub trait CrashLogs: Send + Sync {
 
     /// The memory of a name that an earlier process left, to look at: what is stored there stays in
     /// this process.
-    fn find(&self, name: &str, content: Content) -> Option<Arc<dyn CrashMemory>>;
+    ///
+    /// # Errors
+    /// There may be some that this process cannot read.
+    fn find(
+        &self,
+        name: &str,
+        content: Content,
+    ) -> Result<Option<Arc<dyn CrashMemory>>, ConfigError>;
 }
 
 /// Memory of this process.
@@ -139,9 +146,9 @@ impl CrashLogs for KeptLogs {
         Ok(Some(log.clone()))
     }
 
-    fn find(&self, name: &str, _: Content) -> Option<Arc<dyn CrashMemory>> {
-        let found = self.logs.lock().get(name)?.copy();
-        Some(Arc::new(found))
+    fn find(&self, name: &str, _: Content) -> Result<Option<Arc<dyn CrashMemory>>, ConfigError> {
+        let found = self.logs.lock().get(name).map(|memory| memory.copy());
+        Ok(found.map(|copy| Arc::new(copy) as _))
     }
 }
 

@@ -321,9 +321,7 @@ impl WriteCache {
             let changed = self.changed.listen();
             self.reopen(env);
             self.stock_index();
-            self.state.lock().limit = turns.limit();
-            let action = self.next_action(env.now());
-            let limit = self.state.lock().limit;
+            let (action, limit) = self.next_action(env.now(), turns.limit());
             turns.count(limit);
             if !matches!(action, Action::Turn(_) | Action::Commit | Action::Again) {
                 turns.leave();
@@ -351,8 +349,15 @@ impl WriteCache {
         }
     }
 
-    fn next_action(&self, now: Time) -> Action {
+    /// What to do next, and what that leaves of the limit.
+    fn next_action(&self, now: Time, limit: Limit) -> (Action, Limit) {
         let mut state = self.state.lock();
+        state.limit = limit;
+        let action = self.action(&mut state, now);
+        (action, state.limit)
+    }
+
+    fn action(&self, state: &mut State, now: Time) -> Action {
         if state.stopping || state.broken {
             state.give_up_jobs();
             return if state.stopping { Action::Stop } else { Action::Wait };
@@ -360,7 +365,7 @@ impl WriteCache {
         if state.autocommit_at.is_some_and(|at| at <= now) && !state.commits.is_running() {
             return Action::Commit;
         }
-        let writeback = self.next_writeback(&mut state, now);
+        let writeback = self.next_writeback(state, now);
         match (writeback, state.autocommit_at.filter(|_| !state.commits.is_running())) {
             (Action::Sleep(at), Some(commit)) => Action::Sleep(at.min(commit)),
             (Action::Wait, Some(commit)) => Action::Sleep(commit),

@@ -6,6 +6,9 @@ use cairn_block::{Env, LocalFuture, Passage, TURN_BYTES, Time, Turn};
 use event_listener::EventListener;
 use futures_util::future::{self, Either};
 
+use super::WriteCache;
+use super::writeback::Action;
+
 /// What the limit of background copies says to blocks that free slots. Others were asked for, or
 /// are old.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,6 +97,16 @@ impl<'e> Turns<'e> {
     /// Gives the turn up, or the place: one that is not looked after would hold the others up.
     pub(super) fn leave(&mut self) {
         (self.turn, self.waits) = (None, None);
+    }
+}
+
+impl WriteCache {
+    /// The next action under a limit, and what it leaves of that.
+    pub(super) fn next_action(&self, now: Time, limit: Limit) -> (Action, Limit) {
+        let mut state = self.state.lock();
+        state.limit = limit;
+        let action = self.action(&mut state, now);
+        (action, state.limit)
     }
 }
 

@@ -349,15 +349,7 @@ impl WriteCache {
         }
     }
 
-    /// What to do next, and what that leaves of the limit.
-    fn next_action(&self, now: Time, limit: Limit) -> (Action, Limit) {
-        let mut state = self.state.lock();
-        state.limit = limit;
-        let action = self.action(&mut state, now);
-        (action, state.limit)
-    }
-
-    fn action(&self, state: &mut State, now: Time) -> Action {
+    pub(super) fn action(&self, state: &mut State, now: Time) -> Action {
         if state.stopping || state.broken {
             state.give_up_jobs();
             return if state.stopping { Action::Stop } else { Action::Wait };

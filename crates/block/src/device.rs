@@ -41,7 +41,7 @@ use crate::error::{ConfigError, ConfigKind, IoError};
 use crate::events::Events;
 use crate::failures::FailureCount;
 use crate::ids::DeviceId;
-use crate::local::{Latch, everywhere};
+use crate::local::{Latch, everywhere, traffic_of};
 use crate::mutants;
 use crate::nature::{Nature, Shape};
 use crate::request::Request;
@@ -336,12 +336,9 @@ impl MappedDevice {
         result
     }
 
-    /// What passed the device so far, on all reactors.
-    pub async fn traffic(&self, env: &Env) -> Traffic {
-        let (sum, id) = (Arc::new(Mutex::new(Traffic::default())), self.id);
-        let adds = sum.clone();
-        everywhere(env, move |env| adds.lock().add(env.local(id).traffic())).await;
-        *sum.lock()
+    /// What passed these devices so far, on all reactors, in their order: one call on each.
+    pub async fn traffic(env: &Env, devices: &[Arc<MappedDevice>]) -> Vec<Traffic> {
+        traffic_of(env, devices.iter().map(|device| device.id).collect()).await
     }
 
     /// Flushes every disk of the live table (D6), once per suspend. The device is suspended.

@@ -17,9 +17,10 @@ use crate::error::IoError;
 use crate::ids::{DeviceId, RequestId};
 use crate::op::Op;
 use crate::request::Request;
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::table::{Straight, Table};
-use crate::traffic::LocalTraffic;
+use crate::traffic::{LocalTraffic, Traffic};
 use crate::units::{Sector, SectorRange};
 use crate::wait::until;
 
@@ -54,6 +55,19 @@ pub(crate) async fn everywhere(env: &Env, job: impl Fn(&Env) + Send + Clone + 's
         latch.arrive();
     });
     done.wait().await;
+}
+
+/// What passed devices so far, on all reactors, in their order.
+pub(crate) async fn traffic_of(env: &Env, ids: Arc<[DeviceId]>) -> Vec<Traffic> {
+    let sums = Arc::new(Mutex::new(vec![Traffic::default(); ids.len()]));
+    let adds = sums.clone();
+    everywhere(env, move |env| {
+        for (sum, id) in adds.lock().iter_mut().zip(&*ids) {
+            sum.add(env.local(*id).traffic());
+        }
+    })
+    .await;
+    std::mem::take(&mut *sums.lock())
 }
 
 /// The live tables of one reactor, by device. They change only between two runs of the engine

@@ -117,23 +117,26 @@ pub fn targets() -> Vec<TargetInfo> {
 /// # Errors
 /// There is no such volume.
 pub fn infos(world: &World, exports: &Exports, name: Option<&str>) -> Outcome<Vec<Info>> {
-    let info = |volume: Arc<MappedDevice>| {
-        let live = volume.live_table();
-        let users = world.users_of(volume.volume()).len() + exports.count_of(volume.volume());
-        Info {
-            name: volume.volume().to_owned(),
-            suspended: volume.is_suspended(),
-            read_only: live.as_ref().is_some_and(|table| table.limits().read_only),
-            sectors: live.as_ref().map_or(0, |table| table.sectors().0),
-            targets: live.as_ref().map_or(0, |table| table.lines().len() as u64),
-            live: live.is_some(),
-            inactive: volume.inactive_table().is_some(),
-            open_count: users as u64,
-            event_nr: volume.event_nr(),
-            dirty_bytes: volume.dirty().iter().map(|dirty| dirty.sectors.to_bytes()).sum(),
-        }
-    };
-    Ok(chosen(world, name)?.into_iter().map(info).collect())
+    let volumes = chosen(world, name)?.into_iter();
+    Ok(volumes.map(|volume| info(world, exports, &volume)).collect())
+}
+
+/// The state of a volume.
+pub fn info(world: &World, exports: &Exports, volume: &MappedDevice) -> Info {
+    let live = volume.live_table();
+    let users = world.users_of(volume.volume()).len() + exports.count_of(volume.volume());
+    Info {
+        name: volume.volume().to_owned(),
+        suspended: volume.is_suspended(),
+        read_only: live.as_ref().is_some_and(|table| table.limits().read_only),
+        sectors: live.as_ref().map_or(0, |table| table.sectors().0),
+        targets: live.as_ref().map_or(0, |table| table.lines().len() as u64),
+        live: live.is_some(),
+        inactive: volume.inactive_table().is_some(),
+        open_count: users as u64,
+        event_nr: volume.event_nr(),
+        dirty_bytes: volume.dirty().iter().map(|dirty| dirty.sectors.to_bytes()).sum(),
+    }
 }
 
 /// The status lines of one volume, or of all.

@@ -295,13 +295,12 @@ impl World {
         self.not_served.lock().keys().cloned().collect()
     }
 
-    /// What passed a volume so far.
-    ///
-    /// # Errors
-    /// There is no such volume.
-    pub fn traffic(&self, name: &str) -> Outcome<Traffic> {
-        let volume = self.volume(name)?;
-        Ok(self.on_home(name, |env| async move { volume.traffic(&env).await }))
+    /// Every volume, by name, with what passed it so far.
+    pub fn traffic(&self) -> Vec<(Arc<MappedDevice>, Traffic)> {
+        let volumes = self.volumes();
+        let asked = volumes.clone();
+        let ask = |env| async move { MappedDevice::traffic(&env, &asked).await };
+        volumes.into_iter().zip(self.on_home("", ask)).collect()
     }
 
     /// True if no byte is to be written.

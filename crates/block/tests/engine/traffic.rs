@@ -10,7 +10,8 @@ use crate::probe::{Bench, range};
 
 fn traffic(bench: &Bench, volume: &Arc<MappedDevice>) -> Traffic {
     let volume = volume.clone();
-    bench.world.block_on(0, move |env| async move { volume.traffic(&env).await })
+    let ask = |env| async move { MappedDevice::traffic(&env, &[volume]).await };
+    bench.world.block_on(0, ask).remove(0)
 }
 
 /// Requests, sectors and failures of an operation.

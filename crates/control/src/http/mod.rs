@@ -35,6 +35,10 @@ const STREAMS_MAX: usize = 12;
 /// How often a stream looks whether the server ends.
 const STEP: Duration = Duration::from_millis(50);
 
+/// How long the end of a server waits for answers that are being made. A reactor that is held up
+/// must not hold up the end, too.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
+
 /// How long a client may take for its head, and for taking the answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -87,7 +91,7 @@ pub enum HttpListener {
     Tcp(TcpListener),
 }
 
-/// A server until it is dropped. Then it makes no more answers.
+/// A server until it is dropped. Then it begins no more answers.
 pub struct HttpServer {
     /// Ends the thread that accepts.
     stop: UnixStream,
@@ -125,7 +129,8 @@ impl Drop for HttpServer {
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::debug!("the thread of the HTTP server panicked");
         }
-        while self.shared.making.load(Ordering::SeqCst) > 0 {
+        let until = Instant::now() + LAST_ANSWERS;
+        while self.shared.making.load(Ordering::SeqCst) > 0 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
         // The path may be removed already.

@@ -92,12 +92,9 @@ pub fn gather(world: &World, exports: &Exports) -> Vec<Family> {
     let version = env!("CARGO_PKG_VERSION").to_owned();
     all.gauge("cairn_build_info", "The program's version", [("version", version)], 1);
     let now = world.now();
-    for volume in world.volumes() {
-        let name = volume.volume();
-        // It may have been removed since.
-        let Ok(traffic) = world.traffic(name) else { continue };
+    for (volume, traffic) in world.traffic() {
         add_device(&mut all, &volume, now);
-        add_traffic(&mut all, &DEVICE, name, &traffic);
+        add_traffic(&mut all, &DEVICE, volume.volume(), &traffic);
         add_reports(&mut all, &volume);
     }
     for name in world.not_served() {

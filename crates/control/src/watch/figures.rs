@@ -110,14 +110,11 @@ pub struct LineFigures {
 pub fn figures(world: &World, exports: &Exports) -> Figures {
     let now = world.now();
     let exported = exports.list(world);
-    let infos = report::infos(world, exports, None).unwrap_or_default();
-    let volumes = infos.into_iter().filter_map(|info| {
-        // A verb may have removed it since.
-        let volume = world.volume(&info.name).ok()?;
-        let traffic = world.traffic(&info.name).ok()?;
+    let volumes = world.traffic().into_iter().map(|(volume, traffic)| {
+        let info = report::info(world, exports, &volume);
         let clients = exported.iter().filter(|it| it.volume == info.name).map(|it| it.clients);
         let figures = of_volume(&volume, &info, &traffic, now);
-        Some(VolumeFigures { clients: clients.sum(), ..figures })
+        VolumeFigures { clients: clients.sum(), ..figures }
     });
     let volumes = volumes.collect();
     Figures {

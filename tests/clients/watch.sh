@@ -8,6 +8,14 @@ serve --state state --export vm --table "vm=$(writecache slow fast 4096)"
 export CAIRN_CONTROL=$control
 vm="nbd+unix:///vm?socket=$work/nbd.sock"
 
+# end PID: a program that follows goes on until this ends it.
+end() {
+  local status=0
+  kill "$1"
+  wait "$1" || status=$?
+  same "$status" 143 "the end of a program that follows"
+}
+
 # status: one document or a set of lines per interval, until the count or until its reader goes.
 "$CAIRN" status --interval 0.05 --count 3 --json >documents
 same "$(jq -c '.[0].lines[0].target' documents | uniq -c | tr -s ' ')" ' 3 "writecache"' "documents"
@@ -52,11 +60,9 @@ same "$(suspends)" "$before" "suspends: an upgrade is none"
 lines=$(wc -l <statuses)
 goes_on() { [ "$(wc -l <statuses)" -gt "$lines" ]; }
 await "status goes on after an upgrade" goes_on
-kill "$statuses"
-wait "$statuses" || true
+end "$statuses"
 expect 1 "$CAIRN" events nothing
-kill "$follower" 2>/dev/null
-wait "$follower" || true
+end "$follower"
 
 # top: rates between two looks.
 "$CAIRN" top --interval 0.1 >tables &
@@ -66,8 +72,7 @@ wrote() {
   awk '$1 == "vm" && $4 > 0 && $11 != "0B" { found = 1 } END { exit !found }' tables
 }
 await "a table with writes and dirty data" wrote
-kill "$tables"
-wait "$tables" || true
+end "$tables"
 same "$("$CAIRN" top vm --count 2 --interval 0.05 | grep -c '^NAME  *STATE .* USED%$')" 2 "tables"
 grep -q '^1 volume, [0-9.]*[KM] dirty$' tables || { cat tables; fail "the line over a table"; }
 expect 1 "$CAIRN" top nothing --count 1

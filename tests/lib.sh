@@ -75,6 +75,13 @@ serve() {
   server=$!
   await "the server serves" is_served
 }
+# serve_config FILE ARG...: the same by a TOML file, which names the sockets; stdout is in serve.out.
+serve_config() {
+  rm -f serve.out
+  "$CAIRN" serve "$@" >serve.out 2>"$work/serve.log" </dev/null &
+  server=$!
+  await "the server serves" grep -qs "control socket" serve.out
+}
 is_served() {
   kill -0 "$server" 2>/dev/null || { server=''; fail "the server ended before it served"; }
   nbdinfo --size "$uri" >/dev/null 2>&1

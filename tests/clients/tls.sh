@@ -34,10 +34,7 @@ END
 unix() { echo "nbds+unix:///${2:-disk}?socket=$work/nbd.sock&tls-certificates=$work/$1"; }
 
 start() { # ARG...
-  rm -f serve.out
-  "$CAIRN" serve vm.toml "$@" >serve.out 2>"$work/serve.log" </dev/null &
-  server=$!
-  await "the server serves" grep -qs "control socket" serve.out
+  serve_config vm.toml "$@"
   address=$(ss -Hltnp 2>/dev/null | sed -n "s/.* \(127[.0-9]*:[0-9]*\) .*pid=$server,.*/\1/p")
 }
 

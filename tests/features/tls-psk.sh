@@ -32,9 +32,7 @@ name = "secret"
 table = "$(linear secret)"
 tls_names = ["bob"]
 END
-"$CAIRN" serve vm.toml >serve.out 2>serve.log </dev/null &
-server=$!
-await "the server serves" grep -qs "control socket" serve.out
+serve_config vm.toml
 # unix NAME [EXPORT [FOLDER]]: a URI
 unix() { echo "nbds+unix://$1@/${2:-disk}?socket=$work/nbd.sock&tls-psk-file=$work/${3:-$1}/keys.psk"; }
 same "$(nbdinfo --size "$(unix alice)")" 4194304 "size over TLS"

@@ -89,10 +89,9 @@ pub fn completions(shell: Shell) -> Outcome<u8> {
 /// `man`: writes all pages to a folder.
 ///
 /// # Errors
-/// The date is none, or the system refused.
+/// The date is invalid, or the system refused.
 pub fn write(folder: &Path, date: Option<&str>) -> Outcome<u8> {
-    let is_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-');
-    if let Some(date) = date.filter(|date| date.len() != 10 || !is_digits(date)) {
+    if let Some(date) = date.filter(|date| !is_date(date)) {
         return Err(wrong("", "--date", format!("'{date}'"), "YYYY-MM-DD"));
     }
     fs::create_dir_all(folder)
@@ -103,6 +102,15 @@ pub fn write(folder: &Path, date: Option<&str>) -> Outcome<u8> {
             .map_err(|error| system(path.display().to_string(), "write", error))?;
     }
     Ok(exit::OK)
+}
+
+/// True for a text like 2026-11-28.
+fn is_date(text: &str) -> bool {
+    let is_in_place = |(at, byte): (usize, u8)| match at {
+        4 | 7 => byte == b'-',
+        _ => byte.is_ascii_digit(),
+    };
+    text.len() == 10 && text.bytes().enumerate().all(is_in_place)
 }
 
 /// A page.

@@ -29,10 +29,12 @@ fn every_verb_has_a_page_and_is_completed() {
 }
 
 #[test]
-fn pages_are_refused_a_date_that_is_none() {
+fn pages_are_refused_an_invalid_date() {
     let place = Place::new();
-    let line = place.cairn(&["man", "pages", "--date", "today"]).refused(1);
-    assert_eq!(line, "cairn: --date: found 'today', expected YYYY-MM-DD\n");
+    for date in ["today", "99-99-9999", "2026-11-2x"] {
+        let line = place.cairn(&["man", "pages", "--date", date]).refused(1);
+        assert_eq!(line, format!("cairn: --date: found '{date}', expected YYYY-MM-DD\n"));
+    }
 }
 
 #[test]

@@ -49,7 +49,7 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::table::Table;
 use crate::target::SuspendMode;
-use crate::traffic::Traffic;
+use crate::traffic::DeviceTraffic;
 use crate::units::{Sector, SectorCount, SectorRange};
 use crate::wait::until;
 
@@ -337,7 +337,7 @@ impl MappedDevice {
     }
 
     /// What passed these devices so far, on all reactors, in their order: one call on each.
-    pub async fn traffic(env: &Env, devices: &[Arc<MappedDevice>]) -> Vec<Traffic> {
+    pub async fn traffic(env: &Env, devices: &[Arc<MappedDevice>]) -> Vec<DeviceTraffic> {
         traffic_of(env, devices.iter().map(|device| device.id).collect()).await
     }
 

@@ -422,7 +422,10 @@ fn pass_by(env: &Env, request: &mut Request, failed: bool) {
         }
         let local = env.local(frame.device);
         depth -= 1;
-        count.at(local, depth, (frame.op, frame.device_range.count), failed);
+        count.at(local, depth, frame, failed);
+        if local.has_lines() {
+            count_part(env, request, depth, failed);
+        }
         local.leave();
     }
     if depth < before {
@@ -459,6 +462,10 @@ fn leave_frame(
                 return wait(env, request);
             }
         }
+        // Its error is its own yet.
+        if request.frames[top].flags.contains(FrameFlags::SPLIT) {
+            count_part(env, &request, top, result.is_err());
+        }
         let frame = &mut request.frames[top];
         frame.flags |= FrameFlags::ENDED;
         frame.error = frame.error.or(result.err());
@@ -475,7 +482,7 @@ fn leave_frame(
     let (local, count) = (env.local(device), Count::of(env, &request));
     if flags.contains(FrameFlags::HANDED_BACK) && result.is_ok() {
         if local.is_given_up() {
-            count.at(local, top, (request.op, request.range.count), true);
+            count.at(local, top, &request.frames[top], true);
             local.leave();
             return Left::Passed(request, Err(IoError::SHUTDOWN));
         }
@@ -488,7 +495,10 @@ fn leave_frame(
         local.leave();
         return Left::HandedBack(request);
     }
-    count.at(local, top, (request.op, request.range.count), result.is_err());
+    count.at(local, top, &request.frames[top], result.is_err());
+    if local.has_lines() && !flags.contains(FrameFlags::SPLIT) {
+        count_part(env, &request, top, result.is_err());
+    }
     local.leave();
     Left::Passed(request, result)
 }
@@ -509,13 +519,26 @@ impl Count {
         Count { took: Took::between(request.started, env.now()), from }
     }
 
-    /// Counts at the end of a frame.
+    /// Counts at the end of a frame, whose number this is.
     #[inline(always)]
-    fn at(self, local: &LocalDevice, frame: usize, (op, count): (Op, SectorCount), failed: bool) {
-        if frame >= self.from {
-            local.traffic().count(op, count, self.took, failed);
+    fn at(self, local: &LocalDevice, number: usize, frame: &Frame, failed: bool) {
+        if number >= self.from {
+            local.traffic().count(frame.op, frame.device_range.count, self.took, failed);
         }
     }
+}
+
+/// Counts the own part of a frame at its line, that of a child's first frame, too.
+#[inline(never)]
+fn count_part(env: &Env, request: &Request, top: usize, failed: bool) {
+    let frame = &request.frames[top];
+    if frame.flags.intersects(FrameFlags::AGGREGATE | FrameFlags::HANDED_BACK) {
+        return;
+    }
+    let took = Count::of(env, request).took;
+    let (op, sectors) = (frame.op, frame.range.count);
+    let local = env.local(frame.device);
+    local.count_at_line(frame.line, |line| line.count(op, sectors, took, failed));
 }
 
 fn wait(env: &Env, request: Box<Request>) -> Left {

@@ -94,7 +94,7 @@ pub use task_group::TaskGroup;
 pub use throttle::{
     Burst, Direction, Passage, Rate, Rates, TURN_BYTES, Throttle, ThrottleLimits, Turn, Waited,
 };
-pub use traffic::{OPS, OpTraffic, SharedTraffic, Traffic, quantile};
+pub use traffic::{DeviceTraffic, OPS, OpTraffic, SharedTraffic, Traffic, quantile};
 pub use units::{SECTOR_BYTES, Sector, SectorCount, SectorRange, Time};
 pub use wait::{until, until_some};
 pub use zone_maps::{ZoneMaps, keep_zones};

@@ -19,8 +19,8 @@ use crate::op::Op;
 use crate::request::Request;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
-use crate::table::{Straight, Table};
-use crate::traffic::{LocalTraffic, Traffic};
+use crate::table::{Line, Straight, Table};
+use crate::traffic::{DeviceTraffic, LocalTraffic};
 use crate::units::{Sector, SectorRange};
 use crate::wait::until;
 
@@ -58,12 +58,12 @@ pub(crate) async fn everywhere(env: &Env, job: impl Fn(&Env) + Send + Clone + 's
 }
 
 /// What passed devices so far, on all reactors, in their order.
-pub(crate) async fn traffic_of(env: &Env, ids: Arc<[DeviceId]>) -> Vec<Traffic> {
-    let sums = Arc::new(Mutex::new(vec![Traffic::default(); ids.len()]));
+pub(crate) async fn traffic_of(env: &Env, ids: Arc<[DeviceId]>) -> Vec<DeviceTraffic> {
+    let sums = Arc::new(Mutex::new(vec![DeviceTraffic::default(); ids.len()]));
     let adds = sums.clone();
     everywhere(env, move |env| {
         for (sum, id) in adds.lock().iter_mut().zip(&*ids) {
-            sum.add(env.local(*id).traffic());
+            env.local(*id).add_traffic(sum);
         }
     })
     .await;
@@ -153,6 +153,27 @@ pub(crate) struct LocalDevice {
     /// The gate will not open any more: a request that finds it closed fails.
     given_up: Cell<bool>,
     traffic: LocalTraffic,
+    /// What passed each line of the live table, if it has several: a single one has its device's.
+    lines: RefCell<Vec<LineTraffic>>,
+    has_lines: Cell<bool>,
+}
+
+/// What passed a line.
+struct LineTraffic {
+    start: Sector,
+    target: String,
+    traffic: LocalTraffic,
+}
+
+impl LineTraffic {
+    fn of(line: &Line) -> LineTraffic {
+        let (start, target) = (line.start, line.name.clone());
+        LineTraffic { start, target, traffic: LocalTraffic::default() }
+    }
+
+    fn is_of(&self, line: &Line) -> bool {
+        self.start == line.start && self.target == line.name
+    }
 }
 
 impl Default for LocalDevice {
@@ -167,6 +188,8 @@ impl Default for LocalDevice {
             bounds: Cell::new(Bounds::NOTHING),
             way: Cell::default(),
             traffic: LocalTraffic::default(),
+            lines: RefCell::default(),
+            has_lines: Cell::default(),
         }
     }
 }
@@ -214,6 +237,36 @@ impl LocalDevice {
         &self.traffic
     }
 
+    /// True if lines have counts of their own.
+    #[inline(always)]
+    pub fn has_lines(&self) -> bool {
+        self.has_lines.get()
+    }
+
+    /// A part has left the line of this number.
+    pub fn count_at_line(&self, line: u16, count: impl FnOnce(&LocalTraffic)) {
+        if let Some(line) = self.lines.borrow().get(usize::from(line)) {
+            count(&line.traffic);
+        }
+    }
+
+    fn add_traffic(&self, sum: &mut DeviceTraffic) {
+        let lines = self.lines.borrow();
+        sum.add(&self.traffic, lines.iter().map(|line| &line.traffic));
+    }
+
+    /// The counts of a line begin anew when another one takes its place.
+    fn count_lines_of(&self, table: &Table) {
+        let several = if table.lines().len() > 1 { table.lines() } else { &[] };
+        let mut before = self.lines.take();
+        let counts = several.iter().map(|line| {
+            let same = before.iter().position(|counted| counted.is_of(line));
+            same.map_or_else(|| LineTraffic::of(line), |at| before.swap_remove(at))
+        });
+        self.lines.replace(counts.collect());
+        self.has_lines.set(!several.is_empty());
+    }
+
     #[cold]
     fn tell_drained(&self) {
         if let Some(latch) = self.drained.borrow_mut().take() {
@@ -258,6 +311,7 @@ impl LocalDevice {
     pub fn open(&self, env: &Env, device: DeviceId, table: Arc<Table>) {
         debug_assert_eq!(self.inflight.get(), 0, "D2");
         self.way.set(table.straight().map(Straight::way));
+        self.count_lines_of(&table);
         let live = table.clone();
         env.swap_table(device, Some(table));
         self.let_in(env, device, &live);

@@ -222,10 +222,6 @@ impl Traffic {
         &self.0[op as usize]
     }
 
-    pub(crate) fn add(&mut self, local: &LocalTraffic) {
-        self.add_cells(&local.0);
-    }
-
     /// With the counts of another one.
     #[must_use]
     pub fn with(mut self, other: &Traffic) -> Traffic {
@@ -247,6 +243,33 @@ impl Traffic {
                 *bucket += cell.get();
             }
         }
+    }
+}
+
+/// What passed a device, and each line of its table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceTraffic {
+    /// Each request once.
+    pub whole: Traffic,
+    /// Of a table with several lines, in their order: each part of a request at its line.
+    lines: Vec<Traffic>,
+}
+
+impl DeviceTraffic {
+    /// What passed the line of this number.
+    pub fn of_line(&self, index: usize) -> Option<&Traffic> {
+        if self.lines.is_empty() { Some(&self.whole) } else { self.lines.get(index) }
+    }
+
+    pub(crate) fn add<'a>(
+        &mut self,
+        whole: &LocalTraffic,
+        lines: impl ExactSizeIterator<Item = &'a LocalTraffic>,
+    ) {
+        self.whole.add_cells(&whole.0);
+        // While a table is swapped, some reactors have the one before.
+        self.lines.resize(self.lines.len().max(lines.len()), Traffic::default());
+        self.lines.iter_mut().zip(lines).for_each(|(sum, line)| sum.add_cells(&line.0));
     }
 }
 
@@ -275,7 +298,7 @@ mod tests {
             local.count(Op::Write, SectorCount(8), took(nanos), nanos == 0);
         }
         let mut traffic = Traffic::default();
-        traffic.add(&local);
+        traffic.add_cells(&local.0);
         let writes = traffic.of(Op::Write);
         assert_eq!((writes.count(), writes.sectors, writes.failed), (6, SectorCount(48), 1));
         let in_bucket = |nanos| {

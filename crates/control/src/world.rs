@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use cairn_backends::{DeviceOpener, Handles};
 use cairn_block::{
-    CallOff, Claim, ConfigError, ConfigKind, Dirty, Disk, Env, Identity, Line, MappedDevice,
-    MessageError, NewTable, Opener, ReactorId, Registry, Sector, SectorCount, SuspendMode, Table,
-    TableContext, TableLine, TargetTypes, Traffic, escape_word, unescape_word,
+    CallOff, Claim, ConfigError, ConfigKind, DeviceTraffic, Dirty, Disk, Env, Identity, Line,
+    MappedDevice, MessageError, NewTable, Opener, ReactorId, Registry, Sector, SectorCount,
+    SuspendMode, Table, TableContext, TableLine, TargetTypes, escape_word, unescape_word,
 };
 use cairn_outcome::failure::{Outcome, system};
 use cairn_reactor::{Options, Reactors, RingKind};
@@ -296,7 +296,7 @@ impl World {
     }
 
     /// Every volume, by name, with what passed it so far.
-    pub fn traffic(&self) -> Vec<(Arc<MappedDevice>, Traffic)> {
+    pub fn traffic(&self) -> Vec<(Arc<MappedDevice>, DeviceTraffic)> {
         let volumes = self.volumes();
         let asked = volumes.clone();
         let ask = |env| async move { MappedDevice::traffic(&env, &asked).await };

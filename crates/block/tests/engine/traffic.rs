@@ -3,21 +3,28 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Disk, Io, MappedDevice, Op, SuspendMode, Traffic};
+use cairn_block::{DeviceTraffic, Disk, Io, MappedDevice, Op, SuspendMode};
 use cairn_sim::{Effect, Fault, OpSet};
 
 use crate::probe::{Bench, range};
 
-fn traffic(bench: &Bench, volume: &Arc<MappedDevice>) -> Traffic {
+fn traffic(bench: &Bench, volume: &Arc<MappedDevice>) -> DeviceTraffic {
     let volume = volume.clone();
     let ask = |env| async move { MappedDevice::traffic(&env, &[volume]).await };
     bench.world.block_on(0, ask).remove(0)
 }
 
+/// Requests, sectors and failures of an operation, for each line.
+fn of_lines(bench: &Bench, volume: &Arc<MappedDevice>, op: Op) -> Vec<(u64, u64, u64)> {
+    let traffic = traffic(bench, volume);
+    let lines = (0..).map_while(|line| traffic.of_line(line)).take(3);
+    lines.map(|line| line.of(op)).map(|of| (of.count(), of.sectors.0, of.failed)).collect()
+}
+
 /// Requests, sectors and failures of an operation.
 fn counts(bench: &Bench, volume: &Arc<MappedDevice>, op: Op) -> (u64, u64, u64) {
     let traffic = traffic(bench, volume);
-    let of = traffic.of(op);
+    let of = traffic.whole.of(op);
     (of.count(), of.sectors.0, of.failed)
 }
 
@@ -65,6 +72,37 @@ fn a_failure_counts_once_though_several_parts_fail() {
 }
 
 #[test]
+fn each_line_counts_its_part_of_a_request() {
+    let bench = Bench::new(6);
+    let volume = bench.volume("v", "0 16 probe a 0 piece=3\n16 16 probe b 0");
+    bench.write(&volume, range(10, 12), 7).unwrap();
+    bench.io(&volume, |_| Io::flush()).unwrap();
+    assert_eq!(of_lines(&bench, &volume, Op::Write), [(2, 6, 0), (1, 6, 0)], "pieces of 3");
+    assert_eq!(of_lines(&bench, &volume, Op::Flush), [(1, 0, 0), (1, 0, 0)]);
+    bench.drive("b").faults().add(Fault::error(OpSet::WRITES).shots(1));
+    bench.write(&volume, range(15, 2), 1).unwrap_err();
+    let failed = of_lines(&bench, &volume, Op::Write);
+    assert_eq!(failed, [(3, 7, 0), (2, 7, 1)], "only the line that failed");
+    bench.assert_clean();
+}
+
+#[test]
+fn the_counts_of_a_line_begin_anew_with_another_line_in_its_place() {
+    let bench = Bench::new(7);
+    let volume = bench.volume("v", "0 16 probe a 0\n16 16 probe b 0");
+    bench.write(&volume, range(10, 12), 7).unwrap();
+    bench.load(&volume, "0 8 probe a 0\n8 24 probe b 0").unwrap();
+    bench.resume(&volume).unwrap();
+    assert_eq!(of_lines(&bench, &volume, Op::Write), [(1, 6, 0), (0, 0, 0)]);
+    bench.load(&volume, "0 32 probe a 0").unwrap();
+    bench.resume(&volume).unwrap();
+    let whole = (1, 12, 0);
+    assert_eq!(counts(&bench, &volume, Op::Write), whole);
+    assert_eq!(traffic(&bench, &volume).of_line(0), Some(&traffic(&bench, &volume).whole));
+    bench.assert_clean();
+}
+
+#[test]
 fn a_request_counts_with_the_time_from_its_start_to_its_end() {
     let bench = Bench::new(4);
     let volume = bench.volume("v", "0 64 probe a 0");
@@ -72,7 +110,7 @@ fn a_request_counts_with_the_time_from_its_start_to_its_end() {
     bench.drive("a").faults().add(Fault { effect: delay, ..Fault::error(OpSet::READS) }.shots(1));
     bench.read(&volume, range(0, 8)).unwrap();
     let traffic = traffic(&bench, &volume);
-    let reads = traffic.of(Op::Read);
+    let reads = traffic.whole.of(Op::Read);
     let took = Duration::from_nanos(reads.nanos);
     assert!(took >= Duration::from_secs(3) && took < Duration::from_secs(4), "{took:?}");
     let bound = reads.quantile(0.5).unwrap();

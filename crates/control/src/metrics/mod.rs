@@ -75,12 +75,12 @@ impl Families {
         &mut self.0[at]
     }
 
-    fn gauge<const N: usize>(&mut self, name: &str, help: &str, labels: [Label; N], value: u64) {
+    fn gauge(&mut self, name: &str, help: &str, labels: impl Into<Vec<Label>>, value: u64) {
         let family = self.family(Kind::Gauge, name, help);
         family.samples.push((labels.into(), Sample::Number(value)));
     }
 
-    fn counter<const N: usize>(&mut self, name: &str, help: &str, labels: [Label; N], value: u64) {
+    fn counter(&mut self, name: &str, help: &str, labels: impl Into<Vec<Label>>, value: u64) {
         let family = self.family(Kind::Counter, name, help);
         family.samples.push((labels.into(), Sample::Number(value)));
     }
@@ -94,7 +94,15 @@ pub fn gather(world: &World, exports: &Exports) -> Vec<Family> {
     let now = world.now();
     for (volume, traffic) in world.traffic() {
         add_device(&mut all, &volume, now);
-        add_traffic(&mut all, &DEVICE, volume.volume(), &traffic);
+        let device = || ("device", volume.volume().to_owned());
+        add_traffic(&mut all, &DEVICE, &[device()], &traffic.whole);
+        let table = volume.live_table();
+        let lines = table.iter().flat_map(|table| table.lines()).enumerate();
+        for (line, traffic) in lines.filter_map(|(at, line)| Some((line, traffic.of_line(at)?))) {
+            let (start, target) = (line.start.0.to_string(), line.name.clone());
+            let labels = [device(), ("start", start), ("target", target)];
+            add_traffic(&mut all, &TARGET, &labels, traffic);
+        }
         add_reports(&mut all, &volume);
     }
     for name in world.not_served() {
@@ -104,7 +112,8 @@ pub fn gather(world: &World, exports: &Exports) -> Vec<Family> {
     add_pools(&mut all, world);
     for export in exports.list(world) {
         let waited = exports.waited(&export.name);
-        add_traffic(&mut all, &EXPORT, &export.name, &exports.traffic(&export.name));
+        let labels = [("export", export.name.clone())];
+        add_traffic(&mut all, &EXPORT, &labels, &exports.traffic(&export.name));
         let labels = [("export", export.name), ("device", export.volume)];
         let help = "Connections of clients";
         all.gauge("cairn_export_connections", help, labels.clone(), export.clients);
@@ -149,40 +158,36 @@ fn add_device(all: &mut Families, volume: &MappedDevice, now: Time) {
 }
 
 /// How the counts of requests are called.
-struct Counted {
-    label: &'static str,
-    /// Operations, bytes, failures and times, each with what it is.
-    families: [(&'static str, &'static str); 4],
-}
+///
+/// Operations, bytes, failures and times, each with what it is.
+type Counted = [(&'static str, &'static str); 4];
 
-const DEVICE: Counted = Counted {
-    label: "device",
-    families: [
-        ("cairn_io_operations", "Requests that ended"),
-        ("cairn_io_bytes", "Bytes that the requests which ended asked for"),
-        ("cairn_io_errors", "Requests that failed"),
-        ("cairn_io_duration_seconds", "How long requests took, in turns of the server's loop"),
-    ],
-};
+const DEVICE: Counted = [
+    ("cairn_io_operations", "Requests that ended"),
+    ("cairn_io_bytes", "Bytes that the requests which ended asked for"),
+    ("cairn_io_errors", "Requests that failed"),
+    ("cairn_io_duration_seconds", "How long requests took, in turns of the server's loop"),
+];
 
-const EXPORT: Counted = Counted {
-    label: "export",
-    families: [
-        ("cairn_export_operations", "Requests of clients that ended"),
-        ("cairn_export_bytes", "Bytes that the requests of clients which ended asked for"),
-        ("cairn_export_errors", "Requests of clients that failed"),
-        (
-            "cairn_export_duration_seconds",
-            "How long requests of clients took, in turns of the loop",
-        ),
-    ],
-};
+const TARGET: Counted = [
+    ("cairn_target_operations", "Parts of requests that ended at a line of a table"),
+    ("cairn_target_bytes", "Bytes that the parts of requests which ended asked for"),
+    ("cairn_target_errors", "Parts of requests that failed"),
+    ("cairn_target_duration_seconds", "How long parts of requests took, from the request's start"),
+];
 
-fn add_traffic(all: &mut Families, counted: &Counted, name: &str, traffic: &Traffic) {
-    let [operations, bytes, errors, seconds] = counted.families;
+const EXPORT: Counted = [
+    ("cairn_export_operations", "Requests of clients that ended"),
+    ("cairn_export_bytes", "Bytes that the requests of clients which ended asked for"),
+    ("cairn_export_errors", "Requests of clients that failed"),
+    ("cairn_export_duration_seconds", "How long requests of clients took, in turns of the loop"),
+];
+
+fn add_traffic(all: &mut Families, counted: &Counted, of: &[Label], traffic: &Traffic) {
+    let [operations, bytes, errors, seconds] = *counted;
     for op in OPS {
+        let labels = || [of, &[("op", op.name().to_owned())]].concat();
         let of = traffic.of(op);
-        let labels = || [(counted.label, name.to_owned()), ("op", op.name().to_owned())];
         all.counter(operations.0, operations.1, labels(), of.count());
         all.counter(bytes.0, bytes.1, labels(), of.sectors.to_bytes());
         all.counter(errors.0, errors.1, labels(), of.failed);
@@ -193,7 +198,7 @@ fn add_traffic(all: &mut Families, counted: &Counted, name: &str, traffic: &Traf
             buckets: of.buckets().map(|(time, count)| (bound(time), count)).collect(),
         };
         let family = all.family(Kind::Histogram, seconds.0, seconds.1);
-        family.samples.push((labels().into(), times));
+        family.samples.push((labels(), times));
     }
 }
 

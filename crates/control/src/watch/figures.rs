@@ -113,7 +113,7 @@ pub fn figures(world: &World, exports: &Exports) -> Figures {
     let volumes = world.traffic().into_iter().map(|(volume, traffic)| {
         let info = report::info(world, exports, &volume);
         let clients = exported.iter().filter(|it| it.volume == info.name).map(|it| it.clients);
-        let figures = of_volume(&volume, &info, &traffic, now);
+        let figures = of_volume(&volume, &info, &traffic.whole, now);
         VolumeFigures { clients: clients.sum(), ..figures }
     });
     let volumes = volumes.collect();

@@ -633,6 +633,7 @@ fn metrics_tell_of_volumes_pools_targets_and_exports() {
         "cairn_io_bytes_total{device=\"vm\",op=\"write\"} 4096",
         "cairn_io_errors_total{device=\"vm\",op=\"write\"} 0",
         "cairn_io_duration_seconds_count{device=\"vm\",op=\"write\"} 1",
+        "cairn_target_bytes_total{device=\"vm\",start=\"0\",target=\"thin\",op=\"write\"} 4096",
         "cairn_device_size_bytes{device=\"vm\"} 1048576",
         "cairn_device_state_info{device=\"vm\",state=\"active\"} 1",
         "cairn_device_losses_total{device=\"vm\"} 0",

@@ -41,3 +41,26 @@ expect 1 "$CAIRN" status --control "$control" nobody
 serve_end
 qemu-io -r -f raw -c "read -P 1 0 64k" origin >said
 if grep -q failed said; then fail "the origin after flush: $(cat said)"; fi
+
+# A volume under another name, with its data and its limits, also after a kill; not with a client.
+truncate -s 8M renamed
+serve --state state --export v --table "v=$(linear c)"
+verb create disk --table "$(linear renamed)"
+"$CAIRN" export throttle disk iops-total=100000 --control "$control"
+qemu-io -f raw -c "write -P 7 0 64k" -c flush "$(at disk)" >/dev/null
+qemu-io -f raw -c "sleep 3000" "$(at disk)" >/dev/null &
+client=$!
+has_client() { verb exports --json | grep -q '"clients": *1'; }
+await "a client" has_client
+expect 4 "$CAIRN" rename --control "$control" disk data
+grep -q '^cairn: disk: users: found clients that are connected' said || fail "$(cat said)"
+wait "$client"
+expect 4 "$CAIRN" rename --control "$control" v data
+verb rename disk data
+serve_kill
+serve --state state --export v --table "v=$(linear c)"
+expect 1 "$CAIRN" info --control "$control" disk
+qemu-io -r -f raw -c "read -P 7 0 64k" "$(at data)" >said
+if grep -q failed said; then fail "the renamed volume: $(cat said)"; fi
+verb exports | grep -q '^data .*iops-total=100000' || fail "limits: $(verb exports)"
+serve_end

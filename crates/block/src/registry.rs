@@ -187,12 +187,8 @@ impl Registry {
     /// # Errors
     /// The name is taken or empty.
     pub fn create_part(&self, name: &str, of: &str) -> Result<Arc<MappedDevice>, ConfigError> {
+        Registry::check_name(name)?;
         let mut volumes = self.volumes.lock();
-        let odd = name.starts_with('@') || name.contains('/') || name.contains(char::is_whitespace);
-        if name.is_empty() || odd {
-            let expected = "a name without spaces and '/' that does not begin with '@'";
-            return Err(ConfigError::argument("volume", "name", format!("'{name}'"), expected));
-        }
         if volumes.contains_key(name) {
             let detail = "name: found a volume of this name, expected a new one";
             return Err(ConfigError::new(ConfigKind::Busy, name, detail));
@@ -202,6 +198,19 @@ impl Registry {
         let device = Arc::new(MappedDevice::new(id, name, of, &self.claims, failures));
         volumes.insert(name.to_owned(), device.clone());
         Ok(device)
+    }
+
+    /// Refuses what is no name of a volume.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn check_name(name: &str) -> Result<(), ConfigError> {
+        let odd = name.starts_with('@') || name.contains('/') || name.contains(char::is_whitespace);
+        if name.is_empty() || odd {
+            let expected = "a name without spaces and '/' that does not begin with '@'";
+            return Err(ConfigError::argument("volume", "name", format!("'{name}'"), expected));
+        }
+        Ok(())
     }
 
     /// The volume of this name.

@@ -33,8 +33,8 @@ use cairn_control::verbs::thin::{
 use cairn_control::verbs::verb::Verb;
 use cairn_control::verbs::volume::{
     VolumeClear, VolumeCreate, VolumeInfo, VolumeList, VolumeLoad, VolumeMessage, VolumeRemove,
-    VolumeReplace, VolumeResize, VolumeResume, VolumeStatus, VolumeSuspend, VolumeTable,
-    VolumeWait,
+    VolumeRename, VolumeReplace, VolumeResize, VolumeResume, VolumeStatus, VolumeSuspend,
+    VolumeTable, VolumeWait,
 };
 
 /// The device mapper's storage stack in userspace.
@@ -121,6 +121,8 @@ pub enum Command {
     Create(WithTable<VolumeCreate>),
     /// Remove a volume
     Remove(VolumeRemove),
+    /// Give a volume that is not in use another name
+    Rename(VolumeRename),
     /// Have another program, or a new version, go on with the volumes and clients of a server
     Upgrade(ServerUpgrade),
     /// Show what a server counts, as Prometheus reads it

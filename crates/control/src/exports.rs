@@ -17,6 +17,7 @@
 //! none, it means the first one that comes.
 
 mod limits;
+mod renaming;
 
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};

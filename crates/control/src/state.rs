@@ -40,6 +40,7 @@
 mod caches;
 mod forget;
 mod lost;
+mod renaming;
 mod show;
 mod zones;
 
@@ -63,6 +64,7 @@ use crate::throttles::Limits;
 pub use caches::{CacheRecord, CacheState, Extent, Known, forget_cache};
 pub use forget::forget;
 pub use lost::Noting;
+pub use renaming::Renaming;
 pub use show::{Shown, shown};
 pub use zones::ZoneFiles;
 

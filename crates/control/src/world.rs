@@ -435,6 +435,12 @@ impl World {
         self.names.registry.failure_count(&Identity::Volume(name.to_owned())).raise();
     }
 
+    /// The clients of another name are told of what a volume of this name lost.
+    pub fn forget_loss(&self, name: &str) {
+        let losses = self.names.registry.failure_count(&Identity::Volume(name.to_owned()));
+        losses.acknowledge(losses.count());
+    }
+
     /// Makes the loaded table live, if there is one, and admits requests.
     ///
     /// # Errors

@@ -66,6 +66,24 @@ e2fsck -fn /dev/mapper/top >/dev/null || die "e2fsck"
 mount /dev/mapper/top /run/mnt
 cmp /run/mnt/file expected || die "content"
 
+# A device in use keeps its name; one that is not has its data under the new one.
+fails dmsetup rename top other
+grep -q "open count" said || die "a refused rename says: $(cat said)"
+[ -b /dev/mapper/top ] || die "no node after a refused rename"
+umount /run/mnt
+dmsetup rename top other
+[ -e /dev/mapper/top ] && die "a node of the old name"
+fails dmsetup info top
+mount /dev/mapper/other /run/mnt
+cmp /run/mnt/file expected || die "content under another name"
+umount /run/mnt
+fails dmsetup rename other lin
+grep -q "name: found a volume of this name" said || die "a taken name says: $(cat said)"
+[ -b /dev/mapper/other ] || die "no node after a taken name"
+dmsetup rename /dev/mapper/other /dev/mapper/top
+mount /dev/mapper/top /run/mnt
+cmp /run/mnt/file expected || die "content under the first name"
+
 # A resume that is refused leaves the former table live, and nothing frozen.
 dmsetup suspend top
 dmsetup load top --table "0 16384 linear /dev/mapper/lin 32768"

@@ -95,6 +95,13 @@ pub enum Command {
         #[command(flatten)]
         how: Removal,
     },
+    /// Give a device that is not in use another name
+    Rename {
+        /// The device
+        name: String,
+        /// Its new name
+        to: String,
+    },
     /// Remove all devices, those first that stand on others
     #[command(name = "remove_all")]
     RemoveAll(Removal),
@@ -256,6 +263,7 @@ mod tests {
             "dmsetup status -v",
             "dmsetup message vm 0 create_thin -1",
             "dmsetup remove -f --retry vm",
+            "dmsetup rename -y vm other",
             "dmsetup info -c --noheadings -o name,open --separator , vm",
             "dmsetup info -C",
             "dmsetup wait -v vm 3",

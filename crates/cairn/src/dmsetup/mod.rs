@@ -31,8 +31,8 @@ use cairn_control::verbs::export::ExportList;
 use cairn_control::verbs::server::ServerInfo;
 use cairn_control::verbs::verb::{Done, Verb};
 use cairn_control::verbs::volume::{
-    VolumeClear, VolumeCreate, VolumeList, VolumeLoad, VolumeMessage, VolumeRemove, VolumeResume,
-    VolumeStatus, VolumeSuspend, VolumeTable, VolumeWait,
+    VolumeClear, VolumeCreate, VolumeList, VolumeLoad, VolumeMessage, VolumeRemove, VolumeRename,
+    VolumeResume, VolumeStatus, VolumeSuspend, VolumeTable, VolumeWait,
 };
 use cairn_outcome::failure::{Outcome, refused, wrong};
 use cairn_outcome::stderr::{self, say};
@@ -119,6 +119,8 @@ fn run(args: &Dmsetup) -> Outcome<u8> {
         Command::Remove { devices, how } => {
             server.settled(|| server.each(&devices.names, |name| server.remove(name, *how)))
         }
+        Command::Rename { name, to } => server
+            .settled(|| server.each(std::slice::from_ref(name), |name| server.rename(name, to))),
         Command::RemoveAll(how) => server.settled(|| server.remove_all(*how)),
         Command::Message { name, sector, words } => server.message(name, *sector, words),
         Command::Status { chosen, .. } => {
@@ -266,20 +268,29 @@ impl<'a> Server<'a> {
         thawed.map(|()| code)
     }
 
+    fn rename(&self, name: &str, to: &str) -> Outcome<u8> {
+        self.detach_unused(name, false)?;
+        self.tell(&VolumeRename { name: name.to_owned(), to: node_name(to).to_owned() })
+    }
+
+    /// Ends the node of a volume that is not in use; `force` says nothing about other clients.
+    fn detach_unused(&self, name: &str, force: bool) -> Outcome<()> {
+        match self.open_count(name)? {
+            count if count == 0 || force => self.nodes.detach(name),
+            count => {
+                let found = format!("an open count of {count}");
+                Err(refused(ConfigKind::Busy, name, "device", found, "0"))
+            }
+        }
+    }
+
     fn remove(&self, name: &str, how: Removal) -> Outcome<u8> {
         const TRIES: u32 = 25;
         const PAUSE: Duration = Duration::from_millis(200);
         let mut attempt = 0;
         loop {
             attempt += 1;
-            let ended = match self.open_count(name)? {
-                count if count == 0 || how.force => self.nodes.detach(name),
-                count => {
-                    let found = format!("an open count of {count}");
-                    Err(refused(ConfigKind::Busy, name, "device", found, "0"))
-                }
-            };
-            match ended {
+            match self.detach_unused(name, how.force) {
                 Err(_) if how.retry && attempt < TRIES => std::thread::sleep(PAUSE),
                 ended => break ended?,
             }

@@ -104,6 +104,7 @@ fn ask(verb: Command, server: &Client) -> Outcome<u8> {
         }
         Command::Clear(verb) => tell(server, &verb),
         Command::Remove(verb) => tell(server, &verb),
+        Command::Rename(verb) => tell(server, &verb),
         Command::Wait(verb) => server.ask(&verb).map(|_| exit::OK),
         Command::Metrics(verb) => print(&server.ask(&verb)?.text),
         Command::Attach(args) => attach::attach(server, &args),

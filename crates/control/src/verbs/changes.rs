@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cairn_outcome::failure::Outcome;
 use parking_lot::Mutex;
 
-use crate::state::{Record, StateFile};
+use crate::state::{Record, Renaming, StateFile};
 
 /// Records by the names of their volumes.
 pub type Records = Arc<HashMap<String, Record>>;
@@ -56,11 +56,29 @@ impl Changes {
         self.write(&mut self.owed.lock(), records)
     }
 
+    /// The same with what else the state file has by the name of one of them.
+    ///
+    /// # Errors
+    /// The system refused to write.
+    pub(crate) fn record_renaming(&self, records: Vec<Record>, renaming: &Renaming) -> Outcome<()> {
+        let write = |state: &StateFile, records| state.record_renaming(records, renaming);
+        self.write_by(&mut self.owed.lock(), records, write)
+    }
+
     fn write(&self, owed: &mut Vec<Record>, records: Vec<Record>) -> Outcome<()> {
+        self.write_by(owed, records, StateFile::record)
+    }
+
+    fn write_by(
+        &self,
+        owed: &mut Vec<Record>,
+        records: Vec<Record>,
+        write: impl FnOnce(&StateFile, Vec<Record>) -> Outcome<()>,
+    ) -> Outcome<()> {
         if let Some(state) = &self.state {
             let is_new = |owed: &&Record| records.iter().all(|record| record.name != owed.name);
             let before = owed.iter().filter(is_new).cloned();
-            state.record(before.chain(records.iter().cloned()).collect())?;
+            write(state, before.chain(records.iter().cloned()).collect())?;
         }
         owed.clear();
         self.tell(records);

@@ -18,15 +18,15 @@ use super::thin::{
 use super::verb::{Entry, Verb};
 use super::volume::{
     VolumeClear, VolumeCreate, VolumeInfo, VolumeList, VolumeLoad, VolumeMessage, VolumeRemove,
-    VolumeReplace, VolumeResize, VolumeResume, VolumeStatus, VolumeSuspend, VolumeTable,
-    VolumeWait,
+    VolumeRename, VolumeReplace, VolumeResize, VolumeResume, VolumeStatus, VolumeSuspend,
+    VolumeTable, VolumeWait,
 };
 use super::watch::{ServerEvents, ServerFigures};
 use crate::control::rpc::RpcError;
 use crate::control::server::{Answer, Caller};
 
 /// Every method.
-pub const METHODS: [Entry; 52] = [
+pub const METHODS: [Entry; 53] = [
     Entry::of::<RpcGetMethods>(),
     Entry::of::<ServerInfo>(),
     Entry::of::<ServerUpgrade>(),
@@ -53,6 +53,7 @@ pub const METHODS: [Entry; 52] = [
     Entry::of::<VolumeClear>(),
     Entry::of::<VolumeCreate>(),
     Entry::of::<VolumeRemove>(),
+    Entry::of::<VolumeRename>(),
     Entry::of::<VolumeWait>(),
     Entry::of::<CacheList>(),
     Entry::of::<CacheGet>(),

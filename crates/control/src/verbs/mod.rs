@@ -6,6 +6,7 @@
 //! - resume with a loaded table, and replace: see `volume::swap`.
 //! - create: build, resume, record, export. Crash: no volume, or one that no caller was told of.
 //! - remove: record, then end. Crash: the next start does not have the volume.
+//! - rename: end, record, begin: see `volume::rename`.
 //! - clear: record, then drop. suspend changes no record.
 //! - message: send, then record if it changed what the table prints. Crash: the target may have
 //!   acted although no caller was told, and the next start has the table without the change.

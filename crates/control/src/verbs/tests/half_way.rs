@@ -35,10 +35,12 @@ const STEPS: [Step; 10] = [
 
 pub(super) type Verb = (&'static str, fn(&TestServer) -> Outcome<()>);
 
-pub(super) const VERBS: [Verb; 29] = [
+pub(super) const VERBS: [Verb; 31] = [
     ("create", |server| server.verbs.create("f", "0 8 zero")),
     ("create that fails", |server| server.verbs.create("f", super::TOO_LARGE)),
     ("remove", |server| server.verbs.remove("e").map(drop)),
+    ("rename", |server| server.verbs.rename_volume("e", "f", &Patient)),
+    ("rename of a dirty cache", |server| server.verbs.rename_volume("c", "f", &Patient)),
     ("load and resume", |server| {
         server.verbs.load("e", OTHER)?;
         server.resume("e")
@@ -161,11 +163,18 @@ fn check(folder: &Path, what: &str) {
     }
     let thin = if server.has("t") { "t" } else { "w" };
     is_one_of(thin, &[all_of(3), vec![(128, 4), (SECTORS - 128, 3)]]);
+    let cached = vec![(64, 7), (SECTORS - 64, 6)];
     if server.has("e") {
         is_one_of("e", &[all_of(5)]);
     }
     if server.has("c") {
-        is_one_of("c", &[vec![(64, 7), (SECTORS - 64, 6)]]);
+        is_one_of("c", std::slice::from_ref(&cached));
+    }
+    if what.starts_with("rename") {
+        // The new name has the volume, or the old one has.
+        let (old, content) = if what.contains("cache") { ("c", cached) } else { ("e", all_of(5)) };
+        assert!(server.has("f") != server.has(old), "{what}");
+        is_one_of(if server.has("f") { "f" } else { old }, &[content]);
     }
 }
 

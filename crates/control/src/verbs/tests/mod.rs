@@ -7,6 +7,7 @@ mod content;
 mod failing;
 mod gone;
 mod half_way;
+mod rename;
 mod replace;
 mod turns;
 

@@ -1,0 +1,246 @@
+//! `rename`: a volume under another name. Clients and tables know a volume by its name, so it has
+//! neither clients nor users; what the state file has by the name moves with it. A name that is
+//! written elsewhere, by the configuration, is a reason to refuse.
+//!
+//! Order, and what a kill between two steps leaves:
+//! 1. The volume ends: its targets commit. A kill leaves the old name.
+//! 2. Recorded, in one replacement of the state file: the old name has no table; the new one has
+//!    it, with the exports, the limits, the caches and a loss that no client was told of. A kill
+//!    leaves the new name.
+//! 3. The volume begins under the new name, as at a start.
+//!
+//! If 2 or 3 fails, the state file has the old name again, and the volume begins under it.
+//!
+//! The disks of the table stay open from 1 to 3, so that no other process takes their locks. The
+//! volumes that the table claims stay claimed by what the exports await, so that no client comes.
+
+use std::sync::Arc;
+
+use cairn_block::{Claimed, ConfigKind, Disk, Registry};
+use cairn_outcome::failure::{Outcome, refused};
+
+use crate::control::server::Caller;
+use crate::names::{parent_of, refuse_at_sign};
+use crate::reach::Named;
+use crate::state::{CacheRecord, ExportChanges, Known, Record, Renaming};
+use crate::verbs::Verbs;
+use crate::verbs::changes::Changes;
+use crate::verbs::steps::{Step, log_undo_failure};
+use crate::verbs::verb::{Done, declare};
+
+declare! {
+    /// `rename`
+    VolumeRename = "volume_rename" -> Done {
+        /// The volume
+        name: String,
+        /// The new name
+        to: String,
+    }
+    |verb, verbs, caller| verbs.rename_volume(&verb.name, &verb.to, caller)
+}
+
+/// A volume that gets another name.
+struct Move {
+    /// Its record under each name, before and after.
+    before: Vec<Record>,
+    after: Vec<Record>,
+    table: String,
+    /// What its table claims.
+    claimed: Vec<Claimed>,
+    /// What its table uses.
+    _disks: Vec<Arc<dyn Disk>>,
+    /// The changes of exports before.
+    exports: ExportChanges,
+    renaming: Renaming,
+    /// The state file has the new name.
+    is_recorded: bool,
+}
+
+impl Verbs {
+    /// `rename`
+    pub(in crate::verbs) fn rename_volume(
+        &self,
+        name: &str,
+        to: &str,
+        caller: &dyn Caller,
+    ) -> Outcome<()> {
+        refuse_at_sign(to)?;
+        let named = Named::volume(name).and(to).with_export_names();
+        let changes = self.change_table(&named, "rename", caller)?;
+        self.refuse_to_rename(&changes, name)?;
+        self.refuse_new_name(&changes, to)?;
+        self.exports.refuse_to_rename(name, to)?;
+        let mut one = self.plan_move(&changes, name, to)?;
+        // Its claims: they outlast the volume.
+        self.exports.give_way(&self.world, to, &one.claimed)?;
+        let moved = self.move_to(&changes, &mut one);
+        if moved.is_err() {
+            self.move_back(&changes, one);
+        } else {
+            self.world.forget_loss(name);
+            self.exports.settle(&self.world, name);
+            self.step(Step::Done);
+        }
+        moved
+    }
+
+    fn plan_move(&self, changes: &Changes, name: &str, to: &str) -> Outcome<Move> {
+        let (old, new) = (changes.record_of(name), changes.record_of(to));
+        let mut cleared = old.clone();
+        cleared.clear();
+        let volume = self.world.volume(name)?;
+        let table = volume.live_table();
+        let lines = table.iter().flat_map(|table| table.lines());
+        Ok(Move {
+            after: vec![cleared, Record { name: to.to_owned(), ..old.clone() }],
+            table: old.table.clone().unwrap_or_default(),
+            before: vec![old, new],
+            claimed: volume.will_claim(),
+            _disks: lines.flat_map(|line| line.target.lowers()).collect(),
+            exports: self.exports.changes(),
+            is_recorded: false,
+            renaming: Renaming {
+                from: name.to_owned(),
+                to: to.to_owned(),
+                exports: self.exports.changes_for_name(name, to),
+                is_untold: self.is_untold(name),
+            },
+        })
+    }
+
+    fn is_untold(&self, name: &str) -> bool {
+        self.world.untold_losses().iter().any(|untold| untold == name)
+    }
+
+    fn move_to(&self, changes: &Changes, one: &mut Move) -> Outcome<()> {
+        let Renaming { from, to, .. } = one.renaming.clone();
+        let down = self.take_down(&from);
+        // A volume that cannot begin under the new name begins under this one.
+        self.exports.give_way(&self.world, &from, &one.claimed)?;
+        self.step(Step::Arranged);
+        down?;
+        one.renaming.is_untold |= self.is_untold(&from);
+        changes.record_renaming(one.after.clone(), &one.renaming)?;
+        one.is_recorded = true;
+        self.step(Step::Recorded);
+        self.exports.set_changes(one.renaming.exports.clone());
+        // Losses are known by names, and the clients know the volume by its new one.
+        if one.renaming.is_untold {
+            self.world.tell_of_loss(&to);
+        }
+        self.begin_again(&to, &one.table)
+    }
+
+    fn move_back(&self, changes: &Changes, one: Move) {
+        let Renaming { from, to, .. } = one.renaming;
+        log_undo_failure(&to, self.take_down(&to));
+        let (exports, is_untold) = (one.exports, false);
+        self.exports.set_changes(exports.clone());
+        if one.is_recorded {
+            let back = Renaming { from: to.clone(), to: from.clone(), exports, is_untold };
+            log_undo_failure(&from, changes.record_renaming(one.before, &back));
+        }
+        log_undo_failure(&from, self.begin_again(&from, &one.table));
+        self.exports.settle(&self.world, &to);
+    }
+
+    fn begin_again(&self, name: &str, table: &str) -> Outcome<()> {
+        self.bring_up_volume(name, table)?;
+        self.exports.add_volume(&self.world, name)
+    }
+}
+
+/// Reasons to refuse.
+impl Verbs {
+    /// Refuses a volume that others know by its name.
+    fn refuse_to_rename(&self, changes: &Changes, name: &str) -> Outcome<()> {
+        let busy = |what: &str, found: String, expected: &str| {
+            Err(refused(ConfigKind::Busy, name, what, found, expected))
+        };
+        self.world.volume(name)?;
+        let record = changes.record_of(name);
+        if record.thin.is_some() {
+            let expected = "none (cairn thin rename gives it another name)";
+            return busy("rename", "a volume of a pool".to_owned(), expected);
+        }
+        self.refuse_snapshots(name, "rename", "none (snapshots have its name)")?;
+        if record.configured.is_some() {
+            let expected = "one made by cairn create (change the configuration, and start again)";
+            return busy("name", "a volume of the configuration".to_owned(), expected);
+        }
+        self.exports.refuse_clients(name, "none")?;
+        self.world.refuse_users(name)?;
+        self.ready(name)?;
+        self.refuse_parts(changes, name)?;
+        if let Some(user) = changes.user_of(name) {
+            return busy("users", format!("a recorded table of '{user}' on it"), "none");
+        }
+        if let Some(owner) = self.world.kept_for(name) {
+            return busy("users", format!("it kept for '{owner}', which is not served"), "none");
+        }
+        let caches = self.caches().map(|caches| caches.recorded()).unwrap_or_default();
+        if let Some(cache) = caches.iter().find(|cache| stands_on(cache, name)) {
+            return busy("caches", format!("{} recorded on it", cache.names.0), "none");
+        }
+        if self.has_zones(name) {
+            let expected = "none (the file of the map has the volume's name)";
+            return busy("caches", "a map of dirty zones of bcache".to_owned(), expected);
+        }
+        Ok(())
+    }
+
+    /// Refuses a name that a volume has, or had when it could not be brought up.
+    fn refuse_new_name(&self, changes: &Changes, to: &str) -> Outcome<()> {
+        Registry::check_name(to)?;
+        self.refuse_recorded(to)?;
+        let record = changes.record_of(to);
+        let is_recorded = [&record.configured, &record.table, &record.inactive];
+        let is_there = self.world.volume(to).is_ok() || self.world.why_not_served(to).is_some();
+        if is_there || is_recorded.into_iter().any(Option::is_some) {
+            let found = "a volume of this name";
+            return Err(refused(ConfigKind::Busy, to, "name", found, "a new one"));
+        }
+        self.refuse_parts(changes, to)
+    }
+
+    /// Refuses a name in front of the `@` of other volumes.
+    fn refuse_parts(&self, changes: &Changes, name: &str) -> Outcome<()> {
+        let served = self.world.volumes();
+        let records = changes.records();
+        let recorded = records.values().filter(|record| record.table.is_some());
+        let mut names = recorded
+            .map(|record| record.name.as_str())
+            .chain(served.iter().map(|volume| volume.volume()));
+        let Some(part) = names.find(|part| parent_of(part) == Some(name)) else { return Ok(()) };
+        let expected = "none with this name before the @";
+        Err(refused(ConfigKind::Busy, name, "snapshots", format!("'{part}'"), expected))
+    }
+
+    fn has_zones(&self, name: &str) -> bool {
+        let maps = self.world.registry().zone_maps().map(|maps| maps.all()).unwrap_or_default();
+        let is_own = |map: &str| map == name || parent_of(map) == Some(name);
+        maps.iter().any(|(map, _)| is_own(map))
+    }
+}
+
+/// True if a device of the recorded cache is the volume of this name.
+fn stands_on(cache: &CacheRecord, name: &str) -> bool {
+    let mut extents = cache.cache.iter().chain(&cache.origin);
+    extents.any(|extent| {
+        extent.device.strip_prefix('@') == Some(name)
+            || matches!(&extent.identity, Known::Volume(volume) if volume == name)
+    })
+}
+
+impl Changes {
+    /// A volume with a recorded or configured table that names `name`.
+    fn user_of(&self, name: &str) -> Option<String> {
+        let is_it = |word: &str| word.strip_prefix('@') == Some(name);
+        let names_it = |record: &&Record| {
+            let Record { configured, table, inactive, former, .. } = record;
+            let texts = [configured, table, inactive, former].into_iter().flatten();
+            texts.flat_map(|text| text.split_whitespace()).any(is_it)
+        };
+        self.records().values().find(names_it).map(|record| record.name.clone())
+    }
+}

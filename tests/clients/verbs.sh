@@ -63,4 +63,15 @@ expect 1 "$CAIRN" info --control "$control" disk
 qemu-io -r -f raw -c "read -P 7 0 64k" "$(at data)" >said
 if grep -q failed said; then fail "the renamed volume: $(cat said)"; fi
 verb exports | grep -q '^data .*iops-total=100000' || fail "limits: $(verb exports)"
+
+# A removal that waits for the last client.
+qemu-io -f raw -c "sleep 3000" "$(at data)" >/dev/null &
+client=$!
+await "a client" has_client
+verb remove data --deferred 2>said
+grep -q '^cairn: data: in use: it is removed once it is not' said || fail "$(cat said)"
+verb info data | grep -q 'DEFERRED REMOVE' || fail "$(verb info data)"
+wait "$client"
+is_gone() { ! verb info data >/dev/null 2>&1; }
+await "the removal of data" is_gone
 serve_end

@@ -624,6 +624,11 @@ impl Exports {
         self.refuse_users(volume, expected, |export| export.volume == volume)
     }
 
+    /// True if a client uses a volume now.
+    pub fn has_users(&self, volume: &str) -> bool {
+        self.are_used(|export| export.volume == volume)
+    }
+
     /// Refuses an export that clients still use after a second.
     ///
     /// # Errors

@@ -43,6 +43,9 @@ pub struct Info {
     /// What only the caches of the live table have.
     #[serde(default)]
     pub dirty_bytes: u64,
+    /// It is removed once it is not in use.
+    #[serde(default)]
+    pub deferred_remove: bool,
 }
 
 impl Info {
@@ -135,6 +138,7 @@ pub fn info(world: &World, exports: &Exports, volume: &MappedDevice) -> Info {
         inactive: volume.inactive_table().is_some(),
         open_count: users as u64,
         event_nr: volume.event_nr(),
+        deferred_remove: world.is_removal_deferred(volume),
         dirty_bytes: volume.dirty().iter().map(|dirty| dirty.sectors.to_bytes()).sum(),
     }
 }

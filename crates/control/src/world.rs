@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use cairn_backends::{DeviceOpener, Handles};
 use cairn_block::{
-    CallOff, Claim, ConfigError, ConfigKind, DeviceTraffic, Dirty, Disk, Env, Identity, Line,
-    MappedDevice, MessageError, NewTable, Opener, ReactorId, Registry, Sector, SectorCount,
-    SuspendMode, Table, TableContext, TableLine, TargetTypes, escape_word, unescape_word,
+    CallOff, Claim, ConfigError, ConfigKind, DeviceTraffic, Dirty, Disk, Env, Line, MappedDevice,
+    MessageError, NewTable, Opener, ReactorId, Registry, Sector, SectorCount, SuspendMode, Table,
+    TableContext, TableLine, TargetTypes, escape_word, unescape_word,
 };
 use cairn_outcome::failure::{Outcome, system};
 use cairn_reactor::{Options, Reactors, RingKind};
@@ -28,6 +28,7 @@ use futures_util::future::{Either, select};
 use parking_lot::Mutex;
 
 use self::crash_logs::CrashLogFiles;
+use self::marks::AllMarks;
 use self::opener::BaseOpener;
 use crate::kept::{Conflict, Reserve, needed, owned};
 use crate::measure::{Asked, measured};
@@ -37,6 +38,8 @@ use crate::under_way::UnderWay;
 mod attached;
 mod clock;
 mod crash_logs;
+mod losses;
+mod marks;
 mod opener;
 mod stack;
 
@@ -77,6 +80,7 @@ pub struct World {
     /// Sets of bcache on the devices belong to clients (see `attached`).
     sets_of_clients: bool,
     crash_logs: CrashLogFiles,
+    marks: AllMarks,
     /// Volumes that could not be brought up at the start, and why.
     not_served: Mutex<HashMap<String, String>>,
     /// Another one for each start.
@@ -139,6 +143,7 @@ impl World {
             reserve,
             sets_of_clients,
             crash_logs,
+            marks: AllMarks::default(),
             not_served,
             start_number,
         })
@@ -425,22 +430,6 @@ impl World {
         self.volume(name)?.refuse_part(part, claim).map_err(|error| of_volume(part, error))
     }
 
-    /// The names of volumes with lost writes that no client was told of.
-    pub fn untold_losses(&self) -> Vec<String> {
-        self.names.registry.untold_losses()
-    }
-
-    /// Makes the clients of a volume be told that acknowledged writes may be lost.
-    pub fn tell_of_loss(&self, name: &str) {
-        self.names.registry.failure_count(&Identity::Volume(name.to_owned())).raise();
-    }
-
-    /// The clients of another name are told of what a volume of this name lost.
-    pub fn forget_loss(&self, name: &str) {
-        let losses = self.names.registry.failure_count(&Identity::Volume(name.to_owned()));
-        losses.acknowledge(losses.count());
-    }
-
     /// Makes the loaded table live, if there is one, and admits requests.
     ///
     /// # Errors
@@ -574,6 +563,7 @@ impl World {
         self.refuse_users(name)?;
         let removed = self.on_home(name, |env| async move { volume.remove(&env).await });
         self.names.registry.remove_volume(name);
+        self.forget_marks(name);
         removed.map_err(|error| lost(name, "remove", error))
     }
 

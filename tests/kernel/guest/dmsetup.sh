@@ -113,6 +113,27 @@ fails dmsetup remove top
 exec 3<&-
 dmsetup remove --retry top lin
 
+# A deferred removal: marked while it is mounted, gone after that, with what it stood on.
+dmsetup create lin --table "0 65536 linear $work/data 0"
+dmsetup create top --table "0 32768 linear /dev/mapper/lin 32768"
+mkfs.ext4 -q /dev/mapper/top
+mount /dev/mapper/top /run/mnt
+dmsetup remove --deferred top lin 2>/dev/null
+dmsetup info top | grep -q '^State:  *ACTIVE (DEFERRED REMOVE)$' || die "state: $(dmsetup info top)"
+pattern deferred 1000000 >/run/mnt/file
+sync /run/mnt/file
+dmsetup message top 0 @cancel_deferred_remove
+dmsetup info top | grep -q '^State:  *ACTIVE$' || die "state: $(dmsetup info top)"
+umount /run/mnt
+dmsetup info top >/dev/null
+mount /dev/mapper/top /run/mnt
+pattern deferred 1000000 | cmp /run/mnt/file || die "content of a device with a cancelled removal"
+dmsetup remove --deferred top 2>/dev/null
+umount /run/mnt
+fails dmsetup info top
+[ -e /dev/mapper/top ] && die "the node of a removed device"
+same "$(dmsetup ls)" "No devices found" "devices after a deferred removal"
+
 # A pool over devices that have nodes of their own: they give way, and are back afterwards.
 dmsetup create meta --table "0 8192 linear $work/metadata 0"
 dmsetup create data --table "0 131072 linear $work/data 0"

@@ -205,6 +205,9 @@ pub struct Removal {
     /// Try again for some seconds while it is in use
     #[arg(long)]
     pub retry: bool,
+    /// If it is in use, remove it once it is not
+    #[arg(long)]
+    pub deferred: bool,
 }
 
 /// Devices that a verb shows.
@@ -264,6 +267,8 @@ mod tests {
             "dmsetup message vm 0 create_thin -1",
             "dmsetup remove -f --retry vm",
             "dmsetup rename -y vm other",
+            "dmsetup remove --deferred vm other",
+            "dmsetup remove_all --deferred",
             "dmsetup info -c --noheadings -o name,open --separator , vm",
             "dmsetup info -C",
             "dmsetup wait -v vm 3",

@@ -84,26 +84,14 @@ fn run(args: &Dmsetup) -> Outcome<u8> {
     }
     let client = Client::new(args.control.as_deref())?;
     let server = Server::of(&client)?;
+    server.settle_deferred()?;
     let is_verbose = args.verbose > 0;
     let show_state = |server: &Server<'_>, names: &[String]| match is_verbose {
         true => server.show_states(names),
         false => Ok(exit::OK),
     };
     match &args.command {
-        Command::Create { load, notable, readonly } => {
-            if *readonly && !server.nodes.are_made() {
-                let (found, expected) = ("no block devices", "root and the kernel's module nbd");
-                return Err(wrong(&load.name, "--readonly", found, expected));
-            }
-            let code = server.settled(|| server.create(load, *notable))?;
-            if *readonly {
-                let device = server.nodes.device_of(node_name(&load.name)).ok_or_else(|| {
-                    wrong(&load.name, "--readonly", "no block device", "one for the volume")
-                })?;
-                device::make_read_only(&device)?;
-            }
-            Ok(code)
-        }
+        Command::Create { load, notable, readonly } => server.create_as(load, *notable, *readonly),
         Command::Load(load) => server.load(load),
         Command::Clear(devices) => {
             server.each(&devices.names, |name| server.tell(&VolumeClear { name: name.to_owned() }))
@@ -194,9 +182,44 @@ impl<'a> Server<'a> {
     fn settled(&self, act: impl FnOnce() -> Outcome<u8>) -> Outcome<u8> {
         let _lock = self.nodes.lock()?;
         let done = act();
-        let settled = self.nodes.settle();
+        let settled = self.end_deferred().and_then(|()| self.nodes.settle());
         let code = done?;
         settled.map(|()| code)
+    }
+
+    /// If a volume is to be removed once it is not in use, sees to it that its node does not use it.
+    /// Each call of this program begins with that: the kernel tells nobody when the last user of a
+    /// node has gone.
+    fn settle_deferred(&self) -> Outcome<()> {
+        let is_marked = self.deferred()?.is_some_and(|marked| !marked.is_empty());
+        if is_marked { self.settled(|| Ok(exit::OK)).map(drop) } else { Ok(()) }
+    }
+
+    /// The volumes that are to be removed once they are not in use. None without nodes: the server
+    /// sees all that uses a volume then.
+    fn deferred(&self) -> Outcome<Option<Vec<String>>> {
+        if !self.nodes.are_made() {
+            return Ok(None);
+        }
+        let marked = self.client.ask(&VolumeList {})?.into_iter().filter(|it| it.deferred_remove);
+        Ok(Some(marked.map(|info| info.name).collect()))
+    }
+
+    /// Removes the marked volumes that only their nodes use, in rounds: one may stand on another.
+    fn end_deferred(&self) -> Outcome<()> {
+        let mut left = usize::MAX;
+        while let Some(marked) = self.deferred()?.filter(|marked| marked.len() < left) {
+            left = marked.len();
+            for name in marked {
+                let is_free = self.open_count(&name).is_ok_and(|count| count == 0);
+                if is_free && self.nodes.detach(&name).is_ok() {
+                    let remove = VolumeRemove { name, deferred: true, ..VolumeRemove::default() };
+                    // The server may have removed it by now, and says why it cannot.
+                    let _ = self.client.ask(&remove);
+                }
+            }
+        }
+        Ok(())
     }
 
     fn tell<V: Verb<Answer = Done>>(&self, verb: &V) -> Outcome<u8> {
@@ -222,6 +245,21 @@ impl<'a> Server<'a> {
     fn table_of(&self, load: &Load) -> Outcome<String> {
         let text = table_text(load.table.as_slice(), load.file.as_deref())?;
         lines::to_server(&self.nodes, &self.volumes()?, &text)
+    }
+
+    fn create_as(&self, load: &Load, notable: bool, readonly: bool) -> Outcome<u8> {
+        if readonly && !self.nodes.are_made() {
+            let (found, expected) = ("no block devices", "root and the kernel's module nbd");
+            return Err(wrong(&load.name, "--readonly", found, expected));
+        }
+        let code = self.settled(|| self.create(load, notable))?;
+        if readonly {
+            let device = self.nodes.device_of(node_name(&load.name)).ok_or_else(|| {
+                wrong(&load.name, "--readonly", "no block device", "one for the volume")
+            })?;
+            device::make_read_only(&device)?;
+        }
+        Ok(code)
     }
 
     fn create(&self, load: &Load, notable: bool) -> Outcome<u8> {
@@ -292,10 +330,14 @@ impl<'a> Server<'a> {
             attempt += 1;
             match self.detach_unused(name, how.force) {
                 Err(_) if how.retry && attempt < TRIES => std::thread::sleep(PAUSE),
+                // The node uses the volume as long as it is in use itself.
+                Err(error) if how.deferred && error.kind == ConfigKind::Busy => break,
                 ended => break ended?,
             }
         }
-        self.tell(&VolumeRemove { name: name.to_owned(), force: how.force })
+        let Removal { force, deferred, .. } = how;
+        let name = name.to_owned();
+        self.tell(&VolumeRemove { name, force, deferred })
     }
 
     /// In rounds, each of the volumes that no other one stands on, until none is left or all that

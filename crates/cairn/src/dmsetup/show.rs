@@ -166,6 +166,7 @@ mod tests {
             event_nr: 3,
             targets: 1,
             dirty_bytes: 0,
+            deferred_remove: false,
         }
     }
 
@@ -179,6 +180,9 @@ mod tests {
                         Number of targets: 1\n\n";
         assert_eq!(shown.block(), expected);
         assert_eq!(shown.field("attr").unwrap(), "LIsr");
+        let marked = Info { deferred_remove: true, ..info };
+        let shown = Shown { info: &marked, numbers: None, read_only: false, open_count: 1 };
+        assert!(shown.block().contains("\nState:             SUSPENDED (DEFERRED REMOVE)\n"));
     }
 
     #[test]

@@ -48,7 +48,9 @@ pub fn infos(infos: &[Info]) -> String {
 /// The state of a volume that takes writes or not.
 pub fn state(info: &Info, read_only: bool) -> String {
     let state = if info.suspended { "SUSPENDED" } else { "ACTIVE" };
-    format!("{state}{}", if read_only { " (READ-ONLY)" } else { "" })
+    let read_only = if read_only { " (READ-ONLY)" } else { "" };
+    let deferred = if info.deferred_remove { " (DEFERRED REMOVE)" } else { "" };
+    format!("{state}{read_only}{deferred}")
 }
 
 /// Which tables a volume has.

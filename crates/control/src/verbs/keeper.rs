@@ -2,11 +2,13 @@
 //! a merge that is complete. It grows a store or pool that may grow by itself (see
 //! `pool::autogrow`). It announces a store whose file system has no more room. It brings up a
 //! volume that a failed verb left suspended, as soon as the volume's devices work. It records the
-//! table of a volume that went on without its failed cache.
+//! table of a volume that went on without its failed cache. It removes a volume that was in use when
+//! its user removed it.
 //!
 //! The thread sleeps until it is called: by a verb, by an event of a snapshot or a merge, or by a
 //! write that waits for its store to grow. It also wakes by itself to retry what failed, and to
-//! check the file systems of stores, which raise no event.
+//! check the file systems of stores, and volumes that are to be removed once they are not in use,
+//! which raise no event.
 //!
 //! The thread only looks. It acts through the same verbs as a user, each in a thread of its own: a
 //! verb may wait for its turn behind another one, and a store that does not grow in time ends its
@@ -218,6 +220,8 @@ pub(in crate::verbs) enum Deed {
     BringBack(String),
     /// Records a volume that went on without its cache.
     KeepUncached(String),
+    /// Removes a volume that was in use when its user removed it.
+    Remove(String),
     /// Ends the merge of a volume.
     EndMerge(String),
     /// Makes the file of a store longer.
@@ -231,6 +235,7 @@ impl Deed {
         match self {
             Deed::BringBack(name) => verbs.bring_back(&name),
             Deed::KeepUncached(name) => verbs.keep_uncached(&name),
+            Deed::Remove(name) => verbs.remove_deferred(&name),
             Deed::EndMerge(volume) => verbs.end_merge(&volume).map(drop),
             Deed::GrowStore { name, bytes } => {
                 tracing::info!("{name}: the store grows to {bytes} bytes");
@@ -343,6 +348,10 @@ fn keep(verbs: &Weak<Verbs>, receive: &Receiver<()>) {
         for name in verbs.uncached() {
             deeds.attend(&verbs, &name, || Ok(Some(Deed::KeepUncached(name.clone()))));
         }
+        let marked = verbs.world.deferred_removals();
+        for name in marked.iter().filter(|name| verbs.is_ready_to_go(name)) {
+            deeds.attend(&verbs, name, || Ok(Some(Deed::Remove(name.clone()))));
+        }
         let growing = verbs.growing_pools();
         full.retain(|name| growing.contains(name));
         for name in &growing {
@@ -355,6 +364,10 @@ fn keep(verbs: &Weak<Verbs>, receive: &Receiver<()>) {
             deeds.attend(&verbs, &watched.name, || verbs.look(watched, &mut announced));
         }
         sleep = deeds.sleep(&watched, Instant::now());
+        if !marked.is_empty() {
+            // No event tells that a client has gone.
+            sleep = Some(sleep.map_or(LOOK, |sleep| sleep.min(LOOK)));
+        }
     }
 }
 

@@ -4,6 +4,7 @@ mod attached;
 mod caches;
 mod claimed;
 mod content;
+mod deferred;
 mod failing;
 mod gone;
 mod half_way;
@@ -33,7 +34,9 @@ use crate::verbs::snap::{Afterwards, SnapCreate};
 use crate::verbs::steps::Step;
 use crate::verbs::thin::ThinCreate;
 use crate::verbs::verb::Verb;
-use crate::verbs::volume::{VolumeCreate, VolumeLoad, VolumeMessage, VolumeResume, VolumeWait};
+use crate::verbs::volume::{
+    VolumeCreate, VolumeLoad, VolumeMessage, VolumeRemove, VolumeResume, VolumeWait,
+};
 
 /// Who hangs up when told to.
 struct HangsUp(Arc<AtomicBool>);
@@ -49,7 +52,8 @@ const FOREVER: Duration = Duration::from_secs(60);
 
 impl Verbs {
     pub(crate) fn remove(&self, name: &str) -> Outcome<Vec<String>> {
-        self.remove_volume(name, true, &Patient)
+        let (name, force) = (name.to_owned(), true);
+        self.remove_volume(&VolumeRemove { name, force, deferred: false }, &Patient)
     }
 
     pub(crate) fn thin_remove(&self, name: &str) -> Outcome<()> {

@@ -22,6 +22,10 @@ declare! {
         words: Vec<String>,
     }
     |verb, verbs, _| {
+        if verb.words.first().is_some_and(|word| word.starts_with('@')) {
+            verbs.message_to_volume(&verb.name, &verb.words)?;
+            return Ok(Reply { text: String::new() });
+        }
         // The target with something to say is the one beneath the snapshots.
         let real = real_of(&verb.name);
         let name = if verbs.world.volume(&real).is_ok() { &real } else { &verb.name };

@@ -1,12 +1,15 @@
-//! `remove`: removes a volume.
+//! `remove`: removes a volume, or marks it if it is in use: then the keeper removes it, by the same
+//! steps, once it is not. Until then clients and tables may begin to use it, as in the kernel.
 
-use cairn_outcome::failure::Outcome;
+use cairn_block::ConfigKind;
+use cairn_outcome::failure::{Outcome, refused};
 
-use crate::control::server::Caller;
+use crate::control::server::{Caller, TheServer};
 use crate::reach::Named;
 use crate::state::Record;
 use crate::thin_line::ThinLine;
 use crate::verbs::Verbs;
+use crate::verbs::changes::Changes;
 use crate::verbs::steps::{Step, log_undo_failure};
 use crate::verbs::verb::{Done, declare};
 
@@ -18,8 +21,10 @@ declare! {
     } flags {
         /// Disconnect the clients that use it
         force,
+        /// If it is in use, remove it once it is not
+        deferred,
     }
-    |verb, verbs, caller| verbs.remove_volume(&verb.name, verb.force, caller)
+    |verb, verbs, caller| verbs.remove_volume(&verb, caller)
 }
 
 impl Verbs {
@@ -39,15 +44,84 @@ impl Verbs {
     /// `remove`: returns notes for a person.
     pub(in crate::verbs) fn remove_volume(
         &self,
-        name: &str,
-        force: bool,
+        params: &VolumeRemove,
         caller: &dyn Caller,
     ) -> Outcome<Vec<String>> {
+        let name = params.name.as_str();
         let changes = self.change_table(&Named::volume(name), "remove", caller)?;
-        self.refuse_connected(name, force)?;
-        self.refuse_thin(&changes, name, "remove")?;
-        self.refuse_snapshots(name, "remove", "none (cairn snap remove takes snapshots away)")?;
-        self.world.refuse_users(name)?;
+        let used =
+            self.refuse_connected(name, params.force).and_then(|()| self.world.refuse_users(name));
+        self.refuse_of_other_verbs(&changes, name)?;
+        match used {
+            Err(error) if params.deferred && error.kind == ConfigKind::Busy => {
+                self.world.defer_removal(name);
+                self.keeper.poke();
+                Ok(vec!["in use: it is removed once it is not".to_owned()])
+            }
+            used => used.and_then(|()| self.remove_unused_volume(&changes, name)),
+        }
+    }
+
+    /// Refuses what another verb removes.
+    fn refuse_of_other_verbs(&self, changes: &Changes, name: &str) -> Outcome<()> {
+        self.refuse_thin(changes, name, "remove")?;
+        self.refuse_snapshots(name, "remove", "none (cairn snap remove takes snapshots away)")
+    }
+
+    /// Removes a volume that is marked and not in use. If that fails, the volume stays, without the
+    /// mark; while it is in use or waits for a verb, the mark stays.
+    ///
+    /// # Errors
+    /// It cannot be removed.
+    pub(in crate::verbs) fn remove_deferred(&self, name: &str) -> Outcome<()> {
+        let changes = self.change_table(&Named::volume(name), "remove", &TheServer)?;
+        if !self.is_ready_to_go(name) {
+            return Ok(());
+        }
+        let removed = self
+            .refuse_of_other_verbs(&changes, name)
+            .and_then(|()| self.remove_unused_volume(&changes, name));
+        match removed {
+            Err(error) if error.kind != ConfigKind::Busy => {
+                self.world.cancel_removal(name);
+                Err(error)
+            }
+            Err(_) => Ok(()),
+            Ok(notes) => {
+                tracing::info!("{name}: removed: it is no longer in use");
+                notes.iter().for_each(|note| tracing::warn!("{name}: removed: {note}"));
+                Ok(())
+            }
+        }
+    }
+
+    /// True if a volume is marked, and has neither clients nor users.
+    pub(in crate::verbs) fn is_ready_to_go(&self, name: &str) -> bool {
+        let is_marked =
+            self.world.volume(name).is_ok_and(|volume| self.world.is_removal_deferred(&volume));
+        is_marked && !self.exports.has_users(name) && self.world.users_of(name).is_empty()
+    }
+
+    /// `message NAME SECTOR @...`: one to the volume, not to a target.
+    ///
+    /// # Errors
+    /// There is no such message or volume.
+    pub(super) fn message_to_volume(&self, name: &str, words: &[String]) -> Outcome<()> {
+        self.world.volume(name)?;
+        match words {
+            [word] if word.eq_ignore_ascii_case("@cancel_deferred_remove") => {
+                self.world.cancel_removal(name);
+                Ok(())
+            }
+            _ => {
+                let (found, expected) =
+                    (format!("'{}'", words.join(" ")), "@cancel_deferred_remove");
+                Err(refused(ConfigKind::Argument, name, "message", found, expected))
+            }
+        }
+    }
+
+    fn remove_unused_volume(&self, changes: &Changes, name: &str) -> Outcome<Vec<String>> {
         self.refuse_being_suspended(name)?;
         self.refuse_to_wait_beneath(name)?;
         let before = changes.record_of(name);

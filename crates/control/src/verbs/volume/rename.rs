@@ -157,7 +157,7 @@ impl Verbs {
         let busy = |what: &str, found: String, expected: &str| {
             Err(refused(ConfigKind::Busy, name, what, found, expected))
         };
-        self.world.volume(name)?;
+        let volume = self.world.volume(name)?;
         let record = changes.record_of(name);
         if record.thin.is_some() {
             let expected = "none (cairn thin rename gives it another name)";
@@ -172,6 +172,10 @@ impl Verbs {
         self.world.refuse_users(name)?;
         self.ready(name)?;
         self.refuse_parts(changes, name)?;
+        if self.world.is_removal_deferred(&volume) {
+            let expected = "none (cairn message NAME 0 @cancel_deferred_remove)";
+            return busy("state", "a deferred removal".to_owned(), expected);
+        }
         if let Some(user) = changes.user_of(name) {
             return busy("users", format!("a recorded table of '{user}' on it"), "none");
         }

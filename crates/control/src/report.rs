@@ -46,6 +46,12 @@ pub struct Info {
     /// It is removed once it is not in use.
     #[serde(default)]
     pub deferred_remove: bool,
+    /// Its block devices of the kernel are to be read-only.
+    #[serde(default)]
+    pub device_read_only: bool,
+    /// They are to be once the loaded table is live.
+    #[serde(default)]
+    pub loaded_read_only: bool,
 }
 
 impl Info {
@@ -139,6 +145,8 @@ pub fn info(world: &World, exports: &Exports, volume: &MappedDevice) -> Info {
         open_count: users as u64,
         event_nr: volume.event_nr(),
         deferred_remove: world.is_removal_deferred(volume),
+        device_read_only: world.is_device_read_only(volume),
+        loaded_read_only: world.is_loaded_read_only(volume),
         dirty_bytes: volume.dirty().iter().map(|dirty| dirty.sectors.to_bytes()).sum(),
     }
 }

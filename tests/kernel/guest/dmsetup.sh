@@ -46,6 +46,31 @@ fails dd if=/dev/zero of=/dev/mapper/again bs=4096 count=1 oflag=direct
 dmsetup remove again
 fails dmsetup table again
 
+# The mode of a device is that of its table, from the resume on.
+writes() { dd if=/dev/zero of=/dev/mapper/again bs=4096 count=1 oflag=direct status=none; }
+dmsetup create again --notable
+dmsetup load --readonly again --table "0 8 linear $numbers 0"
+dmsetup resume again
+same "$(dmsetup info -c --noheadings -o attr again)" L--r "attributes after a read-only load"
+fails writes
+dmsetup load again --table "0 16 linear $numbers 0"
+same "$(dmsetup info -c --noheadings -o attr again)" LI-r "attributes before the resume"
+fails writes
+dmsetup resume again
+same "$(dmsetup info -c --noheadings -o attr again)" L--w "attributes after a writable load"
+writes || die "no write after a writable load"
+dmsetup reload again --readonly --table "0 16 linear $numbers 0"
+writes || die "no write before the resume of a read-only table"
+dmsetup suspend again
+dmsetup resume again
+fails writes
+dmsetup suspend again
+dmsetup resume again
+fails writes
+dmsetup rename again still
+same "$(dmsetup info -c --noheadings -o attr still)" L--r "attributes under another name"
+dmsetup remove still
+
 # A file system: frozen by a suspend, in use while it is mounted, there after a change of table.
 mkfs.ext4 -q /dev/mapper/top
 mount /dev/mapper/top /run/mnt

@@ -61,7 +61,14 @@ pub enum Command {
     },
     /// Load a table, which the next resume makes live
     #[command(visible_alias = "reload")]
-    Load(Load),
+    Load {
+        /// Which
+        #[command(flatten)]
+        load: Load,
+        /// Make the block device read-only once the table is live; without it, writable
+        #[arg(short, long)]
+        readonly: bool,
+    },
     /// Drop the loaded table
     Clear(Devices),
     /// Admit no more requests
@@ -177,6 +184,7 @@ pub enum Command {
 
 /// A device and its table.
 #[derive(Args)]
+#[group(skip)]
 pub struct Load {
     /// The device
     pub name: String,
@@ -261,6 +269,8 @@ mod tests {
             "dmsetup --noudevsync create vm --table 0",
             "dmsetup load vm file --addnodeonresume",
             "dmsetup reload --table 0 vm",
+            "dmsetup load --readonly vm file",
+            "dmsetup reload vm -r --table 0",
             "dmsetup suspend --noflush --nolockfs vm",
             "dmsetup status --noflush -v vm",
             "dmsetup status -v",

@@ -49,15 +49,15 @@ pub fn path_of((major, minor): Numbers) -> Outcome<String> {
     })
 }
 
-/// Makes a device read-only for all that open it.
+/// Makes a device read-only, or writable, for all that open it.
 ///
 /// # Errors
 /// The kernel refuses.
-pub fn make_read_only(device: &Path) -> Outcome<()> {
+pub fn set_read_only(device: &Path, read_only: bool) -> Outcome<()> {
     let failed = |error| system(device.display().to_string(), "make read-only", error);
     let file = File::open(device).map_err(failed)?;
     // SAFETY: the request takes a pointer to an `int`.
-    let request = unsafe { Setter::<SET_READ_ONLY, i32>::new(1) };
+    let request = unsafe { Setter::<SET_READ_ONLY, i32>::new(read_only.into()) };
     // SAFETY: see above; the file is open.
     unsafe { ioctl(file.as_fd(), request) }.map_err(|errno| failed(errno.into()))
 }

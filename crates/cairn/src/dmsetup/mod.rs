@@ -92,7 +92,7 @@ fn run(args: &Dmsetup) -> Outcome<u8> {
     };
     match &args.command {
         Command::Create { load, notable, readonly } => server.create_as(load, *notable, *readonly),
-        Command::Load(load) => server.load(load),
+        Command::Load { load, readonly } => server.load(load, *readonly),
         Command::Clear(devices) => {
             server.each(&devices.names, |name| server.tell(&VolumeClear { name: name.to_owned() }))
         }
@@ -187,9 +187,8 @@ impl<'a> Server<'a> {
         settled.map(|()| code)
     }
 
-    /// If a volume is to be removed once it is not in use, sees to it that its node does not use it.
-    /// Each call of this program begins with that: the kernel tells nobody when the last user of a
-    /// node has gone.
+    /// Removes the marked volumes whose nodes are no longer in use. Each call of this program
+    /// begins with that, because no event tells that the last user of a node has gone.
     fn settle_deferred(&self) -> Outcome<()> {
         let is_marked = self.deferred()?.is_some_and(|marked| !marked.is_empty());
         if is_marked { self.settled(|| Ok(exit::OK)).map(drop) } else { Ok(()) }
@@ -247,32 +246,44 @@ impl<'a> Server<'a> {
         lines::to_server(&self.nodes, &self.volumes()?, &text)
     }
 
-    fn create_as(&self, load: &Load, notable: bool, readonly: bool) -> Outcome<u8> {
+    /// Refuses to make a device read-only that is not there.
+    fn refuse_without_nodes(&self, load: &Load, readonly: bool) -> Outcome<()> {
         if readonly && !self.nodes.are_made() {
             let (found, expected) = ("no block devices", "root and the kernel's module nbd");
             return Err(wrong(&load.name, "--readonly", found, expected));
         }
-        let code = self.settled(|| self.create(load, notable))?;
+        Ok(())
+    }
+
+    fn create_as(&self, load: &Load, notable: bool, readonly: bool) -> Outcome<u8> {
+        self.refuse_without_nodes(load, readonly)?;
+        let code = self.settled(|| self.create(load, notable, readonly))?;
         if readonly {
             let device = self.nodes.device_of(node_name(&load.name)).ok_or_else(|| {
                 wrong(&load.name, "--readonly", "no block device", "one for the volume")
             })?;
-            device::make_read_only(&device)?;
+            device::set_read_only(&device, true)?;
         }
         Ok(code)
     }
 
-    fn create(&self, load: &Load, notable: bool) -> Outcome<u8> {
+    fn create(&self, load: &Load, notable: bool, read_only: bool) -> Outcome<u8> {
         let name = node_name(&load.name).to_owned();
         let table = if notable { String::new() } else { self.table_of(load)? };
-        let create =
-            VolumeCreate { name, table: table.clone(), notable, ..VolumeCreate::default() };
+        let create = VolumeCreate {
+            name,
+            table: table.clone(),
+            notable,
+            read_only,
+            ..VolumeCreate::default()
+        };
         self.begin(&create, &table)
     }
 
-    fn load(&self, load: &Load) -> Outcome<u8> {
+    fn load(&self, load: &Load, read_only: bool) -> Outcome<u8> {
+        self.refuse_without_nodes(load, read_only)?;
         let (name, table) = (self.name_of(&load.name)?, self.table_of(load)?);
-        self.tell(&VolumeLoad { name, table, ..VolumeLoad::default() })
+        self.tell(&VolumeLoad { name, table, read_only, ..VolumeLoad::default() })
     }
 
     fn suspend(&self, name: &str, noflush: bool, nolockfs: bool) -> Outcome<u8> {
@@ -299,7 +310,10 @@ impl<'a> Server<'a> {
         let loaded = self.client.ask(&verb)?.into_iter().flat_map(|volume| volume.lines);
         let table: Vec<String> = loaded.map(|line| line.to_string()).collect();
         let resume = VolumeResume { name: name.to_owned(), ..VolumeResume::default() };
-        let resumed = self.begin(&resume, &table.join("\n"));
+        let mut resumed = self.begin(&resume, &table.join("\n"));
+        if resumed.is_ok() && !table.is_empty() {
+            resumed = self.follow_table(name).and(resumed);
+        }
         // A resume that is refused may leave the volume live, too, on its former table.
         let thawed = self.thaw(name);
         let code = resumed?;
@@ -320,6 +334,16 @@ impl<'a> Server<'a> {
                 Err(refused(ConfigKind::Busy, name, "device", found, "0"))
             }
         }
+    }
+
+    /// Makes a device read-only, or writable, as the load of its table said.
+    fn follow_table(&self, name: &str) -> Outcome<()> {
+        let exports = self.client.ask(&ExportList {})?;
+        let mut own = exports.iter().filter(|export| export.name == name);
+        let read_only = self.info_of(name)?.device_read_only || own.any(|export| export.read_only);
+        let device = self.nodes.device_of(name);
+        let device = device.filter(|device| device::is_read_only(device) != read_only);
+        device.map_or(Ok(()), |device| device::set_read_only(&device, read_only))
     }
 
     fn remove(&self, name: &str, how: Removal) -> Outcome<u8> {

@@ -18,6 +18,7 @@ use cairn_block::{ConfigError, ConfigKind};
 use cairn_control::client::Client;
 use cairn_control::verbs::export::ExportList;
 use cairn_control::verbs::server::ServerInfo;
+use cairn_control::verbs::volume::VolumeList;
 use cairn_outcome::failure::{Outcome, refused, system};
 use cairn_outcome::stderr::say;
 
@@ -80,7 +81,7 @@ impl<'a> Nodes<'a> {
     }
 
     /// Ends the devices that no export needs any more, and makes those that are missing or have
-    /// another size.
+    /// another size. Makes those read-only that are to be.
     ///
     /// # Errors
     /// The server is gone, or the kernel refuses.
@@ -102,6 +103,12 @@ impl<'a> Nodes<'a> {
                 let attached = self.attach(kernel, &export.name);
                 attached.unwrap_or_else(|error| warn(&export.name, error));
             }
+        }
+        for info in self.server.ask(&VolumeList {})?.iter().filter(|info| info.device_read_only) {
+            // What is attached is writable.
+            let device = self.device_of(&info.name).filter(|device| !device::is_read_only(device));
+            let made = device.map_or(Ok(()), |device| device::set_read_only(&device, true));
+            made.unwrap_or_else(|error| warn(&info.name, error));
         }
         Ok(())
     }

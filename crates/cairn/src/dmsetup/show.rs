@@ -167,6 +167,8 @@ mod tests {
             targets: 1,
             dirty_bytes: 0,
             deferred_remove: false,
+            device_read_only: false,
+            loaded_read_only: false,
         }
     }
 

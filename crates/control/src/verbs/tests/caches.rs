@@ -46,9 +46,10 @@ fn state_of(work: &Path) -> Vec<(CacheState, Option<u64>)> {
 
 fn create(server: &TestServer, table: &str, discard_dirty: bool) -> Outcome<Vec<String>> {
     let (name, table) = ("y".to_owned(), table.to_owned());
-    server
-        .verbs
-        .create_volume(&VolumeCreate { name, table, discard_dirty, notable: false }, &Patient)
+    server.verbs.create_volume(
+        &VolumeCreate { name, table, discard_dirty, ..VolumeCreate::default() },
+        &Patient,
+    )
 }
 
 /// Empties a cache device in place, as `cairn format` would.

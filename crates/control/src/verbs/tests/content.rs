@@ -121,7 +121,10 @@ fn a_copy_may_take_the_place_of_the_device_beneath_snapshots() {
     let (name, table) = ("v@real".to_owned(), OWN.to_owned());
     server
         .verbs
-        .load_table(&VolumeLoad { name: name.clone(), table, same_content: true }, &Patient)
+        .load_table(
+            &VolumeLoad { name: name.clone(), table, same_content: true, read_only: false },
+            &Patient,
+        )
         .unwrap();
     assert!(server.resume("v@real").unwrap_err().to_string().contains("ruins v@mon, v@tue"));
     let params = VolumeResume { name, same_content: true, ..VolumeResume::default() };

@@ -21,6 +21,10 @@ declare! {
         /// The table
         #[arg(skip)]
         table: String,
+        /// The kernel's block devices of the volume are to be read-only
+        #[arg(skip)]
+        #[serde(default)]
+        read_only: bool,
     } flags {
         /// Give up what only a cache has, although the table uses its origin
         discard_dirty,
@@ -59,6 +63,7 @@ impl Verbs {
             log_undo_failure(name, self.take_down(name));
             self.put_back_caches(name, &before, &touched);
         }
+        self.world.note_read_only(name, params.read_only);
         made.map(|mut notes| {
             notes.extend(self.exports_ended(name, &served));
             notes

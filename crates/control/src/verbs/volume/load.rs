@@ -17,6 +17,10 @@ declare! {
         /// The table
         #[arg(skip)]
         table: String,
+        /// Once it is live, the kernel's block devices of the volume are to be read-only
+        #[arg(skip)]
+        #[serde(default)]
+        read_only: bool,
     } flags {
         /// The new device beneath snapshots holds the same bytes, as a copy of the old one does
         same_content,
@@ -64,6 +68,8 @@ impl Verbs {
         let recorded = changes.record(name, |tables| tables.inactive = inactive);
         if recorded.is_err() {
             self.world.clear(name)?;
+        } else {
+            self.world.note_loaded(name, Some(params.read_only));
         }
         self.step(Step::Recorded);
         recorded

@@ -49,6 +49,8 @@ struct Move {
     claimed: Vec<Claimed>,
     /// What its table uses.
     _disks: Vec<Arc<dyn Disk>>,
+    /// Its block devices are to be read-only.
+    device_read_only: bool,
     /// The changes of exports before.
     exports: ExportChanges,
     renaming: Renaming,
@@ -75,7 +77,7 @@ impl Verbs {
         self.exports.give_way(&self.world, to, &one.claimed)?;
         let moved = self.move_to(&changes, &mut one);
         if moved.is_err() {
-            self.move_back(&changes, one);
+            self.move_back(&changes, &one);
         } else {
             self.world.forget_loss(name);
             self.exports.settle(&self.world, name);
@@ -97,6 +99,7 @@ impl Verbs {
             before: vec![old, new],
             claimed: volume.will_claim(),
             _disks: lines.flat_map(|line| line.target.lowers()).collect(),
+            device_read_only: self.world.is_device_read_only(&volume),
             exports: self.exports.changes(),
             is_recorded: false,
             renaming: Renaming {
@@ -128,24 +131,25 @@ impl Verbs {
         if one.renaming.is_untold {
             self.world.tell_of_loss(&to);
         }
-        self.begin_again(&to, &one.table)
+        self.begin_again(&to, one)
     }
 
-    fn move_back(&self, changes: &Changes, one: Move) {
-        let Renaming { from, to, .. } = one.renaming;
+    fn move_back(&self, changes: &Changes, one: &Move) {
+        let Renaming { from, to, .. } = one.renaming.clone();
         log_undo_failure(&to, self.take_down(&to));
-        let (exports, is_untold) = (one.exports, false);
+        let (exports, is_untold) = (one.exports.clone(), false);
         self.exports.set_changes(exports.clone());
         if one.is_recorded {
             let back = Renaming { from: to.clone(), to: from.clone(), exports, is_untold };
-            log_undo_failure(&from, changes.record_renaming(one.before, &back));
+            log_undo_failure(&from, changes.record_renaming(one.before.clone(), &back));
         }
-        log_undo_failure(&from, self.begin_again(&from, &one.table));
+        log_undo_failure(&from, self.begin_again(&from, one));
         self.exports.settle(&self.world, &to);
     }
 
-    fn begin_again(&self, name: &str, table: &str) -> Outcome<()> {
-        self.bring_up_volume(name, table)?;
+    fn begin_again(&self, name: &str, one: &Move) -> Outcome<()> {
+        self.bring_up_volume(name, &one.table)?;
+        self.world.note_read_only(name, one.device_read_only);
         self.exports.add_volume(&self.world, name)
     }
 }

@@ -168,7 +168,11 @@ impl Verbs {
         let record = changes.record_of(name);
         let table = record.inactive.or(record.table).unwrap_or_default();
         let swap = Swap { name, table, doing: Doing::Resume, allowed: params.allowed() };
-        self.swap_tables(changes, &swap, caller)
+        let swapped = self.swap_tables(changes, &swap, caller);
+        if swapped.as_ref().err().is_none_or(|error| error.kind == ConfigKind::Lost) {
+            self.world.note_live(name);
+        }
+        swapped
     }
 
     /// `replace`: returns notes for a person.

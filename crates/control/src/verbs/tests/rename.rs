@@ -5,7 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use cairn_block::{Disk, FailureCursor, Io, IoError, IoResult};
+use cairn_backends::DeviceOpener;
+use cairn_block::{ConfigKind, Disk, FailureCursor, Io, IoError, IoResult, Opener};
 use parking_lot::Mutex;
 
 use super::half_way::TABLE;
@@ -110,6 +111,34 @@ fn state_file_that_cannot_be_written_leaves_the_old_name_served() {
 }
 
 #[test]
+fn refused_rename_leaves_no_claim_behind() {
+    let (_all, work, _) = folders();
+    let server = TestServer::fresh(&work, TABLE);
+    server.verbs.create("c", "0 1024 writecache s @v cache 4096 0").unwrap();
+    fs::create_dir(work.join("state.new")).unwrap();
+    server.try_rename("c", "d").unwrap_err();
+    fs::remove_dir(work.join("state.new")).unwrap();
+    assert_eq!(server.exports(), owned(&[("c", "c")]));
+    server.verbs.remove("c").unwrap();
+    assert_eq!(server.exports(), owned(&[("v", "v")]));
+}
+
+#[test]
+fn files_of_a_renamed_volume_stay_locked_in_between() {
+    let (_all, work, _) = folders();
+    let server = TestServer::with_e(&work);
+    let (file, seen) = (work.join("other"), Arc::<Mutex<Vec<_>>>::default());
+    let log = seen.clone();
+    *server.verbs.at_step.lock() = Box::new(move |_| {
+        // As another process opens it.
+        let opened = DeviceOpener::default().open(file.to_str().unwrap(), false, Arc::default());
+        log.lock().push(opened.err().map(|error| error.kind));
+    });
+    server.try_rename("e", "f").unwrap();
+    assert_eq!(*seen.lock(), [Some(ConfigKind::Busy); 3]);
+}
+
+#[test]
 fn volume_that_cannot_begin_under_the_new_name_goes_on_under_the_old_one() {
     let (_all, work, _) = folders();
     let server = TestServer::with_e(&work);
@@ -131,6 +160,32 @@ fn volume_that_cannot_begin_under_the_new_name_goes_on_under_the_old_one() {
     let state = StateFile::open(&work.join("state")).unwrap();
     assert_eq!((state.records(), state.exports()), (vec![before], changes));
     assert_eq!(server.exports(), owned(&[("e", "e"), ("v", "v")]));
+}
+
+#[test]
+fn claimed_volume_is_not_served_while_a_rename_is_undone() {
+    let (_all, work, _) = folders();
+    let server = TestServer::fresh(&work, TABLE);
+    server.verbs.create("c", "0 1024 writecache s @v cache 4096 0").unwrap();
+    server.write("c", 0, 8, 9);
+    let (world, exports) = (server.world.clone(), server.verbs.exports.clone());
+    let seen = Arc::<Mutex<Vec<bool>>>::default();
+    let log = seen.clone();
+    *server.verbs.at_step.lock() = Box::new(move |step| {
+        if step == Step::Recorded {
+            world.create("d").unwrap();
+            // As after a failure to begin.
+            exports.settle(&world, "d");
+            log.lock().push(exports.served_as("v").is_some());
+        }
+    });
+    server.try_rename("c", "d").unwrap_err();
+    *server.verbs.at_step.lock() = Box::new(|_| ());
+    assert_eq!(*seen.lock(), [false]);
+    assert_eq!(server.exports(), owned(&[("c", "c")]));
+    assert_eq!(server.bytes("c"), [(8, 9), (SECTORS - 8, 1)]);
+    server.verbs.remove("c").unwrap();
+    assert_eq!(server.exports(), owned(&[("v", "v")]), "no name awaits its claims any more");
 }
 
 fn throttle(server: &TestServer, name: &str, limits: &str) {
@@ -199,21 +254,26 @@ fn export_of_the_own_name_that_was_removed_or_made_read_only_stays_so() {
 }
 
 #[test]
-fn volume_that_a_renamed_one_claims_is_never_served_in_between() {
+fn claimed_volume_is_not_served_in_between_and_a_dirty_cache_has_one_owner() {
     let (_all, work, _) = folders();
     let server = TestServer::fresh(&work, "v=0 1024 linear disk 0");
     server.verbs.create("c", "0 1024 writecache s @v cache 4096 0").unwrap();
     server.write("c", 0, 8, 9);
-    let (exports, seen) = (server.verbs.exports.clone(), Arc::<Mutex<Vec<bool>>>::default());
-    let log = seen.clone();
-    *server.verbs.at_step.lock() =
-        Box::new(move |_| log.lock().push(exports.served_as("v").is_some()));
+    let owners = |state: &StateFile| {
+        state.caches().into_iter().map(|cache| cache.volume).collect::<Vec<_>>()
+    };
+    let (exports, seen) = (server.verbs.exports.clone(), Arc::<Mutex<Vec<_>>>::default());
+    let (log, state) = (seen.clone(), work.join("state"));
+    *server.verbs.at_step.lock() = Box::new(move |step| {
+        let state = StateFile::open(&state).unwrap();
+        log.lock().push((step, exports.served_as("v").is_some(), owners(&state)));
+    });
     server.try_rename("c", "d").unwrap();
-    assert_eq!(*seen.lock(), [false; 3]);
+    let at = |step, owner: &str| (step, false, vec![owner.to_owned()]);
+    let expected = [at(Step::Arranged, "c"), at(Step::Recorded, "d"), at(Step::Done, "d")];
+    assert_eq!(*seen.lock(), expected);
     assert_eq!(server.exports(), owned(&[("d", "d")]));
     assert_eq!(server.bytes("d"), [(8, 9), (SECTORS - 8, 1)]);
-    let caches = StateFile::open(&work.join("state")).unwrap().caches();
-    assert_eq!(caches.iter().map(|cache| cache.volume.as_str()).collect::<Vec<_>>(), ["d"]);
     *server.verbs.at_step.lock() = Box::new(|_| ());
     server.verbs.remove("d").unwrap();
     assert_eq!(server.exports(), owned(&[("v", "v")]), "it is free again");

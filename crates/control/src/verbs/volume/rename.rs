@@ -118,9 +118,9 @@ impl Verbs {
     fn move_to(&self, changes: &Changes, one: &mut Move) -> Outcome<()> {
         let Renaming { from, to, .. } = one.renaming.clone();
         let down = self.take_down(&from);
+        self.step(Step::Arranged);
         // A volume that cannot begin under the new name begins under this one.
         self.exports.give_way(&self.world, &from, &one.claimed)?;
-        self.step(Step::Arranged);
         down?;
         one.renaming.is_untold |= self.is_untold(&from);
         changes.record_renaming(one.after.clone(), &one.renaming)?;

@@ -2,8 +2,8 @@
 //! a merge that is complete. It grows a store or pool that may grow by itself (see
 //! `pool::autogrow`). It announces a store whose file system has no more room. It brings up a
 //! volume that a failed verb left suspended, as soon as the volume's devices work. It records the
-//! table of a volume that went on without its failed cache. It removes a volume that was in use when
-//! its user removed it.
+//! table of a volume that went on without its failed cache. It removes a volume that was in use
+//! when its user removed it.
 //!
 //! The thread sleeps until it is called: by a verb, by an event of a snapshot or a merge, or by a
 //! write that waits for its store to grow. It also wakes by itself to retry what failed, and to

@@ -184,13 +184,14 @@ impl MemoryDisk {
                 continue;
             }
             let mut from = piece.offset;
-            segs.for_each_mut(piece.at, piece.len, |out| {
-                let source = self.memory.at(from);
-                // SAFETY: `out.len()` bytes from `from` lie in the region whose stripe is
-                // locked, and the mapping never overlaps a segment.
-                unsafe { std::ptr::copy_nonoverlapping(source, out.as_mut_ptr(), out.len()) };
-                from += out.len();
-            });
+            for (out, len) in segs.iovecs_of(piece.at, piece.len) {
+                // SAFETY: `len` bytes from `from` lie in the region whose stripe is locked. The
+                // request holds its segments, whose bytes are the disk's until it is done; the
+                // mapping never overlaps them. A guest may change them at any time, so they are
+                // named by address alone.
+                unsafe { std::ptr::copy_nonoverlapping(self.memory.at(from), out, len) };
+                from += len;
+            }
         }
     }
 
@@ -199,13 +200,11 @@ impl MemoryDisk {
             let _lock = self.lock(piece.region);
             self.mark_written(piece.region);
             let mut to = piece.offset;
-            segs.for_each(piece.at, piece.len, |bytes| {
+            for (bytes, len) in segs.iovecs_of(piece.at, piece.len) {
                 // SAFETY: as in `read`.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.memory.at(to), bytes.len());
-                }
-                to += bytes.len();
-            });
+                unsafe { std::ptr::copy_nonoverlapping(bytes, self.memory.at(to), len) };
+                to += len;
+            }
         }
     }
 

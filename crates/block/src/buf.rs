@@ -506,7 +506,10 @@ impl Segs {
 
     /// Sets `len` bytes from `offset` to zero.
     pub fn zero(&self, offset: usize, len: usize) {
-        self.for_each_mut(offset, len, |bytes| bytes.fill(0));
+        for (seg, start, len) in self.pieces(offset, len) {
+            let clear = |_| seg.buf.clear(start, len);
+            seg.buf.write_or(start, len, |bytes| bytes.fill(0), clear);
+        }
     }
 
     /// All bytes, copied into one vector (for metadata and tests, not for the ready path).
@@ -519,10 +522,15 @@ impl Segs {
     /// Address and length of each piece, for a drive or the kernel. They are valid while a
     /// clone of this list is held; whoever passes them on holds the request that owns it.
     pub fn iovecs(&self) -> impl Iterator<Item = (*mut u8, usize)> {
-        self.list.iter().map(|seg| {
-            // SAFETY: `push` asserted that the offset lies within the region.
-            let ptr = unsafe { seg.buf.region().ptr.as_ptr().add(seg.offset) };
-            (ptr, seg.len)
+        self.iovecs_of(0, self.bytes)
+    }
+
+    /// The same for the pieces that make up `len` bytes from `offset`.
+    pub fn iovecs_of(&self, offset: usize, len: usize) -> impl Iterator<Item = (*mut u8, usize)> {
+        self.pieces(offset, len).map(|(seg, start, len)| {
+            // SAFETY: `push` asserted that the segment lies within the region.
+            let ptr = unsafe { seg.buf.region().ptr.as_ptr().add(start) };
+            (ptr, len)
         })
     }
 

@@ -69,6 +69,13 @@ impl Buf {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
+    /// Sets foreign bytes to zero.
+    pub(super) fn clear(&self, offset: usize, len: usize) {
+        let at = self.address(offset, len);
+        // SAFETY: as in `load`.
+        unsafe { at.write_bytes(0, len) };
+    }
+
     /// The address of foreign bytes.
     fn address(&self, offset: usize, len: usize) -> *mut u8 {
         let region = self.region();

@@ -189,15 +189,18 @@ impl<T: 'static> Queue<T> {
 
     // Admission.
 
-    /// Waits until a request whose payload takes `bytes` of memory may be admitted. (Q1)
+    /// Room for a request whose payload takes `bytes` of memory, if there is some at once and the
+    /// client is not halted. (Q1)
+    pub(crate) fn try_room(&self, bytes: usize) -> Option<Room<'_>> {
+        let fits = !self.intake.is_halted() && self.fits(bytes) && self.portion.try_take(bytes);
+        fits.then_some(Room { portion: &self.portion, bytes })
+    }
+
+    /// Waits for it. (Q1)
     pub(crate) async fn room(&self, bytes: usize) -> Result<Room<'_>, Halted> {
-        let fits = || {
-            if self.intake.is_halted() {
-                return Some(Err(Halted));
-            }
-            let held = self.held.get();
-            let fits = held == 0 || held + bytes <= HELD_BYTES_MAX;
-            (fits && self.requests.get() < REQUESTS_MAX).then_some(Ok(()))
+        let fits = || match self.intake.is_halted() {
+            true => Some(Err(Halted)),
+            false => self.fits(bytes).then_some(Ok(())),
         };
         self.intake.changed.until(fits).await?;
         if !self.portion.try_take(bytes) {
@@ -207,6 +210,13 @@ impl<T: 'static> Queue<T> {
             }
         }
         Ok(Room { portion: &self.portion, bytes })
+    }
+
+    /// True if the limits of the queue allow one more request.
+    fn fits(&self, bytes: usize) -> bool {
+        let held = self.held.get();
+        let fits = held == 0 || held + bytes <= HELD_BYTES_MAX;
+        fits && self.requests.get() < REQUESTS_MAX
     }
 
     /// Waits until a request passes the throttle of its export. Nothing was taken for it yet: a
@@ -249,10 +259,14 @@ impl<T: 'static> Queue<T> {
 
     /// The replies of so many requests, which hold `held` together, were sent or dropped.
     pub(crate) fn release(&self, requests: usize, held: usize) {
-        self.requests.set(self.requests.get() - requests);
-        self.held.set(self.held.get() - held);
+        let (requests_before, held_before) = (self.requests.get(), self.held.get());
+        self.requests.set(requests_before - requests);
+        self.held.set(held_before - held);
         self.portion.give(held);
-        self.intake.changed.wake();
+        // Else no task waits for room, nor for the end of the last request.
+        if requests_before == REQUESTS_MAX || held_before > 0 || self.intake.is_halted() {
+            self.intake.changed.wake();
+        }
     }
 
     /// True if no reply reaches the client any more. What remains of a long request is not begun.

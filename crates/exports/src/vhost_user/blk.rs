@@ -8,7 +8,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use zerocopy::little_endian::{U16, U32, U64};
 
-use super::chain::Chain;
+use super::chain::{Chain, Side};
+use super::memory::{Buffers, Piece};
 use super::ring::Layout;
 use super::wire::Breach;
 use super::wire::PROTOCOL_FEATURES;
@@ -26,8 +27,8 @@ const PIECE_BYTES_MAX: u32 = 256 << 10;
 pub(super) const SERIAL_BYTES: usize = 20;
 
 /// Bytes of a request's head, and of the range of a discard.
-const HEAD_BYTES: usize = 16;
-const RANGE_BYTES: usize = 16;
+const HEAD_BYTES: u64 = 16;
+const RANGE_BYTES: u64 = 16;
 
 bitflags::bitflags! {
     /// What a driver and the device may use.
@@ -144,6 +145,16 @@ pub(super) enum Command {
     Unknown,
 }
 
+impl Command {
+    /// Where its data is.
+    fn data_side(self) -> Side {
+        match self {
+            Command::Read | Command::Identify => Side::Writable,
+            _ => Side::Readable,
+        }
+    }
+}
+
 /// How a request ended, in its status byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -154,13 +165,15 @@ pub(super) enum Status {
 }
 
 /// A request without its head and status byte.
+#[derive(Clone, Copy)]
 pub(super) struct Request {
     pub(super) command: Command,
     /// First byte of the disk, for commands that have one.
     pub(super) offset: u64,
-    pub(super) data: Segs,
+    /// Bytes of its data: [`Request::data`].
+    pub(super) bytes: u64,
     /// The byte that says how it ended.
-    pub(super) status: Segs,
+    pub(super) status: Piece,
     /// The range of a discard or write of zeroes, or what to answer if there is none. It was read
     /// once: the guest may change it.
     pub(super) range: Result<RangeOf, Status>,
@@ -177,19 +190,16 @@ pub(super) struct RangeOf {
 impl Request {
     /// The request in a chain. The layout of descriptors means nothing: the first 16 bytes are the
     /// head, and the last one is the status.
-    pub(super) fn decode(chain: &mut Chain) -> Result<Request, Breach> {
-        let (readable, writable) = (&mut chain.readable, &mut chain.writable);
-        if readable.bytes() < HEAD_BYTES || writable.bytes() == 0 {
-            let found = format!("{} and {} bytes", readable.bytes(), writable.bytes());
+    pub(super) fn decode(chain: &Chain, memory: &Buffers) -> Result<Request, Breach> {
+        let (readable, writable) = (chain.readable_bytes, chain.writable_bytes);
+        let (HEAD_BYTES.., Some(status)) = (readable, chain.last_writable()) else {
+            let found = format!("{readable} and {writable} bytes");
             return Err(Breach::field("request", found, "a head of 16 bytes, and a status byte"));
-        }
-        let mut head = [0; HEAD_BYTES];
-        readable.copy_out(0, &mut head);
-        readable.advance(HEAD_BYTES);
+        };
+        let mut head = [0; HEAD_BYTES as usize];
+        chain.load(memory, 0, &mut head);
         let [kind, _, sector_low, sector_high]: [U32; 4] = zerocopy::transmute!(head);
         let sector = u64::from(sector_low.get()) | u64::from(sector_high.get()) << 32;
-        let status = writable.slice(writable.bytes() - 1, 1);
-        writable.truncate(writable.bytes() - 1);
         let command = match kind.get() {
             0 => Command::Read,
             1 => Command::Write,
@@ -199,26 +209,34 @@ impl Request {
             13 => Command::WriteZeroes,
             _ => Command::Unknown,
         };
-        let is_for_driver = matches!(command, Command::Read | Command::Identify);
-        let data = std::mem::take(if is_for_driver { writable } else { readable });
+        let bytes = match command.data_side() {
+            Side::Readable => readable - HEAD_BYTES,
+            Side::Writable => writable - 1,
+        };
         // A sector beyond every disk stays beyond every disk.
         let offset = sector.saturating_mul(SECTOR_BYTES);
         let range = match command {
-            Command::Discard | Command::WriteZeroes => RangeOf::decode(command, &data),
+            Command::Discard | Command::WriteZeroes if bytes == RANGE_BYTES => {
+                let mut bytes = [0; RANGE_BYTES as usize];
+                chain.load(memory, HEAD_BYTES, &mut bytes);
+                RangeOf::decode(command, bytes)
+            }
             _ => Err(Status::Failed),
         };
-        Ok(Request { command, offset, data, status, range })
+        Ok(Request { command, offset, bytes, status, range })
+    }
+
+    /// The memory of its data.
+    pub(super) fn data(&self, chain: &Chain, memory: &Buffers) -> Segs {
+        let side = self.command.data_side();
+        let skipped = if side == Side::Readable { HEAD_BYTES } else { 0 };
+        chain.segs(memory, side, skipped, self.bytes)
     }
 }
 
 impl RangeOf {
-    fn decode(command: Command, data: &Segs) -> Result<RangeOf, Status> {
+    fn decode(command: Command, bytes: [u8; RANGE_BYTES as usize]) -> Result<RangeOf, Status> {
         const MAY_UNMAP: u32 = 1;
-        if data.bytes() != RANGE_BYTES {
-            return Err(Status::Failed);
-        }
-        let mut bytes = [0; RANGE_BYTES];
-        data.copy_out(0, &mut bytes);
         let [sector_low, sector_high, sectors, flags]: [U32; 4] = zerocopy::transmute!(bytes);
         let allowed = if command == Command::WriteZeroes { MAY_UNMAP } else { 0 };
         if flags.get() & !allowed != 0 {

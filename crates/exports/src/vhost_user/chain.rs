@@ -5,7 +5,7 @@
 
 use cairn_block::Segs;
 
-use super::memory::Buffers;
+use super::memory::{Buffers, Piece};
 use super::wire::Breach;
 
 /// The most descriptors of a chain, and of a table of indirect ones.
@@ -19,15 +19,27 @@ pub(super) const NEXT: u16 = 1;
 pub(super) const WRITE: u16 = 2;
 pub(super) const INDIRECT: u16 = 4;
 
-/// One request of the driver.
+/// One request of the driver. A ring lists its memory once; parts of it are ranges of that list.
+/// One chain serves all requests of a ring, one after another, so that none is allocated.
 #[derive(Default)]
 pub(super) struct Chain {
     /// Names it when it has been used.
     pub(super) head: u16,
+    /// What the device reads, then what it writes.
+    pieces: Vec<Piece>,
+    /// How many of the pieces it reads.
+    readable_pieces: usize,
+    pub(super) readable_bytes: u64,
+    pub(super) writable_bytes: u64,
+}
+
+/// A side of a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
     /// What the device reads.
-    pub(super) readable: Segs,
+    Readable,
     /// What the device writes.
-    pub(super) writable: Segs,
+    Writable,
 }
 
 /// A piece of memory of the guest.
@@ -62,13 +74,17 @@ impl Descriptor {
         if bytes == 0 || bytes > most || !bytes.is_multiple_of(DESCRIPTOR_BYTES) {
             return Err(Breach::field("indirect descriptors", bytes, "1 to 1024 of 16 bytes"));
         }
-        let mut segs = Segs::default();
-        if !memory.push(&mut segs, self.guest, self.bytes) {
-            return Err(self.outside());
-        }
         table.resize(bytes, 0);
-        segs.copy_out(0, table);
-        Ok(())
+        let mut rest = &mut table[..];
+        let copy = |piece: Piece| {
+            let (out, behind) = std::mem::take(&mut rest).split_at_mut(piece.bytes as usize);
+            memory.load(piece, out);
+            rest = behind;
+        };
+        match memory.find(self.guest, self.bytes, copy) {
+            true => Ok(()),
+            false => Err(self.outside()),
+        }
     }
 
     fn outside(&self) -> Breach {
@@ -78,17 +94,68 @@ impl Descriptor {
 }
 
 impl Chain {
+    /// Begins another one.
+    pub(super) fn clear(&mut self) {
+        self.pieces.clear();
+        (self.readable_pieces, self.readable_bytes, self.writable_bytes) = (0, 0, 0);
+    }
+
     /// Appends the memory that a descriptor names.
     pub(super) fn push(&mut self, descriptor: &Descriptor, memory: &Buffers) -> Result<(), Breach> {
         let is_writable = descriptor.flags & WRITE != 0;
-        if !is_writable && self.writable.bytes() > 0 {
+        if !is_writable && self.writable_bytes > 0 {
             let found = "readable behind writable";
             return Err(Breach::field("descriptor", found, "all readable ones first"));
         }
-        let segs = if is_writable { &mut self.writable } else { &mut self.readable };
-        match memory.push(segs, descriptor.guest, descriptor.bytes) {
-            true => Ok(()),
-            false => Err(descriptor.outside()),
+        let append = |piece| self.pieces.push(piece);
+        if !memory.find(descriptor.guest, descriptor.bytes, append) {
+            return Err(descriptor.outside());
         }
+        match is_writable {
+            true => self.writable_bytes += u64::from(descriptor.bytes),
+            false => {
+                self.readable_bytes += u64::from(descriptor.bytes);
+                self.readable_pieces = self.pieces.len();
+            }
+        }
+        Ok(())
+    }
+
+    /// The pieces that make up `bytes` bytes of a side behind its first `skipped` ones.
+    fn part(&self, side: Side, skipped: u64, bytes: u64) -> impl Iterator<Item = Piece> {
+        let (readable, writable) = self.pieces.split_at(self.readable_pieces);
+        let pieces = if side == Side::Readable { readable } else { writable };
+        let (mut skip, mut left) = (skipped, bytes);
+        pieces.iter().filter_map(move |piece| {
+            let skipped = skip.min(piece.bytes.into());
+            let piece = piece.skip(skipped as u32);
+            let piece = piece.first(left.min(piece.bytes.into()) as u32);
+            (skip, left) = (skip - skipped, left - u64::from(piece.bytes));
+            (piece.bytes > 0).then_some(piece)
+        })
+    }
+
+    /// Copies the bytes at the begin of what the device reads, of which there are so many.
+    pub(super) fn load(&self, memory: &Buffers, skipped: u64, out: &mut [u8]) {
+        let mut rest = out;
+        for piece in self.part(Side::Readable, skipped, rest.len() as u64) {
+            let (out, behind) = std::mem::take(&mut rest).split_at_mut(piece.bytes as usize);
+            memory.load(piece, out);
+            rest = behind;
+        }
+        assert!(rest.is_empty(), "read beyond the end of a chain");
+    }
+
+    /// The last byte that the device writes.
+    pub(super) fn last_writable(&self) -> Option<Piece> {
+        let last = self.pieces[self.readable_pieces..].iter().rev().find(|it| it.bytes > 0)?;
+        Some(last.skip(last.bytes - 1))
+    }
+
+    /// The `bytes` bytes of a side behind its first `skipped` ones, as requests name memory.
+    pub(super) fn segs(&self, memory: &Buffers, side: Side, skipped: u64, bytes: u64) -> Segs {
+        let mut segs = Segs::default();
+        self.part(side, skipped, bytes).for_each(|piece| memory.push(&mut segs, piece));
+        segs
     }
 }

@@ -56,6 +56,20 @@ pub(super) struct Pauses {
     pub(super) rings: Stage,
 }
 
+/// What an export takes. It may change at any time: a request asks once, and the engine judges what
+/// follows from it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Facts {
+    /// The size, without a partial last block.
+    pub(super) bytes: u64,
+    /// The smallest unit.
+    pub(super) block_bytes: u64,
+    pub(super) is_read_only: bool,
+    /// The data of a write must not change until the write has ended.
+    pub(super) copies_data: bool,
+    pub(super) discards: bool,
+}
+
 /// An export in service.
 pub(super) struct Export {
     pub(super) name: String,
@@ -117,24 +131,27 @@ impl Export {
         }
     }
 
-    /// The smallest unit that the disk takes now, in bytes.
-    pub(super) fn block_bytes(&self) -> u64 {
-        u64::from(self.shared.disk.limits().logical_block).max(SECTOR_BYTES)
+    /// What the disk takes now.
+    pub(super) fn facts(&self) -> Facts {
+        let disk = &self.shared.disk;
+        let (limits, bytes) = (disk.limits(), disk.sectors().to_bytes());
+        let block_bytes = u64::from(limits.logical_block).max(SECTOR_BYTES);
+        Facts {
+            bytes: bytes - bytes % block_bytes,
+            block_bytes,
+            is_read_only: self.read_only || limits.read_only,
+            copies_data: limits.stable_data,
+            discards: limits.discard,
+        }
     }
 
     /// The size now in bytes, without a partial last block.
     pub(super) fn size_bytes(&self) -> u64 {
-        let bytes = self.shared.disk.sectors().to_bytes();
-        bytes - bytes % self.block_bytes()
+        self.facts().bytes
     }
 
     pub(super) fn is_read_only(&self) -> bool {
-        self.read_only || self.shared.disk.limits().read_only
-    }
-
-    /// True if the data of a write must not change until the write has ended.
-    pub(super) fn copies_data(&self) -> bool {
-        self.shared.disk.limits().stable_data
+        self.facts().is_read_only
     }
 
     /// The configuration space now.

@@ -174,10 +174,11 @@ impl GuestMemory {
         let buffer = |region: &Region| {
             let RegionFacts { guest, bytes, .. } = region.facts;
             let owner: Arc<dyn Any + Send + Sync> = region.mapping.clone();
+            let base = region.pointer(0);
             // SAFETY: the mapping has the region's bytes, readable and writable, until its last
             // owner is gone; files read as initialised; M2.
-            let buf = unsafe { Buf::foreign(owner, region.pointer(0), bytes as usize) };
-            Buffer { guest, bytes, buf }
+            let buf = unsafe { Buf::foreign(owner, base, bytes as usize) };
+            Buffer { guest, bytes, base, buf }
         };
         let mut regions: Vec<Buffer> = self.regions.iter().map(buffer).collect();
         regions.sort_unstable_by_key(|region| region.guest);
@@ -277,7 +278,29 @@ impl Window {
 struct Buffer {
     guest: u64,
     bytes: u64,
+    base: NonNull<u8>,
     buf: Buf,
+}
+
+/// Bytes of one region: a part of what a descriptor names, judged. It is of the [`Buffers`] that
+/// gave it, and holds nothing.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    region: u32,
+    pub(super) bytes: u32,
+    at: usize,
+}
+
+impl Piece {
+    /// Without its first bytes.
+    pub(super) fn skip(self, bytes: u32) -> Piece {
+        Piece { bytes: self.bytes - bytes, at: self.at + bytes as usize, ..self }
+    }
+
+    /// Its first bytes.
+    pub(super) fn first(self, bytes: u32) -> Piece {
+        Piece { bytes: self.bytes.min(bytes), ..self }
+    }
 }
 
 /// The memory of a guest as requests of one reactor use it.
@@ -296,22 +319,50 @@ impl Buffers {
         !self.mappings.iter().any(is_truncated)
     }
 
-    /// Appends `bytes` bytes at an address of the guest, which may lie in adjacent regions. False
-    /// if some of them are in no region.
-    pub(super) fn push(&self, segs: &mut Segs, mut guest: u64, bytes: u32) -> bool {
+    /// Calls `each` with the pieces of `bytes` bytes at an address of the guest, which may lie in
+    /// adjacent regions. False if some of them are in no region. (M1)
+    pub(super) fn find(&self, mut guest: u64, bytes: u32, mut each: impl FnMut(Piece)) -> bool {
         let mut left = u64::from(bytes);
         let after = self.regions.partition_point(|region| region.guest <= guest);
-        let mut regions = self.regions[after.saturating_sub(1)..].iter();
+        let first = after.saturating_sub(1);
+        let mut regions = self.regions[first..].iter().zip(first as u32..);
         while left > 0 {
-            let Some(region) = regions.next() else { return false };
+            let Some((region, index)) = regions.next() else { return false };
             let Some(at) = guest.checked_sub(region.guest).filter(|at| *at < region.bytes) else {
                 return false;
             };
             let take = left.min(region.bytes - at);
-            segs.push(region.buf.clone(), at as usize, take as usize);
+            each(Piece { region: index, bytes: take as u32, at: at as usize });
             (left, guest) = (left - take, guest + take);
         }
         true
+    }
+
+    /// A piece as requests name memory.
+    pub(super) fn push(&self, segs: &mut Segs, piece: Piece) {
+        let region = &self.regions[piece.region as usize];
+        segs.push(region.buf.clone(), piece.at, piece.bytes as usize);
+    }
+
+    /// Copies a piece.
+    pub(super) fn load(&self, piece: Piece, out: &mut [u8]) {
+        let from = self.pointer(piece, out.len());
+        // SAFETY: within its region, which is mapped (M3); `out` is a reference, so it does not
+        // overlap what the guest shares (M2).
+        unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
+    }
+
+    /// Writes the first byte of a piece.
+    pub(super) fn store(&self, piece: Piece, byte: u8) {
+        // SAFETY: as in `load`.
+        unsafe { self.pointer(piece, 1).write(byte) };
+    }
+
+    fn pointer(&self, piece: Piece, bytes: usize) -> *mut u8 {
+        let region = &self.regions[piece.region as usize];
+        assert!(bytes as u64 <= region.bytes && piece.at as u64 <= region.bytes - bytes as u64);
+        // SAFETY: within the region (asserted).
+        unsafe { region.base.as_ptr().add(piece.at) }
     }
 }
 

@@ -447,7 +447,7 @@ mod tests {
             }
             let at = ring.list[0].guest as usize;
             assert!(ring.list.iter().all(|descriptor| descriptor.guest as usize == at));
-            assert_eq!(chain.readable.bytes() + chain.writable.bytes(), ring.list.len());
+            assert_eq!(chain.readable_bytes + chain.writable_bytes, ring.list.len() as u64);
             taken.push((at, chain.head));
         }
         taken

@@ -1,8 +1,8 @@
 //! [`VirtQueue`]: one ring of a session, on one reactor.
 //!
-//! Three tasks share it. The taker takes chains and starts their requests; the publisher shows the
-//! driver what was used, once per turn of the loop; the watcher tells the taker that the ring is
-//! stopped. Requests complete here in any order.
+//! Three tasks share it. The taker takes chains, starts their requests, and shows the driver which
+//! ones ended at once; the publisher shows it the others, once per turn of the loop; the watcher
+//! tells the taker that the ring is stopped. Requests complete here in any order.
 //!
 //! Invariants, beside those of its [queue](crate::front) and of its [ring](super::ring):
 //! - Q1. A chain that was taken is used exactly once, unless the driver broke the protocol. Data,
@@ -28,22 +28,25 @@ use cairn_block::{
     SECTOR_BYTES, Segs,
 };
 use cairn_reactor::Driver;
-use smallvec::SmallVec;
 
 use crate::front::widen::{self, ByteRange};
 use crate::front::{First, Intake, Level, Membership, Phase, Queue, Room, Shutdown, Signal, first};
 
 use super::blk::{Command, Request, SERIAL_BYTES, Status};
 use super::chain::Chain;
-use super::export::Export;
-use super::memory::Buffers;
+use super::export::{Export, Facts};
+use super::memory::{Buffers, Piece};
 use super::notifier::Notifier;
 use super::ring::AnyRing;
 use super::wire::Breach;
 
 /// The most bytes of a request. Drivers send less: so much have all pieces that the configuration
 /// space allows.
-const DATA_BYTES_MAX: usize = 32 << 20;
+const DATA_BYTES_MAX: u64 = 32 << 20;
+
+/// So many chains are published while the taker goes on, so that the driver goes on beside it. With
+/// fewer, the driver sleeps and is notified more often than the time that it gains is worth.
+const BATCH_WHILE_TAKING: usize = 32;
 
 /// What notifies the driver, which may replace it.
 pub(super) type Call = Arc<Mutex<Option<Notifier>>>;
@@ -81,7 +84,6 @@ pub(super) struct Ended {
 /// the room is that of a request without memory.
 struct Late<'a> {
     room: Room<'a>,
-    head: u16,
     request: Request,
     passage: Passage,
 }
@@ -91,16 +93,23 @@ struct Ticket {
     head: u16,
     /// How many bytes are written if it succeeds, the status byte included.
     written: u32,
-    status: Segs,
+    status: Piece,
     held: usize,
-    /// A read of whole blocks, and the memory that gets the bytes behind the lead.
-    copy: Option<(Segs, usize, Segs)>,
+    /// What follows a read of whole blocks. Few requests have one, and all tickets are moved.
+    copy: Option<Box<Copied>>,
+}
+
+/// A read of whole blocks, and the memory that gets the bytes behind the lead.
+struct Copied {
+    blocks: Segs,
+    lead: usize,
+    data: Segs,
 }
 
 /// Chains that were used and not published.
 #[derive(Default)]
 struct Batch {
-    used: SmallVec<[(u16, u32); 32]>,
+    used: Vec<(u16, u32)>,
     held: usize,
     reports_loss: bool,
 }
@@ -118,6 +127,8 @@ pub(super) struct VirtQueue {
     intake: Rc<Intake>,
     batch: RefCell<Batch>,
     taking: Cell<bool>,
+    /// The taker starts a request; it publishes what ends by that.
+    starting: Cell<bool>,
     has_failed: Cell<bool>,
     publisher: Signal,
     /// How it ended, once it has left.
@@ -156,6 +167,7 @@ pub(super) fn start(
         intake: intake.clone(),
         batch: RefCell::default(),
         taking: Cell::new(true),
+        starting: Cell::new(false),
         has_failed: Cell::new(false),
         publisher: Signal::default(),
         ended,
@@ -165,7 +177,7 @@ pub(super) fn start(
     notify(&vq.call);
     env.spawn(watch(vq.export.clone(), stop, intake));
     let publishing = vq.clone();
-    env.spawn(async move { publishing.publish().await });
+    env.spawn(async move { publishing.publish_all().await });
     env.spawn(async move {
         if let Err(breach) = vq.take_all(&kick).await {
             let key = format!("export '{}': a ring has stopped", vq.export.name);
@@ -206,14 +218,19 @@ pub(super) fn notify(call: &Call) {
 impl VirtQueue {
     /// Takes chains until the ring is stopped.
     async fn take_all(self: &Rc<Self>, kick: &Notifier) -> Result<(), Breach> {
-        let mut kicks = true;
+        let (mut kicks, mut chain) = (true, Chain::default());
         loop {
             while self.ring.borrow().has_next() {
-                let Ok(room) = self.queue.room(0).await else { break };
-                if let Some(late) = self.take(room)? {
-                    self.admit_late(late).await;
+                let Some(room) = self.room().await else { break };
+                if let Some(late) = self.take(room, &mut chain)? {
+                    self.publish();
+                    self.admit_late(&chain, late).await;
+                }
+                if self.batch.borrow().used.len() >= BATCH_WHILE_TAKING {
+                    self.publish();
                 }
             }
+            self.publish();
             if self.intake.is_halted() {
                 match self.goes_on_after_pause().await {
                     true => continue,
@@ -246,69 +263,86 @@ impl VirtQueue {
         self.intake.phase() == Some(Phase::Going)
     }
 
+    /// Room for the next request; none if nothing more is taken.
+    async fn room(&self) -> Option<Room<'_>> {
+        if let Some(room) = self.queue.try_room(0) {
+            return Some(room);
+        }
+        // The room may be that of requests which have ended.
+        self.publish();
+        self.queue.room(0).await.ok()
+    }
+
     /// Takes the next chain and starts its request, or returns it if it has to wait for the
     /// throttle.
-    fn take<'a>(self: &Rc<Self>, room: Room<'a>) -> Result<Option<Late<'a>>, Breach> {
-        let mut chain = Chain::default();
-        if !self.ring.borrow_mut().take(&self.memory, &mut chain)? {
+    fn take<'a>(
+        self: &Rc<Self>,
+        room: Room<'a>,
+        chain: &mut Chain,
+    ) -> Result<Option<Late<'a>>, Breach> {
+        if !self.ring.borrow_mut().take(&self.memory, chain)? {
             return Ok(None);
         }
-        let head = chain.head;
-        let request = Request::decode(&mut chain)?;
+        let request = Request::decode(chain, &self.memory)?;
         let throttle = &self.export.throttle;
         if throttle.is_on()
             && let Some(passage) = self.passage_of(&request)
             && !throttle.try_pass(self.queue.env.now(), passage)
         {
-            return Ok(Some(Late { room, head, request, passage }));
+            return Ok(Some(Late { room, request, passage }));
         }
-        self.admit(room, head, request);
+        self.admit(room, chain, request);
         Ok(None)
     }
 
     /// Starts the request of a chain that was taken when it has passed the throttle. If the ring is
     /// stopped, at once: it uses all that it took (Q2).
-    async fn admit_late(self: &Rc<Self>, late: Late<'_>) {
-        let Late { room, head, request, passage } = late;
+    async fn admit_late(self: &Rc<Self>, chain: &Chain, late: Late<'_>) {
+        let Late { room, request, passage } = late;
         let throttle = &self.export.throttle;
         if self.queue.pass(throttle, passage).await.is_err() {
             throttle.charge(self.queue.env.now(), passage);
         }
-        self.admit(room, head, request);
+        self.admit(room, chain, request);
     }
 
-    fn admit(self: &Rc<Self>, room: Room<'_>, head: u16, request: Request) {
-        let held = self.queue.admit(room);
-        let ticket = Ticket { head, written: 1, status: request.status.clone(), held, copy: None };
-        self.serve(request, ticket);
+    fn admit(self: &Rc<Self>, room: Room<'_>, chain: &Chain, request: Request) {
+        let (head, status) = (chain.head, request.status);
+        let ticket = Ticket { head, written: 1, status, held: self.queue.admit(room), copy: None };
+        self.starting.set(true);
+        self.serve(chain, request, ticket);
+        self.starting.set(false);
     }
 
-    fn serve(self: &Rc<Self>, request: Request, mut ticket: Ticket) {
-        let export = &self.export;
+    fn serve(self: &Rc<Self>, chain: &Chain, request: Request, mut ticket: Ticket) {
+        let facts = self.export.facts();
         let changes =
             matches!(request.command, Command::Write | Command::Discard | Command::WriteZeroes);
-        if changes && export.is_read_only() {
+        if changes && facts.is_read_only {
             return self.answer(ticket, Status::Failed);
         }
         match request.command {
-            Command::Read => match self.data_range(&request) {
-                Some(range) => {
-                    ticket.written += range.length as u32;
-                    self.read(range, request.data, ticket);
+            Command::Read | Command::Write => {
+                let Some(range) = data_range(&facts, &request) else {
+                    return self.answer(ticket, status_of_nothing(&request));
+                };
+                let data = request.data(chain, &self.memory);
+                if request.command == Command::Write {
+                    return self.write(&facts, range, data, ticket);
                 }
-                None => self.answer(ticket, status_of_nothing(&request)),
-            },
-            Command::Write => match self.data_range(&request) {
-                Some(range) => self.write(range, request.data, ticket),
-                None => self.answer(ticket, status_of_nothing(&request)),
-            },
+                ticket.written += range.length as u32;
+                self.read(&facts, range, data, ticket);
+            }
             // A client that may only read wrote nothing.
-            Command::Flush if export.is_read_only() => self.answer(ticket, Status::Done),
+            Command::Flush if facts.is_read_only => self.answer(ticket, Status::Done),
             Command::Flush => self.start(Io::flush(), ticket),
-            Command::Discard | Command::WriteZeroes => self.change_range(&request, ticket),
+            Command::Discard | Command::WriteZeroes => {
+                self.change_range(&facts, &request, ticket);
+            }
             Command::Identify => {
-                let bytes = request.data.bytes().min(SERIAL_BYTES);
-                request.data.copy_in(0, &export.serial()[..bytes]);
+                let serial = self.export.serial();
+                let bytes = request.bytes.min(SERIAL_BYTES as u64) as usize;
+                request.data(chain, &self.memory).copy_in(0, &serial[..bytes]);
                 ticket.written += bytes as u32;
                 self.answer(ticket, Status::Done);
             }
@@ -316,18 +350,12 @@ impl VirtQueue {
         }
     }
 
-    /// The bytes that a request with data names; none if they are not all in the disk, or if they
-    /// are no whole sectors.
-    fn data_range(&self, request: &Request) -> Option<ByteRange> {
-        let bytes = request.data.bytes();
-        (bytes <= DATA_BYTES_MAX).then(|| self.inside(request.offset, bytes as u64))?
-    }
-
     /// What the limits of the export count. A discard moves no data, and neither does what will be
     /// refused; a flush waits for no limit.
     fn passage_of(&self, request: &Request) -> Option<Passage> {
-        let data = || self.data_range(request);
-        let named = || request.range.ok().and_then(|it| self.inside(it.offset, it.bytes.into()));
+        let facts = self.export.facts();
+        let data = || data_range(&facts, request);
+        let named = || request.range.ok().and_then(|it| inside(&facts, it.offset, it.bytes.into()));
         let (direction, range) = match request.command {
             Command::Read => (Direction::Read, data()),
             Command::Write => (Direction::Write, data()),
@@ -335,35 +363,29 @@ impl VirtQueue {
             Command::Discard => (Direction::Write, None),
             Command::Flush | Command::Identify | Command::Unknown => return None,
         };
-        let moves = direction == Direction::Read || !self.export.is_read_only();
+        let moves = direction == Direction::Read || !facts.is_read_only;
         let bytes = range.filter(|_| moves).map_or(0, |range| range.length);
         Some(Passage { direction, bytes })
     }
 
-    fn inside(&self, offset: u64, length: u64) -> Option<ByteRange> {
-        let end = offset.checked_add(length)?;
-        let whole = length > 0 && length.is_multiple_of(SECTOR_BYTES);
-        (whole && end <= self.export.size_bytes()).then_some(ByteRange { offset, length })
-    }
-
-    fn read(self: &Rc<Self>, range: ByteRange, data: Segs, ticket: Ticket) {
-        let whole = widen::outer(range, self.export.block_bytes());
+    fn read(self: &Rc<Self>, facts: &Facts, range: ByteRange, data: Segs, ticket: Ticket) {
+        let whole = widen::outer(range, facts.block_bytes);
         if whole.to_bytes() == range.length {
             return self.start(Io::read(whole, data), ticket);
         }
         let lead = (range.offset - whole.start.to_bytes()) as usize;
         self.with_room(whole.to_bytes() as usize, ticket, move |this, blocks, mut ticket| {
-            ticket.copy = Some((blocks.clone(), lead, data));
+            ticket.copy = Some(Box::new(Copied { blocks: blocks.clone(), lead, data }));
             this.start(Io::read(whole, blocks), ticket);
         });
     }
 
-    fn write(self: &Rc<Self>, range: ByteRange, data: Segs, ticket: Ticket) {
-        let block_bytes = self.export.block_bytes();
+    fn write(self: &Rc<Self>, facts: &Facts, range: ByteRange, data: Segs, ticket: Ticket) {
+        let block_bytes = facts.block_bytes;
         let whole = widen::outer(range, block_bytes);
         let is_whole = whole.to_bytes() == range.length;
         let flags = self.write_flags();
-        if is_whole && !self.export.copies_data() {
+        if is_whole && !facts.copies_data {
             let io = Io::write(whole, data).with(flags);
             return self.queue.start_write(self.clone(), io, ticket);
         }
@@ -407,19 +429,19 @@ impl VirtQueue {
     }
 
     /// A discard or write of zeroes.
-    fn change_range(self: &Rc<Self>, request: &Request, ticket: Ticket) {
+    fn change_range(self: &Rc<Self>, facts: &Facts, request: &Request, ticket: Ticket) {
         let named = match request.range {
             Ok(named) => named,
             Err(status) => return self.answer(ticket, status),
         };
-        let Some(range) = self.inside(named.offset, named.bytes.into()) else {
+        let Some(range) = inside(facts, named.offset, named.bytes.into()) else {
             return self.answer(ticket, Status::Failed);
         };
-        let block_bytes = self.export.block_bytes();
+        let block_bytes = facts.block_bytes;
         if request.command == Command::Discard {
             // It may forget less than it was asked to.
             return match widen::inner(range, block_bytes) {
-                Some(whole) if self.export.shared.disk.limits().discard => {
+                Some(whole) if facts.discards => {
                     self.start(Io::on(Op::Discard, whole), ticket);
                 }
                 _ => self.answer(ticket, Status::Done),
@@ -451,30 +473,50 @@ impl VirtQueue {
 
     /// Says how a request ended. (Q1)
     fn answer(&self, ticket: Ticket, status: Status) {
-        ticket.status.copy_in(0, &[status as u8]);
+        self.memory.store(ticket.status, status as u8);
         let written = if status == Status::Done { ticket.written } else { 1 };
         let mut batch = self.batch.borrow_mut();
+        let is_first = batch.used.is_empty();
         batch.used.push((ticket.head, written));
         batch.held += ticket.held;
-        self.publisher.wake();
+        if is_first && !self.starting.get() {
+            self.publisher.wake();
+        }
     }
 
-    /// Publishes what is used until the taker has ended and every request was answered.
-    async fn publish(&self) {
-        let mut batch = Batch::default();
-        while self.publisher.until(|| self.next_batch(&mut batch)).await {
-            let is_wanted = self.ring.borrow_mut().use_all(&batch.used);
-            if is_wanted {
-                notify(&self.call);
-            }
-            if std::mem::take(&mut batch.reports_loss) {
-                self.queue.losses_were_told(); // Q3
-            }
-            self.queue.release(batch.used.len(), std::mem::take(&mut batch.held));
-            batch.used.clear();
-            self.look_at_memory();
+    /// Publishes what other tasks than the taker ended, until that has ended and every request was
+    /// answered.
+    async fn publish_all(&self) {
+        while self.publisher.until(|| self.has_used()).await {
+            self.publish();
         }
         self.end();
+    }
+
+    /// False when nothing will ever be published any more.
+    fn has_used(&self) -> Option<bool> {
+        match self.batch.borrow().used.is_empty() {
+            false => Some(true),
+            true => (!self.taking.get() && self.queue.is_empty()).then_some(false),
+        }
+    }
+
+    /// Publishes what is used.
+    fn publish(&self) {
+        let batch = &mut *self.batch.borrow_mut();
+        if batch.used.is_empty() {
+            return;
+        }
+        let is_wanted = self.ring.borrow_mut().use_all(&batch.used);
+        if is_wanted {
+            notify(&self.call);
+        }
+        if std::mem::take(&mut batch.reports_loss) {
+            self.queue.losses_were_told(); // Q3
+        }
+        self.queue.release(batch.used.len(), std::mem::take(&mut batch.held));
+        batch.used.clear();
+        self.look_at_memory();
     }
 
     /// Ends the session of a driver that has taken memory away.
@@ -482,16 +524,6 @@ impl VirtQueue {
         if !self.memory.is_whole() {
             self.broken.raise(Level::Cut);
         }
-    }
-
-    /// Moves what to publish now into `batch`, which is empty. False when nothing will ever follow.
-    fn next_batch(&self, batch: &mut Batch) -> Option<bool> {
-        let mut gathered = self.batch.borrow_mut();
-        if !gathered.used.is_empty() {
-            std::mem::swap(&mut *gathered, batch);
-            return Some(true);
-        }
-        (!self.taking.get() && self.queue.is_empty()).then_some(false)
     }
 
     fn end(&self) {
@@ -520,7 +552,8 @@ impl Client for VirtQueue {
         if request.op == Op::Flush {
             self.batch.borrow_mut().reports_loss |= result.is_err();
         }
-        if let (Some((blocks, lead, data)), Ok(())) = (ticket.copy.take(), result) {
+        if let (Some(copied), Ok(())) = (ticket.copy.take(), result) {
+            let Copied { blocks, lead, data } = *copied;
             copy(&blocks.slice(lead, data.bytes()), &data, 0);
         }
         self.answer(ticket, status(result));
@@ -535,9 +568,21 @@ fn copy(from: &Segs, to: &Segs, mut at: usize) {
     });
 }
 
+/// The bytes that a request with data names; none if they are not all in the disk, or if they are no
+/// whole sectors.
+fn data_range(facts: &Facts, request: &Request) -> Option<ByteRange> {
+    (request.bytes <= DATA_BYTES_MAX).then(|| inside(facts, request.offset, request.bytes))?
+}
+
+fn inside(facts: &Facts, offset: u64, length: u64) -> Option<ByteRange> {
+    let end = offset.checked_add(length)?;
+    let whole = length > 0 && length.is_multiple_of(SECTOR_BYTES);
+    (whole && end <= facts.bytes).then_some(ByteRange { offset, length })
+}
+
 /// What to answer to a request that names no bytes of the disk.
 fn status_of_nothing(request: &Request) -> Status {
-    if request.data.bytes() == 0 { Status::Done } else { Status::Failed }
+    if request.bytes == 0 { Status::Done } else { Status::Failed }
 }
 
 fn status(result: IoResult) -> Status {

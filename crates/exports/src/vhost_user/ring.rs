@@ -109,8 +109,9 @@ impl AnyRing {
         }
     }
 
-    /// Takes the next chain into `chain`, which is empty. False if none is available.
+    /// Takes the next chain into `chain`. False if none is available.
     pub(super) fn take(&mut self, memory: &Buffers, chain: &mut Chain) -> Result<bool, Breach> {
+        chain.clear();
         match self {
             AnyRing::Split(ring) => ring.take(memory, chain),
             AnyRing::Packed(ring) => ring.take(memory, chain),

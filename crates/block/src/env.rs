@@ -19,7 +19,7 @@ use event_listener::Event;
 use futures_util::future::select;
 
 use crate::buf::{Buf, BufPool, Segs};
-use crate::disk::{CopyError, Disk};
+use crate::disk::{CopyError, Disk, Limits};
 use crate::engine::{self, Work};
 use crate::error::IoResult;
 use crate::ids::{DeviceId, ReactorId, RequestId, StreamId};
@@ -280,6 +280,13 @@ impl Env {
         } else {
             engine::run(self, Some((disk.as_ref(), request)));
         }
+    }
+
+    /// The size and limits of a disk, as a request that this reactor starts now finds them. They
+    /// take no lock where the disk is a mapped device that serves.
+    pub fn facts_of(&self, disk: &dyn Disk) -> (SectorCount, Limits) {
+        let local = disk.mapped().and_then(|device| self.local(device.id()).facts());
+        local.unwrap_or_else(|| (disk.sectors(), disk.limits()))
     }
 
     /// Warms the index entries for a request that begins at `at` and will be started soon

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use event_listener::Event;
 
 use crate::check::Bounds;
+use crate::disk::Limits;
 use crate::engine::Work;
 use crate::env::Env;
 use crate::error::IoError;
@@ -21,7 +22,7 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::table::{Line, Straight, Table};
 use crate::traffic::{DeviceTraffic, LocalTraffic};
-use crate::units::{Sector, SectorRange};
+use crate::units::{Sector, SectorCount, SectorRange};
 use crate::wait::until;
 
 /// Counts arrivals down from any thread; one waits for the last.
@@ -142,6 +143,8 @@ pub(crate) struct LocalDevice {
     inflight: Cell<u64>,
     /// What the live table takes; nothing while closed.
     bounds: Cell<Bounds>,
+    /// The size and limits of the live table; meaningless while closed.
+    facts: Cell<(SectorCount, Limits)>,
     way: Cell<Option<Way>>,
     drained: RefCell<Option<Arc<Latch>>>,
     /// Requests at the gate, in order. They wait in their slots: a request may have parts elsewhere
@@ -186,6 +189,7 @@ impl Default for LocalDevice {
             removed: Cell::default(),
             given_up: Cell::default(),
             bounds: Cell::new(Bounds::NOTHING),
+            facts: Cell::default(),
             way: Cell::default(),
             traffic: LocalTraffic::default(),
             lines: RefCell::default(),
@@ -203,6 +207,11 @@ impl LocalDevice {
     pub fn bounds(&self) -> Bounds {
         debug_assert!(!self.closed.get());
         self.bounds.get()
+    }
+
+    /// The size and limits of the live table; none while the gate is closed.
+    pub fn facts(&self) -> Option<(SectorCount, Limits)> {
+        (!self.closed.get()).then(|| self.facts.get())
     }
 
     /// The way of a request, if the gate is open, the table takes it and need not be asked.
@@ -324,7 +333,9 @@ impl LocalDevice {
     }
 
     fn let_in(&self, env: &Env, device: DeviceId, table: &Table) {
-        self.bounds.set(Bounds::new(table.sectors(), table.limits()));
+        let (sectors, limits) = (table.sectors(), table.limits());
+        self.bounds.set(Bounds::new(sectors, limits));
+        self.facts.set((sectors, limits));
         self.closed.set(false);
         for id in self.parked.borrow_mut().drain(..) {
             env.push_work(Work::Enter { device, id });

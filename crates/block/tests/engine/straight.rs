@@ -126,6 +126,28 @@ fn a_device_that_became_smaller_or_coarser_is_not_overrun() {
 }
 
 #[test]
+fn every_reactor_knows_the_size_of_the_table_that_serves() {
+    let bench = Bench::new(5);
+    let device = bench.volume("v", "0 64 probe a 0");
+    let (drive, disk): (Arc<dyn Disk>, Arc<dyn Disk>) = (bench.drive("a"), device.clone());
+    let known = |disk: &Arc<dyn Disk>, sectors| {
+        (0..3).all(|reactor| {
+            let facts = bench.world.env(reactor).facts_of(&**disk);
+            facts == (SectorCount(sectors), disk.limits())
+        })
+    };
+    assert!(known(&disk, 64));
+    assert!(known(&drive, drive.sectors().0), "a disk that is no volume says it itself");
+    bench.load(&device, "0 32 probe a 0").unwrap();
+    assert!(known(&disk, 64), "it serves the old one");
+    bench.suspend(&device, SuspendMode::Flush);
+    assert!(known(&disk, 64), "a device that is suspended says it itself");
+    bench.resume(&device).unwrap();
+    assert!(known(&disk, 32));
+    bench.assert_clean();
+}
+
+#[test]
 fn errors_pass_straight_lines_unchanged() {
     let bench = Bench::new(4);
     bench.volume("low", "0 64 probe a 0 straight=1");

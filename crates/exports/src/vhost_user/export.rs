@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use cairn_block::{Disk, SECTOR_BYTES, SharedTraffic, Throttle};
+use cairn_block::{Disk, Env, Limits, SECTOR_BYTES, SectorCount, SharedTraffic, Throttle};
 use event_listener::Event;
 
 use crate::front::{First, Level, Pause, Phase, SharedDisk, Shutdown, first};
@@ -131,10 +131,19 @@ impl Export {
         }
     }
 
-    /// What the disk takes now.
-    pub(super) fn facts(&self) -> Facts {
+    /// What a request that is started on the reactor of `env` may ask for.
+    pub(super) fn facts(&self, env: &Env) -> Facts {
+        self.judge(env.facts_of(&*self.shared.disk))
+    }
+
+    /// What requests may ask for on any reactor.
+    fn shared_facts(&self) -> Facts {
         let disk = &self.shared.disk;
-        let (limits, bytes) = (disk.limits(), disk.sectors().to_bytes());
+        self.judge((disk.sectors(), disk.limits()))
+    }
+
+    fn judge(&self, (sectors, limits): (SectorCount, Limits)) -> Facts {
+        let bytes = sectors.to_bytes();
         let block_bytes = u64::from(limits.logical_block).max(SECTOR_BYTES);
         Facts {
             bytes: bytes - bytes % block_bytes,
@@ -147,11 +156,11 @@ impl Export {
 
     /// The size now in bytes, without a partial last block.
     pub(super) fn size_bytes(&self) -> u64 {
-        self.facts().bytes
+        self.shared_facts().bytes
     }
 
     pub(super) fn is_read_only(&self) -> bool {
-        self.facts().is_read_only
+        self.shared_facts().is_read_only
     }
 
     /// The configuration space now.

@@ -315,7 +315,7 @@ impl VirtQueue {
     }
 
     fn serve(self: &Rc<Self>, chain: &Chain, request: Request, mut ticket: Ticket) {
-        let facts = self.export.facts();
+        let facts = self.export.facts(&self.queue.env);
         let changes =
             matches!(request.command, Command::Write | Command::Discard | Command::WriteZeroes);
         if changes && facts.is_read_only {
@@ -353,7 +353,7 @@ impl VirtQueue {
     /// What the limits of the export count. A discard moves no data, and neither does what will be
     /// refused; a flush waits for no limit.
     fn passage_of(&self, request: &Request) -> Option<Passage> {
-        let facts = self.export.facts();
+        let facts = self.export.facts(&self.queue.env);
         let data = || data_range(&facts, request);
         let named = || request.range.ok().and_then(|it| inside(&facts, it.offset, it.bytes.into()));
         let (direction, range) = match request.command {
@@ -568,8 +568,8 @@ fn copy(from: &Segs, to: &Segs, mut at: usize) {
     });
 }
 
-/// The bytes that a request with data names; none if they are not all in the disk, or if they are no
-/// whole sectors.
+/// The bytes that a request with data names; none if they are not all in the disk, or no whole
+/// sectors.
 fn data_range(facts: &Facts, request: &Request) -> Option<ByteRange> {
     (request.bytes <= DATA_BYTES_MAX).then(|| inside(facts, request.offset, request.bytes))?
 }

@@ -38,6 +38,7 @@
 //! [`StateFile::is_sure`] is false, a verb deletes nothing that its refused record names.
 
 mod caches;
+mod exports;
 mod forget;
 mod lost;
 mod renaming;
@@ -45,7 +46,7 @@ mod show;
 mod zones;
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
@@ -59,9 +60,8 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::throttles::Limits;
-
 pub use caches::{CacheRecord, CacheState, Extent, Known, forget_cache};
+pub use exports::{Export, ExportChanges};
 pub use forget::forget;
 pub use lost::Noting;
 pub use renaming::Renaming;
@@ -69,21 +69,6 @@ pub use show::{Shown, shown};
 pub use zones::ZoneFiles;
 
 const VERSION: u32 = 1;
-/// A volume under a name for clients.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Export {
-    /// The name clients ask for.
-    pub name: String,
-    /// The volume.
-    pub volume: String,
-    /// A line for a person.
-    #[serde(default)]
-    pub description: String,
-    /// Refuse writes.
-    #[serde(default)]
-    pub read_only: bool,
-}
 
 /// Number of attempts to lock, and the pause between two. A killed server needs a moment to end.
 const TRIES: usize = 200;
@@ -192,28 +177,6 @@ pub fn is_same_table(one: Option<&str>, other: Option<&str>) -> bool {
         (one.len, other.len) = (TableLine::WHOLE, TableLine::WHOLE);
     }
     one == other || (!lines_of_one.is_empty() && lines_of_one == lines_of_other)
-}
-
-/// The exports that verbs added and removed.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ExportChanges {
-    /// Served whenever their volumes are.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub added: Vec<Export>,
-    /// Names that are not served, although the configuration has them or a volume has the name.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub removed: BTreeSet<String>,
-    /// Limits in place of those that the configuration gives to an export.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub throttles: BTreeMap<String, Limits>,
-}
-
-impl ExportChanges {
-    /// True if there are none.
-    pub fn is_empty(&self) -> bool {
-        *self == ExportChanges::default()
-    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -479,13 +442,13 @@ impl StateFile {
         self.put(&mut inner, next)
     }
 
-    /// Records what verbs changed of the exports. Durable when it returns.
+    /// The same, with what verbs changed of the exports.
     ///
     /// # Errors
     /// The system refused to write.
-    pub fn record_exports(&self, exports: ExportChanges) -> Outcome<()> {
+    pub fn record_with(&self, records: Vec<Record>, exports: ExportChanges) -> Outcome<()> {
         let mut inner = self.inner.lock();
-        let next = Contents { exports, ..inner.latest() };
+        let next = Contents { exports, ..inner.latest().with(records) };
         self.put(&mut inner, next)
     }
 
@@ -764,7 +727,7 @@ mod tests {
         let state = StateFile::open(&path).unwrap();
         let removed = ["v".to_owned()].into();
         let exports = ExportChanges { removed, ..ExportChanges::default() };
-        state.record_exports(exports.clone()).unwrap();
+        state.record_with(Vec::new(), exports.clone()).unwrap();
         state.record(vec![changed("v")]).unwrap();
         let again = StateFile::open(&path).unwrap();
         assert_eq!((again.exports(), again.records()), (exports, vec![changed("v")]));

@@ -148,7 +148,7 @@ mod tests {
             |state| state.record(vec![changed("w")]),
             |state| {
                 let removed = ["v".to_owned()].into();
-                state.record_exports(ExportChanges { removed, ..ExportChanges::default() })
+                state.record_with(Vec::new(), ExportChanges { removed, ..ExportChanges::default() })
             },
             |state| state.keep_untold(["v".to_owned()].into()),
             |state| state.note_lost("v@tue"),

@@ -1,12 +1,13 @@
 //! The records of all volumes. A change is written to the state file first.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use cairn_outcome::failure::Outcome;
 use parking_lot::Mutex;
 
-use crate::state::{Record, Renaming, StateFile};
+use crate::exports::Exports;
+use crate::state::{ExportChanges, Record, Renaming, StateFile};
 
 /// Records by the names of their volumes.
 pub type Records = Arc<HashMap<String, Record>>;
@@ -16,7 +17,7 @@ pub(crate) struct Changes {
     /// The state file, if there is one.
     pub(crate) state: Option<StateFile>,
     /// Records that could not be written. The next change writes them, too. Held while the file is
-    /// written, so that the file and `records` change in the same order.
+    /// written, so that the file, `told` and the changes of exports change in the same order.
     owed: Mutex<Vec<Record>>,
     /// Every volume's record, by name.
     told: Mutex<Records>,
@@ -63,6 +64,64 @@ impl Changes {
     pub(crate) fn record_renaming(&self, records: Vec<Record>, renaming: &Renaming) -> Outcome<()> {
         let write = |state: &StateFile, records| state.record_renaming(records, renaming);
         self.write_by(&mut self.owed.lock(), records, write)
+    }
+
+    /// Changes what verbs changed of the exports, and records with it, in the state file first: all
+    /// of it or nothing. Answers what it was before.
+    ///
+    /// # Errors
+    /// The system refused to write.
+    pub(super) fn record_with(
+        &self,
+        exports: &Exports,
+        records: Vec<Record>,
+        edit: impl FnOnce(&mut ExportChanges),
+    ) -> Outcome<ExportChanges> {
+        let mut owed = self.owed.lock();
+        let before = exports.changes();
+        let mut after = before.clone();
+        edit(&mut after);
+        self.write_by(&mut owed, records, |state, all| state.record_with(all, after.clone()))?;
+        exports.set_changes(after);
+        Ok(before)
+    }
+
+    /// Changes the records of volumes, of which those without a table are removed: the limits of
+    /// their exports go with them, because a later volume of the name is another one.
+    ///
+    /// # Errors
+    /// The system refused to write.
+    pub(super) fn record_gone(
+        &self,
+        exports: &Exports,
+        records: Vec<Record>,
+    ) -> Outcome<ExportChanges> {
+        let gone = records.iter().filter(|record| record.table.is_none());
+        let gone: HashSet<String> = gone.map(|record| record.name.clone()).collect();
+        self.record_with(exports, records, |changes| {
+            changes.take_limits(|export| gone.contains(&exports.volume_of(export)));
+        })
+    }
+
+    /// Undoes [`Changes::record_gone`], which answered `before`: other verbs may have changed other
+    /// exports since.
+    ///
+    /// # Errors
+    /// The system refused to write.
+    pub(super) fn record_back(
+        &self,
+        exports: &Exports,
+        records: Vec<Record>,
+        before: &ExportChanges,
+    ) -> Outcome<()> {
+        let back: HashSet<String> = records.iter().map(|record| record.name.clone()).collect();
+        let is_back = |export: &str| back.contains(&exports.volume_of(export));
+        let limits = before.clone().take_limits(is_back);
+        let done = self.record_with(exports, records, |changes| {
+            changes.take_limits(is_back);
+            changes.throttles.extend(limits);
+        });
+        done.map(drop)
     }
 
     fn write(&self, owed: &mut Vec<Record>, records: Vec<Record>) -> Outcome<()> {

@@ -116,18 +116,24 @@ impl Verbs {
             let device = format!("export '{}'", export.name);
             return Err(refused(ConfigKind::Busy, device, "name", found, "a new one"));
         }
-        let mut changes = self.exports.changes();
-        changes.added.retain(|added| added.name != export.name);
-        changes.removed.remove(&export.name);
-        if self.exports.without_changes(&self.world, &export.name).as_ref() != Some(&export) {
-            changes.added.push(export.clone());
-        }
-        changes.throttles.remove(&export.name);
-        changes.throttles.extend(params.throttle.map(|limits| (export.name.clone(), limits)));
-        let before = self.record_exports(changes)?;
+        let name = &export.name;
+        let is_new = self.exports.without_changes(&self.world, name).as_ref() != Some(&export);
+        let before = self.record_exports(|changes| {
+            changes.added.retain(|added| added.name != *name);
+            changes.removed.remove(name);
+            changes.added.extend(is_new.then(|| export.clone()));
+            changes.throttles.remove(name);
+            changes.throttles.extend(params.throttle.map(|limits| (name.clone(), limits)));
+        })?;
         let served = self.exports.add_volume(&self.world, &export.volume);
         if served.is_err() {
-            log_undo_failure(&export.name, self.record_exports(before).map(drop));
+            let undone = self.record_exports(|changes| {
+                let limits = before.throttles.get(name).cloned();
+                (changes.added, changes.removed) = (before.added, before.removed);
+                changes.throttles.remove(name);
+                changes.throttles.extend(limits.map(|limits| (name.clone(), limits)));
+            });
+            log_undo_failure(name, undone.map(drop));
         }
         served
     }
@@ -141,8 +147,7 @@ impl Verbs {
         let volume = self.exports.volume_of(name);
         let named = Named::volume(&volume).with_export_names();
         let _turn = self.change_table(&named, "export remove", caller)?;
-        let mut changes = self.exports.changes();
-        let added = changes.added.iter().any(|added| added.name == *name);
+        let added = self.exports.changes().added.iter().any(|added| added.name == *name);
         let served = self.exports.served_as(name);
         if served.is_none() && !added {
             let expected = "one of cairn exports";
@@ -151,12 +156,12 @@ impl Verbs {
         if !params.force {
             self.exports.refuse_clients_of(name, "none (--force disconnects them)")?;
         }
-        changes.added.retain(|added| added.name != *name);
-        if self.exports.without_changes(&self.world, name).is_some() {
-            changes.removed.insert(name.clone());
-        }
-        changes.throttles.remove(name);
-        self.record_exports(changes)?;
+        let has_another = self.exports.without_changes(&self.world, name).is_some();
+        self.record_exports(|changes| {
+            changes.added.retain(|added| added.name != *name);
+            changes.removed.extend(has_another.then(|| name.clone()));
+            changes.throttles.remove(name);
+        })?;
         self.exports.remove_export(&self.world, name);
         Ok(())
     }
@@ -174,29 +179,25 @@ impl Verbs {
         let volume = self.exports.volume_of(&name);
         let named = Named::volume(&volume).with_export_names();
         let _turn = self.change_table(&named, "export throttle", caller)?;
-        let mut changes = self.exports.changes();
-        let added = changes.added.iter().any(|added| added.name == name);
+        let added = self.exports.changes().added.iter().any(|added| added.name == name);
         if self.exports.served_as(&name).is_none() && !added {
             let device = format!("export '{name}'");
             let expected = "one of cairn exports";
             return Err(wrong(device, "name", "no export of it", expected));
         }
-        match limits == self.exports.configured_limits(&name) {
-            true => changes.throttles.remove(&name),
-            false => changes.throttles.insert(name.clone(), limits),
-        };
-        self.record_exports(changes)?;
+        let is_configured = limits == self.exports.configured_limits(&name);
+        self.record_exports(|changes| {
+            match is_configured {
+                true => changes.throttles.remove(&name),
+                false => changes.throttles.insert(name.clone(), limits),
+            };
+        })?;
         self.exports.apply_limits(&name);
         Ok(())
     }
 
-    /// Records and applies the changes; returns the former ones.
-    fn record_exports(&self, changes: ExportChanges) -> Outcome<ExportChanges> {
-        if let Some(state) = &self.state {
-            state.record_exports(changes.clone())?;
-        }
-        let before = self.exports.changes();
-        self.exports.set_changes(changes);
-        Ok(before)
+    /// Records and applies a change; returns what was before it.
+    fn record_exports(&self, edit: impl FnOnce(&mut ExportChanges)) -> Outcome<ExportChanges> {
+        self.changes.record_with(&self.exports, Vec::new(), edit)
     }
 }

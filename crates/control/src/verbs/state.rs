@@ -75,7 +75,7 @@ impl Verbs {
             return Err(refused(ConfigKind::Busy, &served.name, "forget", found, expected));
         }
         let names: Vec<String> = forgotten.after.iter().map(|gone| gone.name.clone()).collect();
-        changes.record_all(forgotten.after)?;
+        changes.record_gone(&self.exports, forgotten.after)?;
         for name in &names {
             self.world.let_go(name);
         }

@@ -7,7 +7,7 @@ use super::{Step, log_undo_failure, store};
 use crate::control::server::Caller;
 use crate::names::{SnapName, parent_of, real_of};
 use crate::reach::Named;
-use crate::state::Record;
+use crate::state::{ExportChanges, Record};
 use crate::thin_line::ThinLine;
 use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
@@ -84,6 +84,7 @@ impl Verbs {
         }
         let before = changes.records_of(&[&snap.full(), &snap.volume, &real_of(&snap.volume)]);
         let after = changes.without(&snap);
+        let before = (before, self.exports.changes());
         let losses = match self.take_out(&changes, &snap, after.clone(), Loss::Undoes) {
             Err(error) if changes.record_of(&snap.full()).table.is_some() => {
                 tracing::error!("{error}");
@@ -131,7 +132,9 @@ impl Verbs {
         self.step(Step::Arranged);
         let without = changes.records_of(&[volume, &real]);
         match loss {
-            Loss::Undoes | Loss::Told => changes.record_all(after)?,
+            Loss::Undoes | Loss::Told => {
+                changes.record_gone(&self.exports, after)?;
+            }
             // Nothing was written to the store: a full disk does not keep the volume suspended.
             Loss::Undone => log_undo_failure(volume, changes.record_facts(after)),
         }
@@ -171,7 +174,7 @@ impl Verbs {
         &self,
         changes: &Changes,
         snap: &SnapName,
-        before: Vec<Record>,
+        before: (Vec<Record>, ExportChanges),
         after: Vec<Record>,
         error: ConfigError,
     ) -> Outcome<Losses> {
@@ -187,8 +190,14 @@ impl Verbs {
 
     /// Brings the snapshot up again after a failure. A loss is reported only to the clients,
     /// because the verb has failed already.
-    fn put_back(&self, changes: &Changes, snap: &SnapName, before: Vec<Record>) -> Outcome<()> {
-        log_undo_failure(&snap.volume, changes.record_all(before));
+    fn put_back(
+        &self,
+        changes: &Changes,
+        snap: &SnapName,
+        (records, exports): (Vec<Record>, ExportChanges),
+    ) -> Outcome<()> {
+        let recorded = changes.record_back(&self.exports, records, &exports);
+        log_undo_failure(&snap.volume, recorded);
         self.world.clear(&snap.volume)?;
         Losses::default().keep(self.assemble(changes, &snap.volume))
     }

@@ -13,7 +13,7 @@ use crate::arguments::device;
 use crate::control::server::{Caller, TheServer};
 use crate::names::{SnapName, merge_of, real_of};
 use crate::reach::Named;
-use crate::state::{Record, Store};
+use crate::state::{ExportChanges, Record, Store};
 use crate::verbs::verb::{Done, declare};
 use crate::verbs::{Changes, Verbs};
 
@@ -183,7 +183,7 @@ impl Verbs {
             (records[2].table, records[2].store) =
                 (Some(kept.line.clone()), Some(kept.store.clone()));
         }
-        changes.record_all(records)?;
+        let before = (before, changes.record_gone(&self.exports, records)?);
         self.step(Step::Recorded);
         if let Err(error) = self.start_merging(snap, &line, kept.is_some()) {
             log_undo_failure(&snap.volume, self.call_off(changes, snap, before, kept.is_some()));
@@ -225,11 +225,11 @@ impl Verbs {
         &self,
         changes: &Changes,
         snap: &SnapName,
-        before: Vec<Record>,
+        (records, exports): (Vec<Record>, ExportChanges),
         keep: bool,
     ) -> Outcome<()> {
         let mut losses = Losses::default();
-        let recorded = changes.record_all(before);
+        let recorded = changes.record_back(&self.exports, records, &exports);
         // Bring up what is recorded, even if that is the merge.
         losses.keep(self.assemble(changes, &snap.volume))?;
         recorded?;

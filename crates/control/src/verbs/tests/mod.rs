@@ -8,6 +8,7 @@ mod deferred;
 mod failing;
 mod gone;
 mod half_way;
+mod limits;
 mod read_only;
 mod rename;
 mod replace;

@@ -60,11 +60,11 @@ impl Verbs {
         cleared.clear();
         let gone = self.discard_volume(name).and_then(|()| {
             self.step(Step::Arranged);
-            changes.record_all(vec![cleared])?;
+            let before = changes.record_gone(&self.exports, vec![cleared])?;
             self.step(Step::Recorded);
             let deleted = pool.delete(&self.world, line.id);
             if deleted.is_err() {
-                log_undo_failure(name, changes.record_all(vec![record]));
+                log_undo_failure(name, changes.record_back(&self.exports, vec![record], &before));
             }
             deleted
         });

@@ -8,7 +8,7 @@ use crate::arguments::{bytes, device};
 use crate::control::server::Caller;
 use crate::names::parent_of;
 use crate::reach::Named;
-use crate::state::{Record, Thin};
+use crate::state::{ExportChanges, Record, Thin};
 use crate::thin_line::ThinLine;
 use crate::verbs::steps::{Step, log_undo_failure};
 use crate::verbs::verb::{Done, declare};
@@ -113,7 +113,9 @@ impl Verbs {
             ]);
             before.extend([old, new]);
         }
-        let done = down.and_then(|()| changes.record_all(after)).and_then(|()| {
+        let exports = self.exports.changes();
+        let record = || changes.record_with(&self.exports, after, |it| carry_limits(moves, it));
+        let done = down.and_then(|()| record().map(drop)).and_then(|()| {
             self.step(Step::Recorded);
             // Losses are known by names, and the clients know the volume by its new one.
             untold.extend(self.world.untold_losses());
@@ -126,7 +128,8 @@ impl Verbs {
                 log_undo_failure(to, self.take_down(to));
                 log_undo_failure(from, self.show_again(from, line));
             }
-            log_undo_failure(&moves[0].from, changes.record_all(before));
+            let undone = changes.record_back(&self.exports, before, &exports);
+            log_undo_failure(&moves[0].from, undone);
             return Err(error);
         }
         self.step(Step::Done);
@@ -172,5 +175,16 @@ impl Verbs {
         }
         self.step(Step::Done);
         Ok(())
+    }
+}
+
+/// The limits of the exports that have the names of volumes go with the volumes.
+fn carry_limits(moves: &[Move], changes: &mut ExportChanges) {
+    for Move { from, to, .. } in moves {
+        let limits = changes.take_limits(|export| export == from).remove(from);
+        // An export of another volume may have the name.
+        let is_taken = changes.added.iter().any(|export| export.name == *to);
+        let limits = limits.filter(|_| !is_taken);
+        changes.throttles.extend(limits.map(|limits| (to.clone(), limits)));
     }
 }

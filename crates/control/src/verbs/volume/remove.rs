@@ -6,7 +6,6 @@ use cairn_outcome::failure::{Outcome, refused};
 
 use crate::control::server::{Caller, TheServer};
 use crate::reach::Named;
-use crate::state::Record;
 use crate::thin_line::ThinLine;
 use crate::verbs::Verbs;
 use crate::verbs::changes::Changes;
@@ -124,13 +123,15 @@ impl Verbs {
     fn remove_unused_volume(&self, changes: &Changes, name: &str) -> Outcome<Vec<String>> {
         self.refuse_being_suspended(name)?;
         self.refuse_to_wait_beneath(name)?;
-        let before = changes.record_of(name);
-        changes.record(name, Record::clear)?;
+        let record = changes.record_of(name);
+        let mut cleared = record.clone();
+        cleared.clear();
+        let before = changes.record_gone(&self.exports, vec![cleared])?;
         self.step(Step::Recorded);
         let table = self.world.volume(name)?.live_table();
         let removed = self.take_down(name);
         if removed.is_err() && self.world.volume(name).is_ok() {
-            log_undo_failure(name, changes.record_all(vec![before]));
+            log_undo_failure(name, changes.record_back(&self.exports, vec![record], &before));
         }
         let left = self.left_by(table.as_deref());
         if removed.is_ok() {

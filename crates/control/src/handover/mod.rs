@@ -22,6 +22,9 @@
 //!
 //! The manifest is one line of JSON, and behind it the bytes of connections, in their order. It
 //! counts the descriptors that were sent before it.
+//!
+//! What the other process sends is judged like bytes from a wire: it may be of another version, or
+//! broken. What is read is bounded by what there is, not by the numbers in it ([`decode`]).
 
 pub mod channel;
 
@@ -35,7 +38,7 @@ use std::time::Duration;
 
 use cairn_backends::Handle;
 use cairn_block::{ConfigError, ConfigKind};
-use cairn_exports::nbd::{ListenAddress, Listening, Parted};
+use cairn_exports::nbd::{ListenAddress, Listening, Parted, REST_BYTES_MAX};
 use cairn_exports::vhost_user::{PartedExport, PartedSession};
 use cairn_outcome::failure::{Outcome, refused, system};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -44,6 +47,9 @@ use serde::{Deserialize, Serialize};
 use crate::sockets::ControlSocket;
 
 use self::channel::{Channel, DESCRIPTORS_MAX, Message, Silence};
+
+/// The longest manifest. A connection has some hundred bytes in it, a session some thousand.
+const MANIFEST_BYTES_MAX: u64 = 256 << 20;
 
 /// All that a server hands over.
 #[derive(Default)]
@@ -223,12 +229,23 @@ pub fn inherit(channel: &Channel, patience: Duration) -> Outcome<Option<Estate>>
     let failed = |error: std::io::Error| system("handover", "read", error);
     let mut file = File::from(memory);
     file.seek(SeekFrom::Start(0)).map_err(failed)?;
-    let mut file = BufReader::new(file);
-    let mut line = String::new();
-    file.read_line(&mut line).map_err(failed)?;
-    let manifest = serde_json::from_str(&line).map_err(|error| senseless(error.to_string()))?;
+    decode(BufReader::new(file), descriptors).map(Some)
+}
+
+/// Decodes an estate: the manifest with what is behind it, and the descriptors that it counts.
+///
+/// # Errors
+/// It makes no sense.
+pub fn decode(mut bytes: impl BufRead, descriptors: Vec<OwnedFd>) -> Outcome<Estate> {
+    let mut line = Vec::new();
+    let limited = bytes.by_ref().take(MANIFEST_BYTES_MAX).read_until(b'\n', &mut line);
+    limited.map_err(|error| system("handover", "read", error))?;
+    let Some(line) = line.strip_suffix(b"\n") else {
+        return Err(senseless(format!("{} bytes without an end", line.len())));
+    };
+    let manifest = serde_json::from_slice(line).map_err(|error| senseless(error.to_string()))?;
     let mut descriptors: Vec<_> = descriptors.into_iter().map(Some).collect();
-    estate_of(manifest, &mut descriptors, &mut file).map(Some)
+    estate_of(manifest, &mut descriptors, &mut bytes)
 }
 
 fn estate_of(
@@ -259,14 +276,25 @@ fn estate_of(
     }
     for ConnectionRow { fd, bytes: count, parted } in manifest.connections {
         let mut parted = parted.into_owned();
-        parted.bytes = vec![0; count];
-        bytes.read_exact(&mut parted.bytes).map_err(|error| system("handover", "read", error))?;
+        parted.bytes = rest_of(bytes, count)?;
         estate.nbd.connections.push((parted, Arc::new(take(fd)?)));
     }
     for row in manifest.vhost {
         estate.vhost.push(row.parted(&mut take)?);
     }
     Ok(estate)
+}
+
+/// The bytes of a connection, if they are there.
+fn rest_of(bytes: &mut impl Read, count: usize) -> Outcome<Vec<u8>> {
+    let mut rest = Vec::new();
+    let wanted = count.min(REST_BYTES_MAX) as u64;
+    let read = bytes.by_ref().take(wanted).read_to_end(&mut rest);
+    read.map_err(|error| system("handover", "read", error))?;
+    match rest.len() == count {
+        true => Ok(rest),
+        false => Err(senseless(format!("{count} bytes of a connection, {} there", rest.len()))),
+    }
 }
 
 fn senseless(found: String) -> ConfigError {
@@ -285,7 +313,7 @@ mod tests {
     use cairn_exports::vhost_user::{PartedExport, PartedSession};
 
     use super::channel::{Channel, Message};
-    use super::{Estate, estate_of, inherit, leave};
+    use super::{Estate, decode, estate_of, inherit, leave};
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -384,5 +412,28 @@ mod tests {
         let (server, successor) = Channel::pair().unwrap();
         server.send(&Message::Manifest, &[]).unwrap();
         assert!(inherit(&successor, PATIENCE).is_err());
+    }
+
+    #[test]
+    fn bytes_that_a_manifest_only_promises_take_no_memory_and_are_refused() {
+        let promise = |bytes: usize, there: usize| {
+            let text = format!(
+                r#"{{"untold":[],"state_lock":null,"control":null,"devices":[],"listeners":[],
+                "connections":[{{"fd":0,"bytes":{bytes},"parted":{{"export":"vm","flags":1,
+                "structured_replies":true,"contexts":[],"client_knows_block_size":true,
+                "owes":false,"skip":0}}}}]}}"#
+            );
+            let mut text = text.replace('\n', "").into_bytes();
+            text.push(b'\n');
+            text.resize(text.len() + there, 7);
+            decode(&text[..], vec![file()])
+        };
+        assert_eq!(promise(3, 3).unwrap().nbd.connections[0].0.bytes, [7; 3]);
+        for (bytes, there) in [(4, 3), (usize::MAX, 3), (1 << 40, 0)] {
+            let line = promise(bytes, there).err().unwrap().to_string();
+            assert!(line.contains("bytes of a connection"), "{line}");
+        }
+        let line = decode(&b"{}"[..], Vec::new()).err().unwrap().to_string();
+        assert!(line.contains("2 bytes without an end"), "{line}");
     }
 }

@@ -26,10 +26,14 @@ use super::export::Export;
 use super::handshake::{MetaContext, Negotiated};
 use super::receiver::{Receiver, Rest};
 use super::server::{NbdServer, Shared, serve};
-use super::wire::{MessageForm, TransmissionFlags};
+use super::wire::{MessageForm, PAYLOAD_BYTES_USUAL_MAX, TransmissionFlags};
 
 /// How long negotiations may take before they do not count any more.
 const NEGOTIATION_GRACE: Duration = Duration::from_millis(500);
+
+/// The most bytes that may have been received from a connection and used by no request: what is
+/// staged, and a payload that has not arrived as a whole, with room to spare.
+pub const REST_BYTES_MAX: usize = 2 * PAYLOAD_BYTES_USUAL_MAX as usize;
 
 /// How often a pause is looked at.
 const LOOK: Duration = Duration::from_millis(1);
@@ -60,6 +64,28 @@ pub struct Parted {
 }
 
 impl Parted {
+    /// Judges what another process says: no client has negotiated the rest.
+    ///
+    /// # Errors
+    /// Why it makes no sense.
+    pub fn judge(&self) -> Result<(), &'static str> {
+        let mut ids: Vec<u32> = self.contexts.iter().map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        let count = ids.len();
+        ids.dedup();
+        match () {
+            () if TransmissionFlags::from_bits(self.flags).is_none() => {
+                Err("its client was told flags of a later version")
+            }
+            () if count > 0 && !self.form().has_chunks() => {
+                Err("it has contexts that its replies cannot tell of")
+            }
+            () if ids.len() < count => Err("it has a context twice"),
+            () if self.bytes.len() > REST_BYTES_MAX => Err("more was received than is ever kept"),
+            () => Ok(()),
+        }
+    }
+
     fn form(&self) -> MessageForm {
         match (self.extended_headers, self.structured_replies) {
             (true, _) => MessageForm::Extended,
@@ -156,7 +182,9 @@ async fn go_on(env: Env, shared: Arc<Shared>, parted: Parted, socket: OwnedFd, m
     };
     let is_required = shared.tls.get().is_some_and(|tls| tls.is_required);
     let needs_tls = |export: &Export| is_required || !export.facts().admits(&[]);
+    let senseless = parted.judge().err();
     let reason = match &export {
+        _ if senseless.is_some() => senseless,
         None => Some("it is not served"),
         Some(export) if may_only_read(export) => Some("it may only be read now"),
         // A connection with TLS does not come here.
@@ -187,4 +215,25 @@ async fn go_on(env: Env, shared: Arc<Shared>, parted: Parted, socket: OwnedFd, m
     }
     let receiver = Receiver::after(&env, Rest { skip: parted.skip, bytes: parted.bytes });
     serve(&env, &shared, conn, receiver, member).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Parted;
+
+    #[test]
+    fn connection_that_no_client_has_negotiated_does_not_go_on() {
+        let contexts = vec![(1, "base:allocation".to_owned())];
+        let sound = Parted { flags: 3565, structured_replies: true, contexts, ..Parted::default() };
+        let context = sound.contexts[0].clone();
+        sound.judge().unwrap();
+        for (changed, expected) in [
+            (Parted { flags: 1 << 15, ..sound.clone() }, "flags of a later version"),
+            (Parted { structured_replies: false, ..sound.clone() }, "cannot tell of"),
+            (Parted { contexts: vec![context; 2], ..sound.clone() }, "a context twice"),
+        ] {
+            let reason = changed.judge().unwrap_err();
+            assert!(reason.contains(expected), "{reason}");
+        }
+    }
 }

@@ -46,6 +46,6 @@ pub mod wire;
 pub use crate::listener::{ListenAddress, Listening};
 pub use contexts::{ContextRun, Contexts, NoContexts};
 pub use export::NbdExport;
-pub use handover::{Estate, Parted};
+pub use handover::{Estate, Parted, REST_BYTES_MAX};
 pub use server::{NbdOptions, NbdServer};
 pub use tls::{Tls, TlsFiles};

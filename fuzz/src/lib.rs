@@ -4,6 +4,7 @@
 pub mod bcache;
 pub mod exports;
 pub mod format;
+pub mod handover;
 pub mod program;
 pub mod targets;
 pub mod thin;

@@ -8,6 +8,8 @@ use proptest::sample::Index;
 
 #[path = "../../../fuzz/src/program.rs"]
 mod cairn_bodies;
+#[path = "../../../fuzz/src/handover.rs"]
+mod handover_bodies;
 
 /// A seed with some bytes changed, or cut out.
 fn mutated(target: &'static str) -> impl Strategy<Value = Vec<u8>> {
@@ -31,12 +33,18 @@ proptest! {
     fn random_bytes_break_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         cairn_bodies::toml(&bytes);
         cairn_bodies::rpc(&bytes);
+        handover_bodies::handover(&bytes);
     }
 
     #[test]
-    fn changed_seeds_keep_the_promises(toml in mutated("toml"), rpc in mutated("rpc")) {
+    fn changed_seeds_keep_the_promises(
+        toml in mutated("toml"),
+        rpc in mutated("rpc"),
+        handover in mutated("handover"),
+    ) {
         cairn_bodies::toml(&toml);
         cairn_bodies::rpc(&rpc);
+        handover_bodies::handover(&handover);
     }
 }
 
@@ -44,4 +52,5 @@ proptest! {
 fn whole_seeds_have_a_meaning() {
     assert!(seeds("toml").iter().all(|seed| cairn_bodies::toml(seed)));
     assert!(seeds("rpc").iter().all(|seed| cairn_bodies::rpc(seed)));
+    assert!(seeds("handover").iter().all(|seed| handover_bodies::handover(seed)));
 }

@@ -182,7 +182,7 @@ impl PartedSession {
     }
 
     /// Judges a session as one of an export with so many queues. (H3)
-    fn judge(self, queues: u16) -> Result<Known, Breach> {
+    pub(super) fn judge(self, queues: u16) -> Result<Known, Breach> {
         let unread = || Breach::field("version of a record", "one that cannot be read", "1");
         let record = self.record.ok_or_else(unread)?;
         if record.version != VERSION {
@@ -271,7 +271,9 @@ impl Known {
     /// Judges the rings, of which there are so many now. Those that the driver never named may go.
     fn judge_rings(&mut self, queues: u16) -> Result<(), Breach> {
         let offered = usize::from(queues);
-        let is_named = |ring: &Ring| ring.entries > 0 || ring.addresses.is_some() || ring.enabled;
+        let is_named = |ring: &Ring| {
+            ring.entries > 0 || ring.addresses.is_some() || ring.enabled || ring.goes_on
+        };
         if self.rings.iter().skip(offered).any(is_named) {
             return Err(Breach::field("rings of a record", self.rings.len(), "those offered now"));
         }

@@ -1,10 +1,11 @@
-//! Tries of a ring on memory with any content, for fuzzers.
+//! Tries of a ring on memory with any content, and of records of sessions, for fuzzers.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::blk::Request;
 use super::chain::Chain;
+use super::handover::PartedSession;
 use super::memory::{GuestMemory, Window};
 use super::ring::{AnyRing, Layout, RingFacts};
 use super::wire::{Breach, RegionFacts, RingAddresses};
@@ -72,4 +73,35 @@ impl Trial {
         }
         Ok(requests)
     }
+}
+
+/// Judges a session of another process as one of an export with so many queues, and checks what it
+/// was taken for. Answers how many rings would run.
+///
+/// # Errors
+/// It makes no sense.
+pub fn judge_session(session: PartedSession, queues: u16) -> Result<usize, Breach> {
+    let known = session.judge(queues)?;
+    assert_eq!(known.rings.len(), usize::from(queues));
+    let in_memory = |begin: u64, bytes: u64| {
+        let holds = |facts: RegionFacts| {
+            begin.checked_sub(facts.user).is_some_and(|at| at + bytes <= facts.bytes)
+        };
+        known.memory.regions().any(|(facts, _)| holds(facts))
+    };
+    let running = known.rings.iter().filter(|ring| ring.goes_on);
+    for ring in running.clone() {
+        let facts = ring.facts(known.features).expect("a ring that runs is described");
+        let RingAddresses { descriptors, used, available } = facts.addresses;
+        let entries = u64::from(facts.entries);
+        assert!(ring.kick.is_some() && (1..=1 << 15).contains(&entries));
+        assert!(in_memory(descriptors, 16 * entries));
+        match facts.layout {
+            Layout::Split => {
+                assert!(in_memory(available, 4 + 2 * entries) && in_memory(used, 4 + 8 * entries));
+            }
+            Layout::Packed => assert!(in_memory(available, 4) && in_memory(used, 4)),
+        }
+    }
+    Ok(running.count())
 }

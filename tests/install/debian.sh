@@ -8,6 +8,7 @@ if [ "${1:-}" != inside ]; then
   exec unshare --mount --propagation private "$0" inside
 fi
 . "$(dirname "$0")/../lib.sh"
+. "$tests/install/lib.sh"
 need cargo-deb lintian mandoc groff jq debootstrap systemd-analyze python3 nbdinfo nbdcopy
 
 ( cd "$tests/.." && scripts/package --program "$CAIRN" --output "$work" ) >packaged
@@ -31,16 +32,9 @@ jq -e '.bomFormat == "CycloneDX" and ([.components[].name] | index("rustix") and
   and ([.components[].name] | index("proptest") | not)' files/usr/share/doc/cairn/cairn.cdx.json \
   >/dev/null || fail "the bill of materials"
 
-# A fresh Debian, from where this one gets its packages.
-. /etc/os-release
-mirror=$(apt-get indextargets --format '$(SITE) $(RELEASE)' "Created-By: Packages" |
-  awk -v suite="$VERSION_CODENAME" '$2 == suite { print $1; exit }')
-# Wherever this runs: /tmp may forbid devices.
-mkdir root
-mount -t tmpfs -o mode=755,size=1500M tmpfs root
+# Nothing may be mounted in the folder when it is removed.
 release() { umount --lazy "$work/root" || true; } 2>/dev/null
-debootstrap --variant=minbase --include=systemd "$VERSION_CODENAME" root "$mirror" >debootstrap.log \
-  2>&1 || { tail -n 20 debootstrap.log; fail "debootstrap"; }
+fresh_debian root systemd
 cp "$package" root/cairn.deb
 bare=(env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin)
 inside() { chroot root "${bare[@]}" "$@"; }
@@ -62,7 +56,6 @@ systemd-analyze security --offline=true --root=root --threshold=18 --no-pager \
 unit() { sed -n "s/^$1=//p" root/usr/lib/systemd/system/cairn@.service | sed 's/%i/example/g'; }
 manager='' next=''
 release() {
-  # Nothing may be mounted in the folder when it is removed.
   umount --lazy "$work/root" || true
   if [ -n "$manager" ]; then kill "$manager" || true; fi
   if [ -n "$next" ]; then kill -9 "$next" || true; fi

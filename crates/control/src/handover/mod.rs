@@ -243,7 +243,11 @@ pub fn decode(mut bytes: impl BufRead, descriptors: Vec<OwnedFd>) -> Outcome<Est
     let Some(line) = line.strip_suffix(b"\n") else {
         return Err(senseless(format!("{} bytes without an end", line.len())));
     };
-    let manifest = serde_json::from_slice(line).map_err(|error| senseless(error.to_string()))?;
+    let manifest = serde_json::from_slice(line);
+    // It quotes words as they were found.
+    let manifest = manifest.map_err(|error: serde_json::Error| {
+        senseless(error.to_string().escape_debug().to_string())
+    })?;
     let mut descriptors: Vec<_> = descriptors.into_iter().map(Some).collect();
     estate_of(manifest, &mut descriptors, &mut bytes)
 }
@@ -435,5 +439,14 @@ mod tests {
         }
         let line = decode(&b"{}"[..], Vec::new()).err().unwrap().to_string();
         assert!(line.contains("2 bytes without an end"), "{line}");
+    }
+
+    #[test]
+    fn words_of_a_manifest_that_are_unknown_are_told_in_one_line() {
+        let text = r#"{"untold":[],"state_lock":null,"control":null,"devices":[],
+            "listeners":[[{"\nix":"s"},0]],"connections":[]}"#;
+        let line = format!("{}\n", text.replace('\n', ""));
+        let error = decode(line.as_bytes(), vec![file()]).err().unwrap().to_string();
+        assert!(error.contains("unknown variant") && !error.contains('\n'), "{error:?}");
     }
 }

@@ -66,7 +66,9 @@ mod thinmaps;
 mod thinpeers;
 mod thintools;
 mod thinzeros;
+mod upgrade;
 mod vhost;
+mod vhostload;
 mod writecache;
 
 use std::process::ExitCode;
@@ -125,6 +127,8 @@ enum Bench {
     Nbd,
     /// The vhost-user server, compared with qemu-storage-daemon if found
     VhostUser,
+    /// How long clients wait while another process takes the server's place
+    Upgrade,
     /// How long a cache takes to open, and how much memory
     Recovery,
     /// How a write cache's index grows: inserts, the longest of them, hits and misses
@@ -155,6 +159,7 @@ impl Bench {
             Bench::Thin => thin::run(settings),
             Bench::Nbd => nbd::run(settings),
             Bench::VhostUser => vhost::run(settings),
+            Bench::Upgrade => upgrade::run(settings),
             Bench::Recovery => recovery::run(settings),
             Bench::Growth => growth::run(settings),
             Bench::Bcache => bcache::run(settings),
@@ -163,12 +168,12 @@ impl Bench {
             Bench::Sim => sim::run(settings),
             Bench::All => {
                 use Bench::{
-                    Bcache, Growth, Layers, Nbd, Recovery, Sim, Snapshot, Thin, VhostUser,
+                    Bcache, Growth, Layers, Nbd, Recovery, Sim, Snapshot, Thin, Upgrade, VhostUser,
                     Writecache,
                 };
                 let all = [
-                    Layers, Writecache, Snapshot, Thin, Nbd, VhostUser, Recovery, Growth, Bcache,
-                    Sim,
+                    Layers, Writecache, Snapshot, Thin, Nbd, VhostUser, Upgrade, Recovery, Growth,
+                    Bcache, Sim,
                 ];
                 all.into_iter().try_fold(Report::default(), |mut report, bench| {
                     report.extend(bench.run(settings)?);

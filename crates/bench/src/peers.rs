@@ -75,6 +75,18 @@ impl Folder {
     pub fn make() -> Outcome<Folder> {
         let shared = Path::new("/dev/shm");
         let parent = if shared.is_dir() { shared.to_owned() } else { std::env::temp_dir() };
+        Folder::make_in(&parent)
+    }
+
+    /// Makes it where files are temporary, which is on a disk as a rule.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn on_disk() -> Outcome<Folder> {
+        Folder::make_in(&std::env::temp_dir())
+    }
+
+    fn make_in(parent: &Path) -> Outcome<Folder> {
         let folder = parent.join(format!("cairn-bench-{}", std::process::id()));
         let shown = folder.display().to_string();
         std::fs::create_dir_all(&folder).map_err(|error| system(shown, "make a folder", error))?;

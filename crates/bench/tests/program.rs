@@ -259,6 +259,26 @@ fn nbd_tells_ours_whatever_peers_are_there() {
 }
 
 #[test]
+fn upgrade_tells_how_long_clients_of_either_protocol_wait() {
+    if !has_cairn() {
+        return;
+    }
+    let rows = rows(&["upgrade"]);
+    for (protocol, disk) in [
+        ("nbd", "null"),
+        ("nbd", "writecache"),
+        ("vhost-user", "null"),
+        ("vhost-user", "writecache"),
+    ] {
+        assert_eq!(
+            shaped(&rows, &[("protocol", protocol), ("disk", disk)]),
+            3,
+            "{protocol} {disk}"
+        );
+    }
+}
+
+#[test]
 fn the_kernel_is_left_out_where_there_is_none_to_run() {
     let rows = rows(&["writecache", "--kernel", "--uml", "no-such-script"]);
     assert!(shaped(&rows, &[("state", "fresh")]) > 0);

@@ -65,13 +65,25 @@ is ActiveState inactive && is Result success || fail "the stop: $(shows Result)"
 copies third <(tail -c 1048576 second) || fail "what was written before a stop is lost"
 is ActiveState active || fail "not started again: $(shows ActiveState)"
 
-# A reload: another process of the same service. systemd 252 takes it for no child of its own, and a
-# stop kills it (docs/install.md), so this comes last.
+# A reload: another process of the same service.
 before=$(shows MainPID) restarts=$(shows NRestarts)
 systemctl reload "$service"
 await "systemd knows the next process" restarted
 [ "$(shows NRestarts)" = "$restarts" ] || fail "the reload was a crash"
 says "Status: \"serving 1 volume, 2.00 MiB dirty\"" || fail "after a reload: $(cat said)"
 copies third || fail "what was written before a reload is lost"
+
+# systemd notices when that process is killed, and stops it like the first one.
+nbdcopy second "$uri"
+before=$(shows MainPID)
+systemctl kill --signal KILL "$service"
+await "systemd starts another after a reload" restarted
+copies second || fail "what was acknowledged before a kill, after a reload, is lost"
+before=$(shows MainPID)
+systemctl reload "$service"
+await "systemd knows the next process" restarted
+nbdcopy third "$uri"
 systemctl stop "$socket" "$service"
+is Result success || fail "the stop after a reload: $(shows Result)"
+[ -z "$(ls -A /run/cairn-example/crash-logs)" ] || fail "a stop after a reload does not commit"
 echo "all of it is done"

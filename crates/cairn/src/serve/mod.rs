@@ -14,6 +14,7 @@ mod activation;
 pub mod args;
 mod command;
 pub mod config;
+mod detached;
 mod drain;
 mod http;
 mod image;

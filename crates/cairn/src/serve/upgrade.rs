@@ -1,15 +1,15 @@
 //! `cairn upgrade`: another program goes on with the volumes and the clients of this server.
 //!
 //! The steps, and what holds between them, are those of [`cairn_control::handover`]. Here are the
-//! two processes: [`Candidate`] is the new one as the server sees it, [`Heir`] is the server's side
-//! in the new one. A server whose candidate failed after it gave everything away starts itself
+//! two processes: [`Candidate`] is the new one as the server sees it, no child of it ([`Detached`]);
+//! [`Heir`] is the server's side in the new one. A server whose candidate failed after it gave everything away starts itself
 //! again ([`start_again`]): it is then its own heir.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
@@ -21,8 +21,8 @@ use cairn_control::state::StateFile;
 use cairn_outcome::exit;
 use cairn_outcome::failure::{Outcome, one_line, refused, system};
 use cairn_outcome::signals::Event;
-use rustix::process::{Pid, Signal, kill_process};
 
+use super::detached::Detached;
 use super::{ServeArgs, Server, Sockets, activation, notify, prepare, settle};
 
 /// How long the new program may take for each of its steps.
@@ -44,7 +44,7 @@ const ITSELF: &str = "/proc/self/exe";
 /// The new program, which is running and has taken nothing over yet. It is killed if it is dropped.
 pub struct Candidate {
     program: PathBuf,
-    child: Option<Child>,
+    process: Option<Detached>,
     channel: Channel,
 }
 
@@ -60,10 +60,10 @@ impl Candidate {
             None => own_program()?,
         };
         let (channel, end) = Channel::pair()?;
-        let child = serve_command(&program, end.into_end())
-            .spawn()
+        let command = serve_command(&program, end.into_end());
+        let process = Detached::start(command, || channel.is_closed())
             .map_err(|error| system(program.display().to_string(), "start", error))?;
-        let candidate = Candidate { program, child: Some(child), channel };
+        let candidate = Candidate { program, process: Some(process), channel };
         match candidate.hear("say whether it can start")? {
             Message::Hello { protocol: PROTOCOL, .. } => Ok(candidate),
             Message::Hello { protocol, version } => {
@@ -86,13 +86,13 @@ impl Candidate {
         }
     }
 
-    /// Gives it the word: from now on it is the server. Answers its process.
+    /// Gives it the word: from now on it is the server.
     ///
     /// # Errors
     /// It has gone.
-    pub fn go(mut self) -> Outcome<u32> {
+    pub fn go(mut self) -> Outcome<Detached> {
         self.channel.send(&Message::Go, &[])?;
-        Ok(self.child.take().map_or(0, |child| child.id()))
+        Ok(self.process.take().expect("it is taken here alone"))
     }
 
     /// What it says next; a refusal is an error.
@@ -129,9 +129,8 @@ impl Candidate {
 impl Drop for Candidate {
     /// On return it submits nothing to a device any more.
     fn drop(&mut self) {
-        let Some(child) = &mut self.child else { return };
-        let ended = child.kill().and_then(|()| child.wait());
-        if let Err(error) = ended {
+        let Some(process) = &self.process else { return };
+        if let Err(error) = process.kill() {
             tracing::warn!("{}: cannot end it: {error}", self.program.display());
         }
     }
@@ -203,26 +202,28 @@ impl Server {
         };
         let estate = self.give_away();
         let gone = candidate.leave(&estate).and_then(|()| candidate.go());
-        let pid = gone.as_ref().ok().copied();
-        match gone {
-            Ok(pid) => {
+        let next = match gone {
+            Ok(next) => {
+                let pid = next.pid();
                 tracing::info!("process {pid} goes on");
                 notify::goes_on_as(pid);
                 tell(Ok(pid));
+                Some(next)
             }
             Err(error) => {
                 tracing::error!("upgrade: {error}; this program starts again");
                 let detail = format!("{}; the program of before starts again", error.detail);
                 tell(Err(ConfigError { detail, ..error }));
+                None
             }
-        }
+        };
         if let Some((_, control)) = &self.control {
             control.wait_for_answers(ANSWER_PATIENCE);
         }
         // A signal to this process during the upgrade is for the one that goes on.
         let is_stopped = happened.try_iter().any(|event| matches!(event, Event::Stop));
-        Some(match (pid, is_stopped) {
-            (Some(pid), true) => pass_on_stop(pid),
+        Some(match (next, is_stopped) {
+            (Some(next), true) => pass_on_stop(&next),
             (Some(_), false) => Ok(exit::OK),
             // Everything is committed.
             (None, true) => Ok(exit::OK),
@@ -337,11 +338,9 @@ fn check_restart(args: &ServeArgs, state: Option<&Path>) -> Outcome<()> {
 }
 
 /// Stops the process that goes on.
-fn pass_on_stop(pid: u32) -> Outcome<u8> {
-    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw)
-        && let Err(error) = kill_process(pid, Signal::TERM)
-    {
-        tracing::warn!("process {}: cannot stop it: {error}", pid.as_raw_pid());
+fn pass_on_stop(next: &Detached) -> Outcome<u8> {
+    if let Err(error) = next.stop() {
+        tracing::warn!("process {}: cannot stop it: {error}", next.pid());
     }
     Ok(exit::OK)
 }

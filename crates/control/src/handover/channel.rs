@@ -122,6 +122,12 @@ impl Channel {
         }
     }
 
+    /// True if no process has the other end any more.
+    pub fn is_closed(&self) -> bool {
+        let mut polled = [PollFd::new(&self.0, PollFlags::empty())];
+        poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
+    }
+
     /// Waits for a message.
     ///
     /// # Errors

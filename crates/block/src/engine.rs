@@ -423,7 +423,7 @@ fn pass_by(env: &Env, request: &mut Request, failed: bool) {
         let local = env.local(frame.device);
         depth -= 1;
         count.at(local, depth, frame, failed);
-        if local.has_lines() {
+        if local.lines().are_several() {
             count_part(env, request, depth, failed);
         }
         local.leave();
@@ -462,7 +462,7 @@ fn leave_frame(
                 return wait(env, request);
             }
         }
-        // Its error is its own yet.
+        // This is the result of its own part, without its children's.
         if request.frames[top].flags.contains(FrameFlags::SPLIT) {
             count_part(env, &request, top, result.is_err());
         }
@@ -496,7 +496,7 @@ fn leave_frame(
         return Left::HandedBack(request);
     }
     count.at(local, top, &request.frames[top], result.is_err());
-    if local.has_lines() && !flags.contains(FrameFlags::SPLIT) {
+    if local.lines().are_several() && !flags.contains(FrameFlags::SPLIT) {
         count_part(env, &request, top, result.is_err());
     }
     local.leave();
@@ -528,17 +528,17 @@ impl Count {
     }
 }
 
-/// Counts the own part of a frame at its line, that of a child's first frame, too.
+/// Counts the own part of a frame at its line. A child's first frame is at a line, too.
 #[inline(never)]
 fn count_part(env: &Env, request: &Request, top: usize, failed: bool) {
     let frame = &request.frames[top];
-    if frame.flags.intersects(FrameFlags::AGGREGATE | FrameFlags::HANDED_BACK) {
+    if frame.flags.intersects(FrameFlags::AGGREGATE | FrameFlags::RETURNED) {
         return;
     }
     let took = Count::of(env, request).took;
     let (op, sectors) = (frame.op, frame.range.count);
-    let local = env.local(frame.device);
-    local.count_at_line(frame.line, |line| line.count(op, sectors, took, failed));
+    let lines = env.local(frame.device).lines();
+    lines.count(frame.line, |line| line.count(op, sectors, took, failed));
 }
 
 fn wait(env: &Env, request: Box<Request>) -> Left {
@@ -642,6 +642,6 @@ fn hand_back(env: &Env, tables: &Tables, id: RequestId) {
     let Some(mut request) = unpark(env, id) else { return check::stale(env, id) };
     let top = usize::from(request.depth) - 1;
     request.frames[top].flags.remove(FrameFlags::WATCHED);
-    request.frames[top].flags |= FrameFlags::HANDED_BACK;
+    request.frames[top].flags |= FrameFlags::HANDED_BACK | FrameFlags::RETURNED;
     finish(env, tables, request, Ok(()));
 }

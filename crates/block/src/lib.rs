@@ -33,6 +33,7 @@ mod flush_gate;
 mod ids;
 pub mod invariants;
 mod lasting;
+mod line_traffic;
 mod local;
 #[cfg(all(feature = "lock-stats", not(shuttle)))]
 pub mod lock_stats;
@@ -94,7 +95,7 @@ pub use task_group::TaskGroup;
 pub use throttle::{
     Burst, Direction, Passage, Rate, Rates, TURN_BYTES, Throttle, ThrottleLimits, Turn, Waited,
 };
-pub use traffic::{DeviceTraffic, OPS, OpTraffic, SharedTraffic, Traffic, quantile};
+pub use traffic::{DeviceTraffic, LineTraffic, OPS, OpTraffic, SharedTraffic, Traffic, quantile};
 pub use units::{SECTOR_BYTES, Sector, SectorCount, SectorRange, Time};
 pub use wait::{until, until_some};
 pub use zone_maps::{ZoneMaps, keep_zones};

@@ -16,11 +16,12 @@ use crate::engine::Work;
 use crate::env::Env;
 use crate::error::IoError;
 use crate::ids::{DeviceId, RequestId};
+use crate::line_traffic::LineCounts;
 use crate::op::Op;
 use crate::request::Request;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
-use crate::table::{Line, Straight, Table};
+use crate::table::{Straight, Table};
 use crate::traffic::{DeviceTraffic, LocalTraffic};
 use crate::units::{Sector, SectorCount, SectorRange};
 use crate::wait::until;
@@ -64,7 +65,8 @@ pub(crate) async fn traffic_of(env: &Env, ids: Arc<[DeviceId]>) -> Vec<DeviceTra
     let adds = sums.clone();
     everywhere(env, move |env| {
         for (sum, id) in adds.lock().iter_mut().zip(&*ids) {
-            env.local(*id).add_traffic(sum);
+            let local = env.local(*id);
+            local.lines.add_to(&local.traffic, sum);
         }
     })
     .await;
@@ -156,27 +158,7 @@ pub(crate) struct LocalDevice {
     /// The gate will not open any more: a request that finds it closed fails.
     given_up: Cell<bool>,
     traffic: LocalTraffic,
-    /// What passed each line of the live table, if it has several: a single one has its device's.
-    lines: RefCell<Vec<LineTraffic>>,
-    has_lines: Cell<bool>,
-}
-
-/// What passed a line.
-struct LineTraffic {
-    start: Sector,
-    target: String,
-    traffic: LocalTraffic,
-}
-
-impl LineTraffic {
-    fn of(line: &Line) -> LineTraffic {
-        let (start, target) = (line.start, line.name.clone());
-        LineTraffic { start, target, traffic: LocalTraffic::default() }
-    }
-
-    fn is_of(&self, line: &Line) -> bool {
-        self.start == line.start && self.target == line.name
-    }
+    lines: LineCounts,
 }
 
 impl Default for LocalDevice {
@@ -192,8 +174,7 @@ impl Default for LocalDevice {
             facts: Cell::default(),
             way: Cell::default(),
             traffic: LocalTraffic::default(),
-            lines: RefCell::default(),
-            has_lines: Cell::default(),
+            lines: LineCounts::default(),
         }
     }
 }
@@ -246,34 +227,10 @@ impl LocalDevice {
         &self.traffic
     }
 
-    /// True if lines have counts of their own.
+    /// What has left each line.
     #[inline(always)]
-    pub fn has_lines(&self) -> bool {
-        self.has_lines.get()
-    }
-
-    /// A part has left the line of this number.
-    pub fn count_at_line(&self, line: u16, count: impl FnOnce(&LocalTraffic)) {
-        if let Some(line) = self.lines.borrow().get(usize::from(line)) {
-            count(&line.traffic);
-        }
-    }
-
-    fn add_traffic(&self, sum: &mut DeviceTraffic) {
-        let lines = self.lines.borrow();
-        sum.add(&self.traffic, lines.iter().map(|line| &line.traffic));
-    }
-
-    /// The counts of a line begin anew when another one takes its place.
-    fn count_lines_of(&self, table: &Table) {
-        let several = if table.lines().len() > 1 { table.lines() } else { &[] };
-        let mut before = self.lines.take();
-        let counts = several.iter().map(|line| {
-            let same = before.iter().position(|counted| counted.is_of(line));
-            same.map_or_else(|| LineTraffic::of(line), |at| before.swap_remove(at))
-        });
-        self.lines.replace(counts.collect());
-        self.has_lines.set(!several.is_empty());
+    pub fn lines(&self) -> &LineCounts {
+        &self.lines
     }
 
     #[cold]
@@ -320,7 +277,8 @@ impl LocalDevice {
     pub fn open(&self, env: &Env, device: DeviceId, table: Arc<Table>) {
         debug_assert_eq!(self.inflight.get(), 0, "D2");
         self.way.set(table.straight().map(Straight::way));
-        self.count_lines_of(&table);
+        let lines = table.lines().iter().map(|line| (line.start, line.name.as_str()));
+        self.lines.follow(lines, &self.traffic);
         let live = table.clone();
         env.swap_table(device, Some(table));
         self.let_in(env, device, &live);

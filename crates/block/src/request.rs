@@ -90,6 +90,8 @@ bitflags::bitflags! {
         const HANDED_BACK = 8;
         /// Has or had children, whose errors it keeps.
         const SPLIT = 16;
+        /// The frame's own part went back unfinished.
+        const RETURNED = 32;
     }
 }
 

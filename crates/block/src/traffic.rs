@@ -14,7 +14,7 @@ use std::time::Duration;
 use crate::ids::ReactorId;
 use crate::op::Op;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::units::{SectorCount, Time};
+use crate::units::{Sector, SectorCount, Time};
 
 /// How many buckets a histogram has. A bucket holds what took less than twice as much as the bucket
 /// before it; the first one less than `2 << SHIFT` nanoseconds. That a power of two of them reaches
@@ -222,6 +222,24 @@ impl Traffic {
         &self.0[op as usize]
     }
 
+    pub(crate) fn of_local(local: &LocalTraffic) -> Traffic {
+        let mut traffic = Traffic::default();
+        traffic.add_cells(&local.0);
+        traffic
+    }
+
+    /// What came after an earlier sum of the same counts.
+    #[must_use]
+    pub(crate) fn since(mut self, earlier: &Traffic) -> Traffic {
+        for (sum, less) in self.0.iter_mut().zip(&earlier.0) {
+            sum.sectors = SectorCount(sum.sectors.0.wrapping_sub(less.sectors.0));
+            sum.nanos = sum.nanos.wrapping_sub(less.nanos);
+            sum.failed -= less.failed;
+            sum.buckets.iter_mut().zip(less.buckets).for_each(|(sum, less)| *sum -= less);
+        }
+        self
+    }
+
     /// With the counts of another one.
     #[must_use]
     pub fn with(mut self, other: &Traffic) -> Traffic {
@@ -251,25 +269,36 @@ impl Traffic {
 pub struct DeviceTraffic {
     /// Each request once.
     pub whole: Traffic,
-    /// Of a table with several lines, in their order: each part of a request at its line.
-    lines: Vec<Traffic>,
+    /// Each part of a request at its line.
+    pub lines: Vec<LineTraffic>,
+}
+
+/// What passed a line of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LineTraffic {
+    /// Its first sector.
+    pub start: Sector,
+    /// Its kind of target.
+    pub target: String,
+    /// Each part of a request that it had.
+    pub traffic: Traffic,
 }
 
 impl DeviceTraffic {
-    /// What passed the line of this number.
-    pub fn of_line(&self, index: usize) -> Option<&Traffic> {
-        if self.lines.is_empty() { Some(&self.whole) } else { self.lines.get(index) }
+    pub(crate) fn add(&mut self, whole: &Traffic) {
+        self.whole = self.whole.with(whole);
     }
 
-    pub(crate) fn add<'a>(
-        &mut self,
-        whole: &LocalTraffic,
-        lines: impl ExactSizeIterator<Item = &'a LocalTraffic>,
-    ) {
-        self.whole.add_cells(&whole.0);
-        // While a table is swapped, some reactors have the one before.
-        self.lines.resize(self.lines.len().max(lines.len()), Traffic::default());
-        self.lines.iter_mut().zip(lines).for_each(|(sum, line)| sum.add_cells(&line.0));
+    /// While a table is swapped, the reactors may have different ones.
+    pub(crate) fn add_line(&mut self, start: Sector, target: &str, more: &Traffic) {
+        let mut lines = self.lines.iter_mut();
+        match lines.find(|line| line.start == start && line.target == target) {
+            Some(line) => line.traffic = line.traffic.with(more),
+            None => {
+                let target = target.to_owned();
+                self.lines.push(LineTraffic { start, target, traffic: *more });
+            }
+        }
     }
 }
 

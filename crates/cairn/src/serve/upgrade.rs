@@ -1,9 +1,9 @@
 //! `cairn upgrade`: another program goes on with the volumes and the clients of this server.
 //!
 //! The steps, and what holds between them, are those of [`cairn_control::handover`]. Here are the
-//! two processes: [`Candidate`] is the new one as the server sees it, no child of it ([`Detached`]);
-//! [`Heir`] is the server's side in the new one. A server whose candidate failed after it gave everything away starts itself
-//! again ([`start_again`]): it is then its own heir.
+//! two processes: [`Candidate`] is the new one as the server sees it, no child of it
+//! ([`Detached`]); [`Heir`] is the server's side in the new one. A server whose candidate failed
+//! after it gave everything away starts itself again ([`start_again`]): it is then its own heir.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};

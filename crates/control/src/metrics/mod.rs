@@ -96,12 +96,10 @@ pub fn gather(world: &World, exports: &Exports) -> Vec<Family> {
         add_device(&mut all, &volume, now);
         let device = || ("device", volume.volume().to_owned());
         add_traffic(&mut all, &DEVICE, &[device()], &traffic.whole);
-        let table = volume.live_table();
-        let lines = table.iter().flat_map(|table| table.lines()).enumerate();
-        for (line, traffic) in lines.filter_map(|(at, line)| Some((line, traffic.of_line(at)?))) {
-            let (start, target) = (line.start.0.to_string(), line.name.clone());
+        for line in &traffic.lines {
+            let (start, target) = (line.start.0.to_string(), line.target.clone());
             let labels = [device(), ("start", start), ("target", target)];
-            add_traffic(&mut all, &TARGET, &labels, traffic);
+            add_traffic(&mut all, &TARGET, &labels, &line.traffic);
         }
         add_reports(&mut all, &volume);
     }

@@ -2,7 +2,8 @@
 //!
 //! `PATH` is a file or block device. `mem:SIZE` is a new disk in memory each time it is named;
 //! `mem:SIZE,name=NAME` is the same disk as long as it is open. `null:SIZE` is a disk without
-//! contents. A file with such a name is opened as `./mem:1M`.
+//! contents. `nbd://` and `nbd+unix://` name exports of NBD servers. A file with such a name is
+//! opened as `./mem:1M`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use cairn_reactor::Driver;
 use crate::file::{self, FileDisk, FileOptions};
 use crate::handles::Handles;
 use crate::memory::MemoryDisk;
+use crate::nbd::{self, NbdDisk};
 use crate::null::NullDisk;
 use crate::size::parse_size;
 
@@ -47,13 +49,23 @@ impl Uniques {
 enum Device<'a> {
     Memory { sectors: SectorCount, named: bool },
     Null(SectorCount),
+    Nbd(&'a str),
     Path(&'a str),
+}
+
+/// True if an argument is the path of a file or block device.
+pub fn is_path(argument: &str) -> bool {
+    let is_other = ["mem:", "null:"].iter().any(|scheme| argument.starts_with(scheme));
+    !is_other && !nbd::is_uri(argument)
 }
 
 impl<'a> Device<'a> {
     fn parse(argument: &'a str) -> Result<Device<'a>, ConfigError> {
         if let Some(size) = argument.strip_prefix("null:") {
             return sectors(argument, size).map(Device::Null);
+        }
+        if nbd::is_uri(argument) {
+            return Ok(Device::Nbd(argument));
         }
         let Some(rest) = argument.strip_prefix("mem:") else {
             return Ok(Device::Path(argument));
@@ -104,6 +116,7 @@ impl Opener for DeviceOpener {
         let mut uniques = self.uniques.lock();
         Ok(Identity::Unique(match Device::parse(argument)? {
             Device::Path(path) => return file::identify(path),
+            Device::Nbd(uri) => return Ok(Identity::Remote(nbd::Target::parse(uri)?.identity())),
             Device::Memory { named: true, .. } => match uniques.named.get(argument) {
                 Some(unique) => *unique,
                 None => {
@@ -127,6 +140,7 @@ impl Opener for DeviceOpener {
                 let how = (self.options, &*self.handles);
                 Arc::new(FileDisk::open_counted(path, read_only, how, failures)?)
             }
+            Device::Nbd(uri) => Arc::new(NbdDisk::open(uri, read_only, failures)?),
             Device::Memory { sectors, .. } => {
                 let disk = Arc::new(MemoryDisk::new(sectors)?.named(argument));
                 self.handles.note_in_memory(&disk);
@@ -136,7 +150,7 @@ impl Opener for DeviceOpener {
         })
     }
 
-    /// Opens a file on a helper thread: a slow file system or device keeps no reactor waiting.
+    /// Opens what may take its time on a helper thread.
     fn open_on<'a>(
         &'a self,
         env: &'a Env,
@@ -145,26 +159,49 @@ impl Opener for DeviceOpener {
         failures: Arc<FailureCount>,
     ) -> LocalFuture<'a, Result<Arc<dyn Disk>, ConfigError>> {
         Box::pin(async move {
-            let Device::Path(path) = Device::parse(argument)? else {
-                return self.open(argument, read_only, failures);
-            };
-            let opened = Arc::new(Mutex::new(None));
-            let (path, options, result) = (path.to_owned(), self.options, opened.clone());
-            let handles = self.handles.clone();
-            let open = move || {
-                let how = (options, &*handles);
-                let file = FileDisk::open_counted(&path, read_only, how, failures);
-                *result.lock() = Some(file);
-                0
-            };
-            Driver::of(env).run(open).await;
-            let file = opened.lock().take().unwrap_or_else(|| {
-                let detail = "open: no helper thread could be started for it";
-                Err(ConfigError::new(ConfigKind::System, argument, detail))
-            });
-            Ok(Arc::new(file?) as _)
+            match Device::parse(argument)? {
+                Device::Path(path) => {
+                    let (path, options) = (path.to_owned(), self.options);
+                    let handles = self.handles.clone();
+                    let open = move || {
+                        let how = (options, &*handles);
+                        let file = FileDisk::open_counted(&path, read_only, how, failures)?;
+                        Ok(Arc::new(file) as Arc<dyn Disk>)
+                    };
+                    open_beside(env, argument, open).await
+                }
+                Device::Nbd(uri) => {
+                    let uri = uri.to_owned();
+                    let open = move || {
+                        let disk = NbdDisk::open(&uri, read_only, failures)?;
+                        Ok(Arc::new(disk) as Arc<dyn Disk>)
+                    };
+                    open_beside(env, argument, open).await
+                }
+                Device::Memory { .. } | Device::Null(_) => self.open(argument, read_only, failures),
+            }
         })
     }
+}
+
+/// Opens on a helper thread: a slow file system, device or server keeps no reactor waiting.
+async fn open_beside(
+    env: &Env,
+    argument: &str,
+    open: impl FnOnce() -> Result<Arc<dyn Disk>, ConfigError> + Send + 'static,
+) -> Result<Arc<dyn Disk>, ConfigError> {
+    let opened = Arc::new(Mutex::new(None));
+    let result = opened.clone();
+    let work = move || {
+        *result.lock() = Some(open());
+        0
+    };
+    Driver::of(env).run(work).await;
+    let disk = opened.lock().take();
+    disk.unwrap_or_else(|| {
+        let detail = "open: no helper thread could be started for it";
+        Err(ConfigError::new(ConfigKind::System, argument, detail))
+    })
 }
 
 #[cfg(test)]

@@ -14,12 +14,9 @@ use clap::{Arg, Command};
 
 use crate::throttles::Limits;
 
-/// What stands for a device that is no path.
-const SCHEMES: [&str; 3] = ["@", "mem:", "null:"];
-
 /// True if a device argument is the path of a file or block device.
 pub fn is_path(argument: &str) -> bool {
-    !SCHEMES.iter().any(|scheme| argument.starts_with(scheme))
+    !argument.starts_with('@') && cairn_backends::is_path(argument)
 }
 
 /// Reads a value of the option or argument of this name.

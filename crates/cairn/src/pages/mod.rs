@@ -56,6 +56,7 @@ targets![
 const SECTIONS: &[(&str, bool, &[&str])] = &[
     ("Examples", true, &["cairn"]),
     ("Device arguments", true, &["cairn"]),
+    ("Exports of NBD servers", true, &["cairn"]),
     ("Owners", true, &["cairn"]),
     ("Verbs for a running server", false, &["cairn"]),
     ("serve", false, &["cairn-serve"]),

@@ -123,7 +123,7 @@ impl Known {
             // The sequence means nothing after the machine starts again.
             Identity::Block { number, .. } => Some(Known::Block(*number)),
             Identity::Volume(name) => Some(Known::Volume(name.clone())),
-            Identity::Unique(_) => None,
+            Identity::Remote(_) | Identity::Unique(_) => None,
         }
     }
 

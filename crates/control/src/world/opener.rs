@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use cairn_backends::is_path;
 use cairn_block::{Disk, Env, FailureCount, Identity, LocalFuture, Opener, unescape_word};
 use cairn_outcome::failure::Outcome;
 
@@ -14,10 +15,9 @@ pub(super) struct BaseOpener {
 
 impl BaseOpener {
     fn place(&self, argument: &str) -> String {
-        let scheme = ["mem:", "null:"].iter().any(|scheme| argument.starts_with(scheme));
         let path = unescape_word(argument);
         match &self.base {
-            _ if scheme => argument.to_owned(),
+            _ if !is_path(argument) => argument.to_owned(),
             Some(base) => base.join(path).to_string_lossy().into_owned(),
             None => path,
         }

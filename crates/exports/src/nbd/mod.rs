@@ -1,7 +1,7 @@
 //! The NBD protocol and its server.
 //!
 //! The protocol itself, without sockets: bytes in, decisions and bytes out.
-//! - [`wire`]: the numbers and layouts.
+//! - [`wire`]: the numbers and layouts, of a crate that the client has, too.
 //! - [`facts`]: what a server says about its exports.
 //! - [`handshake`]: negotiation, from the greeting to the start of transmission.
 //! - [`request`]: one request header judged under the terms of its connection.
@@ -41,7 +41,8 @@ mod serve;
 mod server;
 mod status;
 mod tls;
-pub mod wire;
+
+pub use cairn_nbd::wire;
 
 pub use crate::listener::{ListenAddress, Listening};
 pub use contexts::{ContextRun, Contexts, NoContexts};

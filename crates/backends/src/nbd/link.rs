@@ -1,0 +1,321 @@
+//! [`Link`]: the requests of a disk on their way to a server and back, over one connection after
+//! another. Its task is on one reactor, the disk's home; the data of other reactors' requests is
+//! copied.
+//!
+//! - L1. A connection has at most one receive and one send under way, and ends when both have
+//!   ended: no byte of an old connection reaches the memory of a request that is sent again.
+//! - L2. An answer that breaks the protocol ends the connection; what came before it counts.
+//! - L3. The failure count rises before any request that ends after a loss is answered (F1).
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use cairn_block::sync::Mutex;
+use cairn_block::{
+    ConfigError, Env, Extent, IoError, IoResult, Mail, Op, RequestId, SectorCount, SectorRange,
+    Segs, Time,
+};
+use cairn_nbd::wire::TransmissionFlags;
+use cairn_reactor::Driver;
+use futures_util::future::join;
+use rustix::net::Shutdown;
+
+use super::connect::{Connected, connect};
+use super::remote::{Data, Incoming, Owner, Remote};
+use super::session::{Ask, Care, Session, Told, What};
+
+/// Pauses between two tries to connect.
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// The longest piece of a request without data: less than 32 bits of bytes, and whole blocks.
+const PIECE_BYTES: u64 = 1 << 30;
+
+/// Who is told of the end of a request, or of a piece of one.
+#[derive(Clone)]
+pub(super) enum Ticket {
+    Whole(Owner),
+    Piece(Rc<Pieces>),
+}
+
+/// A request that is sent in pieces.
+pub(super) struct Pieces {
+    owner: Owner,
+    /// All data of a read for another reactor.
+    data: Segs,
+    left: Cell<u32>,
+    error: Cell<Option<IoError>>,
+}
+
+/// See the module's description.
+pub(super) struct Link {
+    pub env: Env,
+    pub driver: Rc<Driver>,
+    pub remote: Arc<Remote>,
+    pub session: RefCell<Session<Ticket, Segs>>,
+    /// The connection has ended, or is to.
+    is_down: Cell<bool>,
+    incoming: RefCell<Vec<Incoming>>,
+    told: RefCell<Vec<Told<Ticket, Segs>>>,
+    /// Those of the status request that is being answered.
+    pub extents: RefCell<Vec<Extent>>,
+}
+
+impl Link {
+    /// Starts the task of a disk that has had its first request.
+    pub fn start(env: &Env, remote: Arc<Remote>, first: Connected) {
+        let is_volatile = first.agreed.flags.contains(TransmissionFlags::SEND_FLUSH);
+        let care = match remote.target.replay {
+            _ if !is_volatile => Care::Nothing,
+            Some(bytes) => Care::Keep(bytes),
+            None => Care::Tell,
+        };
+        let link = Rc::new(Link {
+            env: env.clone(),
+            driver: Driver::of(env).clone(),
+            remote,
+            session: RefCell::new(Session::new(care)),
+            is_down: Cell::new(true),
+            incoming: RefCell::default(),
+            told: RefCell::default(),
+            extents: RefCell::default(),
+        });
+        env.spawn(async move { link.run(first).await });
+    }
+
+    async fn run(&self, first: Connected) {
+        let mut next = Some(first);
+        while let Some(Connected { socket, .. }) = next.take() {
+            let socket = Arc::new(socket);
+            self.is_down.set(false);
+            self.session.borrow_mut().connected();
+            let (_, why) = join(self.send(&socket), self.receive(&socket)).await;
+            if self.remote.is_closing() && !self.session.borrow().is_busy() {
+                return;
+            }
+            let uri = &self.remote.target.uri;
+            self.env.warn(uri, || format!("{uri}: the connection is lost: {why}"));
+            self.change(|session, tell| session.lost(tell));
+            next = self.connect_again().await;
+        }
+    }
+
+    /// Another connection; none if the disk was closed in the meantime.
+    async fn connect_again(&self) -> Option<Connected> {
+        let (since, mut pause) = (self.env.now(), PAUSE_MIN);
+        let deadline = since + self.remote.target.reconnect;
+        loop {
+            if self.remote.is_closing() {
+                return None;
+            }
+            match self.try_connect().await {
+                Ok(connected) => {
+                    let (uri, kept) = (&self.remote.target.uri, self.session.borrow().kept_bytes());
+                    let after = self.env.now().since(since).as_secs_f64();
+                    tracing::info!(
+                        "{uri}: connected again after {after:.1} s; {kept} bytes of \
+                        writes are sent again"
+                    );
+                    return Some(connected);
+                }
+                Err(error) => {
+                    let uri = &self.remote.target.uri;
+                    self.env.warn(&format!("{uri} again"), || error.to_string());
+                }
+            }
+            self.wait(pause, deadline).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// Waits between two tries. Requests that wait for longer than they may fail.
+    async fn wait(&self, pause: Duration, deadline: Time) {
+        let end = self.env.now() + pause;
+        let is_over = || self.env.now() >= deadline;
+        loop {
+            if is_over() {
+                self.take_incoming();
+                self.change(|session, tell| session.give_up(IoError::IO, tell));
+            }
+            let until = if is_over() { end } else { end.min(deadline) };
+            let has_come = || is_over() && self.take_incoming();
+            self.env.until_or_time(&self.remote.changed, Some(until), has_come).await;
+            if self.env.now() >= end || self.remote.is_closing() {
+                return;
+            }
+        }
+    }
+
+    /// Connects on a helper thread, and compares the export with the one of before.
+    async fn try_connect(&self) -> Result<Connected, ConfigError> {
+        let (result, target) = (Arc::new(Mutex::new(None)), self.remote.target.clone());
+        let told = result.clone();
+        let work = move || {
+            *told.lock() = Some(connect(&target));
+            0
+        };
+        self.driver.run(work).await;
+        let uri = &self.remote.target.uri;
+        let connected = result.lock().take().unwrap_or_else(|| {
+            let detail = "connect: no helper thread could be started for it";
+            Err(ConfigError::new(cairn_block::ConfigKind::System, uri, detail))
+        })?;
+        connected.agreed.refuse_other_than(&self.remote.agreed, uri)?;
+        self.remote.sectors.store(connected.agreed.sectors(), Ordering::Relaxed);
+        Ok(connected)
+    }
+
+    /// Ends the connection: what is under way on it ends soon.
+    pub fn hang_up(&self, socket: &OwnedFd) {
+        self.is_down.set(true);
+        // An error means that the connection has ended already.
+        let _ = rustix::net::shutdown(socket, Shutdown::Both);
+        self.remote.changed.notify(usize::MAX);
+    }
+
+    /// True if the connection has ended, or is to.
+    pub fn is_down(&self) -> bool {
+        self.is_down.get()
+    }
+
+    /// Changes the session, and tells whom it concerns.
+    pub fn change<R>(
+        &self,
+        change: impl FnOnce(&mut Session<Ticket, Segs>, &mut dyn FnMut(Told<Ticket, Segs>)) -> R,
+    ) -> R {
+        let mut told = self.told.take();
+        let result = change(&mut self.session.borrow_mut(), &mut |one| told.push(one));
+        for one in told.drain(..) {
+            match one {
+                Told::Lost => {
+                    let uri = &self.remote.target.uri;
+                    self.remote.gate.failures().raise();
+                    self.env.warn(&format!("{uri} lost"), || {
+                        format!("{uri}: writes that were not flushed may be lost")
+                    });
+                }
+                Told::Ended(ticket, result, data) => self.end(ticket, result, &data),
+            }
+        }
+        self.told.replace(told);
+        result
+    }
+
+    fn end(&self, ticket: Ticket, result: IoResult, data: &Segs) {
+        match ticket {
+            Ticket::Whole(owner) => self.tell(&owner, result, data),
+            Ticket::Piece(pieces) => {
+                pieces.error.set(pieces.error.get().or(result.err()));
+                pieces.left.set(pieces.left.get() - 1);
+                if pieces.left.get() == 0 {
+                    let result = pieces.error.get().map_or(Ok(()), Err);
+                    self.tell(&pieces.owner, result, &pieces.data);
+                }
+            }
+        }
+    }
+
+    fn tell(&self, owner: &Owner, result: IoResult, data: &Segs) {
+        match owner {
+            Owner::Task(answer) => {
+                answer.tell(result.map(|()| self.extents.take()));
+            }
+            Owner::Request(id) if id.reactor == self.env.reactor() => {
+                self.env.complete(*id, result)
+            }
+            Owner::Request(id) => self.tell_elsewhere(*id, result, data),
+        }
+    }
+
+    /// Hands a request of another reactor what it reads, and ends it.
+    fn tell_elsewhere(&self, id: RequestId, result: IoResult, data: &Segs) {
+        let bytes = data.to_vec();
+        let end = move |env: &Env| {
+            if let Some(segs) = env.queued_segs(id).filter(|_| !bytes.is_empty()) {
+                segs.copy_in(0, &bytes);
+            }
+            env.complete(id, result);
+        };
+        self.env.post().post(id.reactor, Mail::Call(Box::new(end)));
+    }
+
+    /// Gives the session what has come. False if nothing has.
+    pub fn take_incoming(&self) -> bool {
+        let mut incoming = self.incoming.take();
+        self.remote.take_queue(&mut incoming);
+        let any = !incoming.is_empty();
+        for one in incoming.drain(..) {
+            self.submit(one);
+        }
+        self.incoming.replace(incoming);
+        any
+    }
+
+    fn submit(&self, incoming: Incoming) {
+        let Incoming { mut what, range, flags, data, owner } = incoming;
+        let mut data = self.data_of(what, range, data);
+        if what == What::Op(Op::WriteZeroes)
+            && !self.remote.agreed.flags.contains(TransmissionFlags::SEND_WRITE_ZEROES)
+        {
+            (what, data) = (What::Op(Op::Write), self.env.zeros(range.count));
+        }
+        let has_data = matches!(what, What::Op(Op::Read | Op::Write));
+        let most =
+            if has_data { u64::from(self.remote.agreed.payload_bytes_max) } else { PIECE_BYTES };
+        if range.to_bytes() <= most {
+            let ask = Ask { what, range, flags, data, owner: Ticket::Whole(owner) };
+            return self.session.borrow_mut().submit(ask);
+        }
+        // Memory of this reactor belongs to the request itself.
+        let count = range.to_bytes().div_ceil(most) as u32;
+        let (left, error) = (Cell::new(count), Cell::new(None));
+        let pieces = Rc::new(Pieces { owner, data: data.clone(), left, error });
+        for piece in 0..u64::from(count) {
+            let at = SectorCount::of_bytes(piece * most);
+            let range = SectorRange::new(
+                range.start + at,
+                (range.count - at).min(SectorCount::of_bytes(most)),
+            );
+            let data = match has_data {
+                true => data.slice((piece * most) as usize, range.to_bytes() as usize),
+                false => Segs::default(),
+            };
+            let ask = Ask { what, range, flags, data, owner: Ticket::Piece(pieces.clone()) };
+            self.session.borrow_mut().submit(ask);
+        }
+    }
+
+    /// The data of a request in this reactor's memory. What is kept must not change.
+    fn data_of(&self, what: What, range: SectorRange, data: Data) -> Segs {
+        let bytes = range.to_bytes() as usize;
+        match (what, data) {
+            (What::Op(Op::Write), Data::Bytes(written)) => {
+                let segs = self.env.segs(range.count);
+                segs.copy_in(0, &written);
+                segs
+            }
+            (What::Op(Op::Write), Data::Of(id)) => {
+                let segs = self.env.queued_segs(id).unwrap_or_default().slice(0, bytes);
+                if !self.session.borrow().keeps() {
+                    return segs;
+                }
+                let kept = self.env.segs(range.count);
+                let mut at = 0;
+                segs.for_each(0, bytes, |piece| {
+                    kept.copy_in(at, piece);
+                    at += piece.len();
+                });
+                kept
+            }
+            (What::Op(Op::Read), Data::Of(id)) => {
+                self.env.queued_segs(id).unwrap_or_default().slice(0, bytes)
+            }
+            (What::Op(Op::Read), _) => self.env.segs(range.count),
+            _ => Segs::default(),
+        }
+    }
+}

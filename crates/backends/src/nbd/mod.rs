@@ -1,0 +1,209 @@
+//! [`NbdDisk`]: an export of an NBD server as a disk.
+//!
+//! - `uri`: what the argument of a table line means. `handshake`, `connect`: a new connection.
+//! - `session`: which request is sent when, and what a lost connection loses; the crash argument.
+//! - `remote`, `link`: the way of a request between the reactors and the connection.
+//! - `send`, `receive`, `extents`: bytes of the transmission.
+//!
+//! A flush that fails, or a connection that is lost, may lose writes that the server has answered:
+//! the disk's failure count says so. Flushes, and writes with FUA, pass a [`FlushGate`] as those of
+//! a file do.
+
+mod connect;
+mod extents;
+mod handshake;
+mod link;
+mod receive;
+mod remote;
+mod send;
+mod session;
+mod uri;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use cairn_block::{
+    ConfigError, ConfigKind, Disk, Env, Extent, ExtentKind, FailureCount, Flags, Flow, FlushGate,
+    IoError, IoResult, Limits, LocalFuture, Nature, Op, Request, SectorCount, SectorRange, Segs,
+    Shape,
+};
+use cairn_nbd::wire::TransmissionFlags;
+
+use self::remote::{Data, Owner, Remote};
+use self::session::What;
+pub(crate) use self::uri::{Target, is_uri};
+
+/// An export of a server.
+pub struct NbdDisk {
+    remote: Arc<Remote>,
+    read_only: bool,
+}
+
+impl NbdDisk {
+    /// Connects to the server of a URI. Blocks the thread.
+    ///
+    /// # Errors
+    /// It is no URI of NBD, there is no such server or export, or that is read-only and must be
+    /// written.
+    pub(crate) fn open(
+        uri: &str,
+        read_only: bool,
+        failures: Arc<FailureCount>,
+    ) -> Result<NbdDisk, ConfigError> {
+        let target = Target::parse(uri)?;
+        let connected = connect::connect(&target)?;
+        if connected.agreed.flags.contains(TransmissionFlags::READ_ONLY) && !read_only {
+            let detail = "access: found a read-only export, expected a writable one";
+            return Err(ConfigError::new(ConfigKind::Unsupported, uri, detail));
+        }
+        let gate = FlushGate::new(failures);
+        Ok(NbdDisk { remote: Arc::new(Remote::new(target, connected, gate)), read_only })
+    }
+
+    fn offers(&self, flag: TransmissionFlags) -> bool {
+        self.remote.agreed.flags.contains(flag)
+    }
+
+    /// Starts the task of a request that passes the gate.
+    fn start_durable(&self, env: &Env, request: &Request) {
+        let (id, op, range) = (request.id(), request.op, request.range);
+        let flags = request.flags;
+        let bytes = if op == Op::Write { range.to_bytes() as usize } else { 0 };
+        let segs = request.segs.slice(0, bytes);
+        let has_fua = self.offers(TransmissionFlags::SEND_FUA);
+        let (remote, env) = (self.remote.clone(), env.clone());
+        let failures = remote.gate.failures().count();
+        env.clone().spawn(async move {
+            let flush = || ask(&remote, &env, (What::Op(Op::Flush), range, Flags::empty()), &segs);
+            let write = |is_fua| {
+                let flags = if is_fua { flags | Flags::FUA } else { flags - Flags::FUA };
+                ask(&remote, &env, (What::Op(op), range, flags), &segs)
+            };
+            let result = match op {
+                Op::Flush => remote.gate.flush(flush).await,
+                _ if has_fua => remote.gate.durable_write(write).await,
+                _ => match write(false).await {
+                    Ok(()) => remote.gate.flush(flush).await,
+                    failed => failed,
+                },
+            };
+            // A connection may have been lost, with the write, before a flush that succeeded.
+            let was_lost = remote.gate.failures().count() != failures;
+            let lost = was_lost && op != Op::Flush && result.is_ok();
+            env.complete(id, if lost { Err(IoError::IO) } else { result });
+        });
+    }
+}
+
+/// Sends a request, and waits for its end.
+async fn ask(
+    remote: &Arc<Remote>,
+    env: &Env,
+    what: (What, SectorRange, Flags),
+    data: &Segs,
+) -> IoResult {
+    let is_empty = data.bytes() == 0;
+    let data = |_| if is_empty { Data::None } else { Data::Bytes(data.to_vec()) };
+    remote.ask(env, what, data).await.map(drop)
+}
+
+impl Drop for NbdDisk {
+    /// The task of the connection says goodbye to the server.
+    fn drop(&mut self) {
+        self.remote.close();
+    }
+}
+
+impl Disk for NbdDisk {
+    fn name(&self) -> String {
+        self.remote.target.uri.clone()
+    }
+
+    fn sectors(&self) -> SectorCount {
+        SectorCount(self.remote.sectors.load(Ordering::Relaxed))
+    }
+
+    fn submit(&self, env: &Env, request: &mut Request) -> Flow {
+        let is_volatile = self.offers(TransmissionFlags::SEND_FLUSH);
+        match request.op {
+            Op::Flush if !is_volatile => return Flow::Done,
+            Op::Discard if !self.offers(TransmissionFlags::SEND_TRIM) => return Flow::Done,
+            Op::WriteZeroes
+                if request.flags.contains(Flags::FAST_ZERO)
+                    && !self.offers(TransmissionFlags::SEND_FAST_ZERO) =>
+            {
+                return Flow::Failed(IoError::UNSUPPORTED);
+            }
+            Op::Flush => self.start_durable(env, request),
+            op if op.is_write() && is_volatile && request.is_fua() => {
+                self.start_durable(env, request);
+            }
+            op => {
+                let (id, bytes) = (request.id(), request.range.to_bytes() as usize);
+                let segs = &request.segs;
+                let data = |is_home: bool| match op {
+                    Op::Write if !is_home => Data::Bytes(segs.slice(0, bytes).to_vec()),
+                    _ if is_home => Data::Of(id),
+                    _ => Data::None,
+                };
+                let flags = request.flags - Flags::FUA;
+                let what = (What::Op(op), request.range, flags);
+                self.remote.send(env, what, data, Owner::Request(id));
+            }
+        }
+        Flow::Queued
+    }
+
+    fn limits(&self) -> Limits {
+        let agreed = &self.remote.agreed;
+        let block = agreed.block_bytes.max(512);
+        Limits {
+            logical_block: block,
+            physical_block: agreed.preferred_bytes.clamp(block, 64 << 10),
+            io_min: block,
+            io_opt: agreed.preferred_bytes.max(block),
+            discard: self.offers(TransmissionFlags::SEND_TRIM),
+            fast_zero: self.offers(TransmissionFlags::SEND_FAST_ZERO),
+            read_only: self.read_only,
+            stable_data: false,
+        }
+    }
+
+    fn nature(&self) -> Nature {
+        Nature {
+            rotational: self.offers(TransmissionFlags::ROTATIONAL).then_some(true),
+            volatile: self.offers(TransmissionFlags::SEND_FLUSH),
+            shape: Shape::Unknown,
+        }
+    }
+
+    fn extents<'a>(
+        &'a self,
+        env: &'a Env,
+        range: SectorRange,
+    ) -> LocalFuture<'a, Result<Vec<Extent>, IoError>> {
+        let data = vec![Extent { count: range.count, kind: ExtentKind::Data }];
+        if self.remote.agreed.allocation.is_none() {
+            return Box::pin(std::future::ready(Ok(data)));
+        }
+        Box::pin(async move {
+            let most = SectorCount::of_bytes(1 << 30);
+            let range = SectorRange::new(range.start, range.count.min(most));
+            let what = (What::Status, range, Flags::empty());
+            let found = self.remote.ask(env, what, |_| Data::None).await?;
+            Ok(if found.is_empty() { data } else { found })
+        })
+    }
+
+    fn failures(&self) -> u64 {
+        self.remote.gate.failures().count()
+    }
+
+    fn failures_told(&self) -> u64 {
+        self.remote.gate.failures().told()
+    }
+
+    fn acknowledge_failures(&self, upto: u64) {
+        self.remote.gate.failures().acknowledge(upto);
+    }
+}

@@ -1,0 +1,148 @@
+//! [`Remote`]: what the reactors share of a disk at a server: its facts, and the way of requests to
+//! the task that has the connection.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use cairn_block::sync::Mutex;
+use cairn_block::{
+    Env, Extent, Flags, FlushGate, IoError, ReactorId, RequestId, SectorRange, until_some,
+};
+use event_listener::Event;
+
+use super::connect::Connected;
+use super::handshake::Agreed;
+use super::link::Link;
+use super::session::What;
+use super::uri::Target;
+
+/// See the module's description.
+pub(super) struct Remote {
+    pub target: Target,
+    /// At the first connection.
+    pub agreed: Agreed,
+    /// The size in sectors, at the newest connection.
+    pub sectors: AtomicU64,
+    /// Flushes, and what failed.
+    pub gate: FlushGate,
+    inbox: Mutex<Inbox>,
+    /// The inbox has changed, or something for which the link's task waits.
+    pub changed: Event,
+}
+
+struct Inbox {
+    /// The reactor that has the connection, once there was a request.
+    home: Option<ReactorId>,
+    /// The connection that was made when the disk was opened.
+    first: Option<Connected>,
+    queue: Vec<Incoming>,
+    is_closing: bool,
+}
+
+/// A request on its way to the link.
+pub(super) struct Incoming {
+    pub what: What,
+    pub range: SectorRange,
+    pub flags: Flags,
+    pub data: Data,
+    pub owner: Owner,
+}
+
+/// The data of a request.
+pub(super) enum Data {
+    /// Whatever the request in this slot has: it is queued on the link's reactor, or it has none.
+    Of(RequestId),
+    /// What another reactor's request writes.
+    Bytes(Vec<u8>),
+    /// None.
+    None,
+}
+
+/// Who is told of the end of a request.
+#[derive(Clone)]
+pub(super) enum Owner {
+    /// A queued request, on whatever reactor.
+    Request(RequestId),
+    /// A task that waits.
+    Task(Arc<Answer>),
+}
+
+/// What a task waits for.
+#[derive(Default)]
+pub(super) struct Answer {
+    told: Mutex<Option<Result<Vec<Extent>, IoError>>>,
+    event: Event,
+}
+
+impl Answer {
+    pub fn tell(&self, result: Result<Vec<Extent>, IoError>) {
+        *self.told.lock() = Some(result);
+        self.event.notify(usize::MAX);
+    }
+
+    async fn wait(&self) -> Result<Vec<Extent>, IoError> {
+        until_some(&self.event, || self.told.lock().take()).await
+    }
+}
+
+impl Remote {
+    pub fn new(target: Target, first: Connected, gate: FlushGate) -> Remote {
+        let agreed = first.agreed;
+        let inbox = Inbox { home: None, first: Some(first), queue: Vec::new(), is_closing: false };
+        Remote {
+            target,
+            agreed,
+            sectors: AtomicU64::new(agreed.sectors()),
+            gate,
+            inbox: Mutex::new(inbox),
+            changed: Event::new(),
+        }
+    }
+
+    /// Takes a request. The first one makes its reactor the home of the connection. `data` is asked
+    /// whether that is this one.
+    pub fn send(
+        self: &Arc<Self>,
+        env: &Env,
+        (what, range, flags): (What, SectorRange, Flags),
+        data: impl FnOnce(bool) -> Data,
+        owner: Owner,
+    ) {
+        let mut inbox = self.inbox.lock();
+        let home = *inbox.home.get_or_insert(env.reactor());
+        if let Some(first) = inbox.first.take() {
+            Link::start(env, self.clone(), first);
+        }
+        let data = data(home == env.reactor());
+        inbox.queue.push(Incoming { what, range, flags, data, owner });
+        drop(inbox);
+        self.changed.notify(usize::MAX);
+    }
+
+    /// The same, and waits for the end.
+    pub async fn ask(
+        self: &Arc<Self>,
+        env: &Env,
+        what: (What, SectorRange, Flags),
+        data: impl FnOnce(bool) -> Data,
+    ) -> Result<Vec<Extent>, IoError> {
+        let answer = Arc::<Answer>::default();
+        self.send(env, what, data, Owner::Task(answer.clone()));
+        answer.wait().await
+    }
+
+    /// What has come since the last call.
+    pub fn take_queue(&self, into: &mut Vec<Incoming>) {
+        into.append(&mut self.inbox.lock().queue);
+    }
+
+    /// No request comes any more.
+    pub fn close(&self) {
+        self.inbox.lock().is_closing = true;
+        self.changed.notify(usize::MAX);
+    }
+
+    pub fn is_closing(&self) -> bool {
+        self.inbox.lock().is_closing
+    }
+}

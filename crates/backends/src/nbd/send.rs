@@ -1,0 +1,148 @@
+//! Requests as bytes: what a [`Link`] sends. Headers and payloads of many requests leave in one
+//! send.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use cairn_block::{Buf, Flags, Op, Segs, until};
+use cairn_nbd::wire::{
+    CommandFlags, EXTENDED_REQUEST_MAGIC, ExtendedRequestHeader, MessageForm, REQUEST_MAGIC,
+    RequestHeader, command,
+};
+use zerocopy::IntoBytes;
+
+use super::link::Link;
+use super::session::{What, Wire};
+
+/// The longest header.
+const HEADER_BYTES: usize = size_of::<ExtendedRequestHeader>();
+
+/// Memory for the headers of one send.
+const HEADERS_BYTES: usize = 128 * HEADER_BYTES;
+
+/// A send takes no further request beyond this.
+const SEND_BYTES: usize = 1 << 20;
+
+impl Link {
+    /// Sends what the session has, until the connection ends.
+    pub(super) async fn send(&self, socket: &Arc<OwnedFd>) {
+        let headers = self.env.buf(HEADERS_BYTES);
+        loop {
+            let is_last = || self.remote.is_closing() && !self.session.borrow().is_busy();
+            until(&self.remote.changed, || {
+                self.take_incoming();
+                self.is_down() || self.session.borrow().has_next() || is_last()
+            })
+            .await;
+            if self.is_down() {
+                return;
+            }
+            let segs = self.batch(&headers);
+            let is_goodbye = segs.bytes() == 0;
+            let segs = if is_goodbye { self.goodbye(&headers) } else { segs };
+            if !self.send_all(socket, segs).await || is_goodbye {
+                return self.hang_up(socket);
+            }
+        }
+    }
+
+    /// What may be sent now, as much as one send takes.
+    fn batch(&self, headers: &Buf) -> Segs {
+        let (mut segs, mut used) = (Segs::default(), 0);
+        let mut session = self.session.borrow_mut();
+        while used + HEADER_BYTES <= HEADERS_BYTES && segs.bytes() < SEND_BYTES {
+            let Some(wire) = session.next() else { break };
+            let header = Header::of(self.remote.agreed.form, &wire);
+            headers.write(used, header.len, |room| room.copy_from_slice(header.bytes()));
+            segs.push(headers.clone(), used, header.len);
+            used += header.len;
+            if let (What::Op(Op::Write), Some(data)) = (wire.what, wire.data) {
+                segs.extend(data, 0, data.bytes());
+            }
+        }
+        segs
+    }
+
+    fn goodbye(&self, headers: &Buf) -> Segs {
+        let header = Header::goodbye(self.remote.agreed.form);
+        headers.write(0, header.len, |room| room.copy_from_slice(header.bytes()));
+        Segs::of(headers, 0, header.len)
+    }
+
+    async fn send_all(&self, socket: &Arc<OwnedFd>, mut segs: Segs) -> bool {
+        while segs.bytes() > 0 {
+            match self.driver.send(socket, segs.clone()).await {
+                sent @ 1.. => segs.advance(sent as usize),
+                again if again == -libc::EINTR || again == -libc::EAGAIN => {}
+                _ => return false,
+            }
+        }
+        true
+    }
+}
+
+/// The header of a request, in either form.
+struct Header {
+    room: [u8; HEADER_BYTES],
+    len: usize,
+}
+
+impl Header {
+    fn of(form: MessageForm, wire: &Wire<'_, Segs>) -> Header {
+        let command = match wire.what {
+            What::Op(Op::Read) => command::READ,
+            What::Op(Op::Write) => command::WRITE,
+            What::Op(Op::Flush) => command::FLUSH,
+            What::Op(Op::Discard) => command::TRIM,
+            What::Op(Op::WriteZeroes) => command::WRITE_ZEROES,
+            What::Status => command::BLOCK_STATUS,
+        };
+        let writes = matches!(wire.what, What::Op(op) if op.is_write());
+        let zeroes = wire.what == What::Op(Op::WriteZeroes);
+        let mut flags = CommandFlags::empty();
+        flags.set(CommandFlags::FUA, writes && wire.flags.contains(Flags::FUA));
+        flags.set(CommandFlags::NO_HOLE, zeroes && wire.flags.contains(Flags::NO_UNMAP));
+        flags.set(CommandFlags::FAST_ZERO, zeroes && wire.flags.contains(Flags::FAST_ZERO));
+        let has_payload = form == MessageForm::Extended && command == command::WRITE;
+        flags.set(CommandFlags::PAYLOAD_LEN, has_payload);
+        let (offset, length) = match wire.what {
+            What::Op(Op::Flush) => (0, 0),
+            _ => (wire.range.start.to_bytes(), wire.range.to_bytes()),
+        };
+        Header::new(form, (command, flags), wire.cookie, (offset, length))
+    }
+
+    fn goodbye(form: MessageForm) -> Header {
+        Header::new(form, (command::DISC, CommandFlags::empty()), 0, (0, 0))
+    }
+
+    fn new(
+        form: MessageForm,
+        (command, flags): (u16, CommandFlags),
+        cookie: u64,
+        (offset, length): (u64, u64),
+    ) -> Header {
+        let mut header = Header { room: [0; HEADER_BYTES], len: form.request_bytes() };
+        let (flags, command) = (flags.bits().into(), command.into());
+        let (cookie, offset) = (cookie.into(), offset.into());
+        match form {
+            MessageForm::Extended => {
+                let (magic, length) = (EXTENDED_REQUEST_MAGIC.into(), length.into());
+                let fields =
+                    ExtendedRequestHeader { magic, flags, command, cookie, offset, length };
+                header.room.copy_from_slice(fields.as_bytes());
+            }
+            MessageForm::Simple | MessageForm::Structured => {
+                debug_assert!(length <= u64::from(u32::MAX), "it was cut into pieces");
+                let (magic, length) = (REQUEST_MAGIC.into(), (length as u32).into());
+                let fields = RequestHeader { magic, flags, command, cookie, offset, length };
+                header.room[..header.len].copy_from_slice(fields.as_bytes());
+            }
+        }
+        header
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.room[..self.len]
+    }
+}

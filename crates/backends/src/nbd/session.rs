@@ -1,0 +1,463 @@
+//! [`Session`]: the requests of one client to one NBD server, over connections that may be lost. It
+//! knows neither sockets nor bytes: it says what is to be sent next, and is told what was answered.
+//!
+//! A server may lose writes that it has answered and not flushed, when it is killed. A client that
+//! connects again sees no difference. So:
+//!
+//! - N1. Of two writes that overlap (a write, write-zeroes or trim each), the later one is sent
+//!   when the earlier one was answered. A write that is sent again can thus overwrite no other.
+//! - N2. A session that *keeps* holds each write that was answered, FUA or not, with a copy of its
+//!   data, until a flush succeeds that was submitted after the answer. A write that was answered
+//!   drops those that it covers wholly: sending it again has their effect.
+//! - N3. When a connection is lost, nothing is sent until there is another one. Then, in this
+//!   order: the kept writes in the order of their answers, the requests without an answer in their
+//!   order, what came since. The second waits for the answers to the first.
+//! - N4. The memory of writes that are kept or under way is bounded. At three quarters the session
+//!   flushes by itself; a write that finds it full waits. None is forgotten.
+//! - N5. A session that does not keep tells of a connection that was lost while answered writes
+//!   were neither flushed nor FUA: they may be gone. So does one whose kept write is refused by the
+//!   next server, and one whose own flush failed.
+//!
+//! Why N3 restores what a client may rely on: before the loss, the server holds for each sector
+//! what a flush made durable, or a later answered write; the later ones are all kept. In the order
+//! of their answers, by N1 the order in which the server took overlapping ones, they lead to the
+//! last answered state whichever of them survived. No request reads in between.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use cairn_block::{Flags, IoError, IoResult, Op, Sector, SectorCount, SectorRange};
+
+/// That of a flush.
+const NOWHERE: SectorRange = SectorRange::new(Sector(0), SectorCount::ZERO);
+
+/// A request for the server, for the owner `T`, with data `D`.
+#[derive(Debug)]
+pub struct Ask<T, D> {
+    /// What to do. Reads have memory for their data.
+    pub what: What,
+    /// Where; empty for a flush.
+    pub range: SectorRange,
+    /// FUA and the like.
+    pub flags: Flags,
+    /// What is written, or the place of what is read.
+    pub data: D,
+    /// Who is told of its end.
+    pub owner: T,
+}
+
+/// What is asked of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// An operation of a disk.
+    Op(Op),
+    /// The state of extents.
+    Status,
+}
+
+impl<T, D> Ask<T, D> {
+    fn writes(&self) -> bool {
+        matches!(self.what, What::Op(Op::Write | Op::Discard | Op::WriteZeroes))
+    }
+
+    fn is_flush(&self) -> bool {
+        self.what == What::Op(Op::Flush)
+    }
+}
+
+/// What the session is told to whom.
+#[derive(Debug)]
+pub enum Told<T, D> {
+    /// The request of this owner has ended.
+    Ended(T, IoResult, D),
+    /// Answered writes may be gone (N5).
+    Lost,
+}
+
+/// A request that is sent, and what the session has to know of it.
+struct Sent<T, D> {
+    ask: Sending<T, D>,
+    /// How many writes were answered when a flush was submitted.
+    after: u64,
+}
+
+/// What is sent.
+enum Sending<T, D> {
+    Asked(Ask<T, D>),
+    /// A flush of the session's own (N4).
+    OwnFlush,
+    /// A kept write, by its number.
+    Again(u64),
+}
+
+/// A write that was answered.
+struct Kept<D> {
+    what: What,
+    range: SectorRange,
+    flags: Flags,
+    data: D,
+}
+
+/// A request as it is put on the wire.
+pub struct Wire<'a, D> {
+    /// Echoed by the answer.
+    pub cookie: u64,
+    /// What to do.
+    pub what: What,
+    /// Where.
+    pub range: SectorRange,
+    /// FUA and the like.
+    pub flags: Flags,
+    /// What is written, or the place of what is read.
+    pub data: Option<&'a D>,
+}
+
+/// What a session does for writes that were answered and not flushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Care {
+    /// It keeps them, within so many bytes.
+    Keep(u64),
+    /// It tells of those that may be lost.
+    Tell,
+    /// Nothing: the server has made durable what it has answered.
+    Nothing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Down,
+    /// The kept writes before this number were sent again.
+    Replay(u64),
+    Up,
+}
+
+/// See the module's description.
+pub struct Session<T, D> {
+    phase: Phase,
+    next_cookie: u64,
+    /// To be sent, in order; none of the writes conflicts with an earlier one.
+    ready: VecDeque<(Sending<T, D>, u64)>,
+    /// Writes that wait for one before them (N1), in order.
+    blocked: VecDeque<Ask<T, D>>,
+    /// Writes that wait for memory (N4), with all writes after them.
+    full: VecDeque<Ask<T, D>>,
+    /// Sent and not answered.
+    sent: BTreeMap<u64, Sent<T, D>>,
+    /// Writes that are ready or sent: start to end. No two overlap.
+    active: BTreeMap<u64, u64>,
+    /// By the number of their answers.
+    kept: BTreeMap<u64, Kept<D>>,
+    /// How many writes were answered, and how many of these a flush covered.
+    answered: u64,
+    flushed: u64,
+    /// Bytes of writes that are kept or under way.
+    bytes: u64,
+    care: Care,
+    own_flush: bool,
+}
+
+impl<T, D: Clone> Session<T, D> {
+    /// A session without a connection.
+    pub fn new(care: Care) -> Session<T, D> {
+        Session {
+            phase: Phase::Down,
+            next_cookie: 1,
+            ready: VecDeque::new(),
+            blocked: VecDeque::new(),
+            full: VecDeque::new(),
+            sent: BTreeMap::new(),
+            active: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            answered: 0,
+            flushed: 0,
+            bytes: 0,
+            care,
+            own_flush: false,
+        }
+    }
+
+    fn limit(&self) -> Option<u64> {
+        match self.care {
+            Care::Keep(bytes) => Some(bytes),
+            Care::Tell | Care::Nothing => None,
+        }
+    }
+
+    /// True if it keeps writes: their data must not change any more when they are submitted.
+    pub fn keeps(&self) -> bool {
+        self.limit().is_some()
+    }
+
+    /// Bytes that a loss of the connection would send again.
+    pub fn kept_bytes(&self) -> u64 {
+        self.kept.values().map(|kept| cost(kept.what, kept.range)).sum()
+    }
+
+    /// True if requests wait for an answer, or to be sent.
+    pub fn is_busy(&self) -> bool {
+        !(self.sent.is_empty()
+            && self.ready.is_empty()
+            && self.blocked.is_empty()
+            && self.full.is_empty())
+    }
+
+    /// Takes a request.
+    pub fn submit(&mut self, ask: Ask<T, D>) {
+        if !ask.writes() {
+            let after = self.answered;
+            return self.ready.push_back((Sending::Asked(ask), after));
+        }
+        if !self.full.is_empty() || !self.has_room(&ask) {
+            self.full.push_back(ask);
+            return self.flush_by_itself();
+        }
+        self.admit(ask);
+    }
+
+    fn has_room(&self, ask: &Ask<T, D>) -> bool {
+        let cost = cost(ask.what, ask.range);
+        // One that is larger than all there is passes alone.
+        self.limit().is_none_or(|limit| self.bytes == 0 || self.bytes + cost <= limit)
+    }
+
+    fn admit(&mut self, ask: Ask<T, D>) {
+        self.bytes += cost(ask.what, ask.range);
+        if self.limit().is_some_and(|limit| self.bytes >= limit / 4 * 3) {
+            self.flush_by_itself();
+        }
+        let waits = self.conflicts(ask.range)
+            || self.blocked.iter().any(|before| before.range.overlaps(ask.range));
+        match waits {
+            true => self.blocked.push_back(ask),
+            false => self.make_ready(ask),
+        }
+    }
+
+    fn make_ready(&mut self, ask: Ask<T, D>) {
+        self.active.insert(ask.range.start.0, ask.range.end().0);
+        self.ready.push_back((Sending::Asked(ask), 0));
+    }
+
+    /// True if a write that is ready or sent overlaps.
+    fn conflicts(&self, range: SectorRange) -> bool {
+        let before = self.active.range(..range.end().0).next_back();
+        before.is_some_and(|(_, end)| *end > range.start.0)
+    }
+
+    fn flush_by_itself(&mut self) {
+        if !self.own_flush && self.flushed < self.answered {
+            self.own_flush = true;
+            self.ready.push_back((Sending::OwnFlush, self.answered));
+        }
+    }
+
+    /// The next request for the wire, if one may be sent now.
+    pub fn next(&mut self) -> Option<Wire<'_, D>> {
+        let (ask, after) = match self.phase {
+            Phase::Down => return None,
+            Phase::Replay(from) => (self.next_kept(from)?, 0),
+            Phase::Up => self.ready.pop_front()?,
+        };
+        let cookie = self.next_cookie;
+        self.next_cookie += 1;
+        self.sent.insert(cookie, Sent { ask, after });
+        self.sent(cookie)
+    }
+
+    /// A request that awaits its answer, as it is on the wire.
+    pub fn sent(&self, cookie: u64) -> Option<Wire<'_, D>> {
+        let wire = |what, range, flags, data| Wire { cookie, what, range, flags, data };
+        Some(match &self.sent.get(&cookie)?.ask {
+            Sending::Asked(ask) => wire(ask.what, ask.range, ask.flags, Some(&ask.data)),
+            Sending::OwnFlush => wire(What::Op(Op::Flush), NOWHERE, Flags::empty(), None),
+            Sending::Again(number) => {
+                let kept = &self.kept[number];
+                wire(kept.what, kept.range, kept.flags, Some(&kept.data))
+            }
+        })
+    }
+
+    /// True if a request may be sent now.
+    pub fn has_next(&self) -> bool {
+        match self.phase {
+            Phase::Down => false,
+            Phase::Replay(from) => self.next_to_keep(from).is_some(),
+            Phase::Up => !self.ready.is_empty(),
+        }
+    }
+
+    fn next_kept(&mut self, from: u64) -> Option<Sending<T, D>> {
+        let number = self.next_to_keep(from)?;
+        self.phase = Phase::Replay(number + 1);
+        Some(Sending::Again(number))
+    }
+
+    /// The next kept write to be sent again, if it overlaps none whose answer is awaited.
+    fn next_to_keep(&self, from: u64) -> Option<u64> {
+        let (number, kept) = self.kept.range(from..).next()?;
+        let waits = self.sent.values().any(|sent| match sent.ask {
+            Sending::Again(other) => self.kept[&other].range.overlaps(kept.range),
+            _ => false,
+        });
+        (!waits).then_some(*number)
+    }
+
+    /// The server has answered; false if nothing of this cookie was sent.
+    pub fn answered(
+        &mut self,
+        cookie: u64,
+        result: IoResult,
+        tell: &mut dyn FnMut(Told<T, D>),
+    ) -> bool {
+        let Some(Sent { ask, after }) = self.sent.remove(&cookie) else { return false };
+        match ask {
+            Sending::Asked(ask) if ask.writes() => self.end_write(ask, result, tell),
+            Sending::Asked(ask) => {
+                if ask.is_flush() && result.is_ok() {
+                    self.forget(after);
+                }
+                tell(Told::Ended(ask.owner, result, ask.data));
+            }
+            Sending::OwnFlush => {
+                self.own_flush = false;
+                match result {
+                    Ok(()) => self.forget(after),
+                    // What it may have dropped cannot be told from what it has not.
+                    Err(_) => tell(Told::Lost),
+                }
+            }
+            Sending::Again(number) => {
+                if result.is_err() {
+                    tell(Told::Lost);
+                    self.drop_kept(number);
+                }
+                self.end_replay();
+            }
+        }
+        self.let_in();
+        true
+    }
+
+    fn end_write(&mut self, ask: Ask<T, D>, result: IoResult, tell: &mut dyn FnMut(Told<T, D>)) {
+        self.active.remove(&ask.range.start.0);
+        let data = ask.data;
+        match result {
+            Ok(()) if self.keeps() => self.keep(ask.what, ask.range, ask.flags, data.clone()),
+            Ok(()) if !ask.flags.contains(Flags::FUA) => self.answered += 1,
+            _ => {}
+        }
+        if !(self.keeps() && result.is_ok()) {
+            self.bytes -= cost(ask.what, ask.range);
+        }
+        tell(Told::Ended(ask.owner, result, data));
+        let mut blocked = std::mem::take(&mut self.blocked);
+        while let Some(next) = blocked.pop_front() {
+            let waits = self.conflicts(next.range)
+                || self.blocked.iter().any(|before| before.range.overlaps(next.range));
+            match waits {
+                true => self.blocked.push_back(next),
+                false => self.make_ready(next),
+            }
+        }
+    }
+
+    fn keep(&mut self, what: What, range: SectorRange, flags: Flags, data: D) {
+        let covered: Vec<u64> = self
+            .kept
+            .iter()
+            .filter(|(_, kept)| kept.range.start >= range.start && kept.range.end() <= range.end())
+            .map(|(number, _)| *number)
+            .collect();
+        covered.into_iter().for_each(|number| self.drop_kept(number));
+        self.kept.insert(self.answered, Kept { what, range, flags, data });
+        self.answered += 1;
+    }
+
+    fn drop_kept(&mut self, number: u64) {
+        if let Some(kept) = self.kept.remove(&number) {
+            self.bytes -= cost(kept.what, kept.range);
+        }
+    }
+
+    /// A flush has made durable what was answered before this number.
+    fn forget(&mut self, before: u64) {
+        while let Some(first) = self.kept.first_entry().filter(|first| *first.key() < before) {
+            let kept = first.remove();
+            self.bytes -= cost(kept.what, kept.range);
+        }
+        self.flushed = self.flushed.max(before);
+    }
+
+    /// Lets in what waited for memory.
+    fn let_in(&mut self) {
+        while self.full.front().is_some_and(|ask| self.has_room(ask)) {
+            if let Some(ask) = self.full.pop_front() {
+                self.admit(ask);
+            }
+        }
+        if !self.full.is_empty() {
+            self.flush_by_itself();
+        }
+    }
+
+    /// The connection is lost. What has no answer is sent again over the next one.
+    pub fn lost(&mut self, tell: &mut dyn FnMut(Told<T, D>)) {
+        self.phase = Phase::Down;
+        let sent = std::mem::take(&mut self.sent);
+        for (_, Sent { ask, after }) in sent.into_iter().rev() {
+            if !matches!(ask, Sending::Again(_)) {
+                self.ready.push_front((ask, after));
+            }
+        }
+        if self.care == Care::Tell && self.flushed < self.answered {
+            self.flushed = self.answered;
+            tell(Told::Lost);
+        }
+    }
+
+    /// There is a connection.
+    pub fn connected(&mut self) {
+        debug_assert!(self.phase == Phase::Down && self.sent.is_empty());
+        self.phase = Phase::Replay(0);
+        self.end_replay();
+    }
+
+    fn end_replay(&mut self) {
+        let Phase::Replay(from) = self.phase else { return };
+        if self.sent.is_empty() && self.kept.range(from..).next().is_none() {
+            self.phase = Phase::Up;
+        }
+    }
+
+    /// Fails all that waits: no connection came in time. What is kept stays.
+    pub fn give_up(&mut self, error: IoError, tell: &mut dyn FnMut(Told<T, D>)) {
+        debug_assert!(self.phase == Phase::Down && self.sent.is_empty());
+        let ready = std::mem::take(&mut self.ready).into_iter();
+        let asked = ready.filter_map(|(sending, _)| match sending {
+            Sending::Asked(ask) => Some(ask),
+            Sending::OwnFlush | Sending::Again(_) => None,
+        });
+        self.own_flush = false;
+        let blocked = std::mem::take(&mut self.blocked).into_iter();
+        for ask in asked.chain(blocked) {
+            if ask.writes() {
+                self.bytes -= cost(ask.what, ask.range);
+            }
+            tell(Told::Ended(ask.owner, Err(error), ask.data));
+        }
+        self.active.clear();
+        for ask in std::mem::take(&mut self.full) {
+            tell(Told::Ended(ask.owner, Err(error), ask.data));
+        }
+    }
+}
+
+/// What a write takes of the memory, in bytes.
+fn cost(what: What, range: SectorRange) -> u64 {
+    /// Of the entry itself.
+    const ENTRY_BYTES: u64 = 128;
+    ENTRY_BYTES + if what == What::Op(Op::Write) { range.to_bytes() } else { 0 }
+}
+
+#[cfg(test)]
+#[path = "session_tests.rs"]
+mod tests;

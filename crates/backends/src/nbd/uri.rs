@@ -1,0 +1,190 @@
+//! [`Target`]: what a URI of an NBD export means. Source: `uri.md` of NetworkBlockDevice/nbd.
+//!
+//! `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH`. Further parameters are ours:
+//! `exclusive`, `replay=SIZE`, `reconnect=SECONDS`.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cairn_block::{ConfigError, ConfigKind};
+use fluent_uri::Uri;
+use fluent_uri::pct_enc::{EStr, Encoder};
+
+use crate::size::parse_size;
+
+/// The usual port.
+const PORT: u16 = 10809;
+
+/// How long requests wait for a lost connection, unless said otherwise.
+const RECONNECT: Duration = Duration::from_secs(30);
+
+/// How much is kept for a replay, unless said otherwise, and the least.
+const REPLAY_BYTES: u64 = 64 << 20;
+const REPLAY_BYTES_MIN: u64 = 1 << 20;
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// At this path.
+    Unix(PathBuf),
+    /// At this host and port.
+    Tcp(String, u16),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Unix(path) => write!(f, "{}", path.display()),
+            Place::Tcp(host, port) => write!(f, "{host}:{port}"),
+        }
+    }
+}
+
+/// An export of a server, and how to treat it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// As given by the user.
+    pub uri: String,
+    /// Where its server listens.
+    pub place: Place,
+    /// Its name.
+    pub export: String,
+    /// Bytes of writes that are kept for the next connection; none if another client may write.
+    pub replay: Option<u64>,
+    /// How long requests wait for a lost connection.
+    pub reconnect: Duration,
+}
+
+/// True if an argument names an NBD export.
+pub fn is_uri(argument: &str) -> bool {
+    ["nbd://", "nbds://", "nbd+unix://", "nbds+unix://"]
+        .iter()
+        .any(|scheme| argument.starts_with(scheme))
+}
+
+impl Target {
+    /// Parses a URI.
+    ///
+    /// # Errors
+    /// It is none, or has a parameter that is not known.
+    pub fn parse(argument: &str) -> Result<Target, ConfigError> {
+        let wrong = |field: &str, found: String, expected: &str| {
+            ConfigError::argument(argument, field, found, expected)
+        };
+        let shape = "nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH";
+        let uri = Uri::parse(argument).map_err(|error| wrong("URI", error.to_string(), shape))?;
+        let scheme = uri.scheme().as_str();
+        if scheme.starts_with("nbds") {
+            let detail = "URI: found TLS (nbds), which is there for clients of this program only";
+            return Err(ConfigError::new(ConfigKind::Unsupported, argument, detail));
+        }
+        let (mut socket, mut exclusive, mut replay, mut reconnect) = (None, false, None, RECONNECT);
+        let parameters = uri.query().map(|query| query.split('&')).into_iter().flatten();
+        for parameter in parameters.filter(|parameter| !parameter.is_empty()) {
+            let (name, value) = parameter.split_once('=').unwrap_or((parameter, EStr::EMPTY));
+            let value = text(value)
+                .ok_or_else(|| wrong(name.as_str(), format!("'{value}'"), "UTF-8, with %XX"))?;
+            match name.as_str() {
+                "socket" => socket = Some(PathBuf::from(value)),
+                "exclusive" => exclusive = true,
+                "replay" => {
+                    let size = parse_size(&value).ok().filter(|size| *size >= REPLAY_BYTES_MIN);
+                    let expected = "a size of at least 1M";
+                    replay =
+                        Some(size.ok_or_else(|| wrong("replay", format!("'{value}'"), expected))?);
+                }
+                "reconnect" => {
+                    let seconds = value
+                        .parse()
+                        .map_err(|_| wrong("reconnect", format!("'{value}'"), "seconds"))?;
+                    reconnect = Duration::from_secs(seconds);
+                }
+                _ => {
+                    let expected = "socket, exclusive, replay or reconnect";
+                    return Err(wrong("parameter", format!("'{name}'"), expected));
+                }
+            }
+        }
+        if replay.is_some() && !exclusive {
+            let expected = "exclusive beside it: the word that no other client writes";
+            return Err(wrong("replay", "no exclusive".to_owned(), expected));
+        }
+        let authority = uri.authority().filter(|it| !it.host().is_empty());
+        let place = match (scheme, authority, socket) {
+            ("nbd+unix", None, Some(path)) => Place::Unix(path),
+            ("nbd", Some(authority), None) => {
+                let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+                let port = authority.port_to_u16().map_err(|_| {
+                    wrong("port", format!("'{}'", authority.as_str()), "one of TCP")
+                })?;
+                Place::Tcp(host.to_owned(), port.unwrap_or(PORT))
+            }
+            _ => return Err(wrong("URI", "another form".to_owned(), shape)),
+        };
+        let path = uri.path();
+        let export = text(path)
+            .ok_or_else(|| wrong("export", format!("'{path}'"), "a name in UTF-8, with %XX"))?;
+        let export = export.strip_prefix('/').unwrap_or_default().to_owned();
+        let replay = exclusive.then_some(replay.unwrap_or(REPLAY_BYTES));
+        Ok(Target { uri: argument.to_owned(), place, export, replay, reconnect })
+    }
+
+    /// The same for two URIs of one export.
+    pub fn identity(&self) -> String {
+        format!("nbd {} {}", self.place, self.export)
+    }
+}
+
+/// A word without its percent signs; none if it is not UTF-8.
+fn text<E: Encoder>(word: &EStr<E>) -> Option<String> {
+    word.decode().to_string().ok().map(Cow::into_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uri_names_a_server_and_an_export() {
+        let unix = Target::parse("nbd+unix:///vm%201?socket=/run/a%20b").unwrap();
+        assert_eq!((unix.place, unix.export), (Place::Unix("/run/a b".into()), "vm 1".to_owned()));
+        let tcp = |host: &str, port| Place::Tcp(host.to_owned(), port);
+        for (uri, place, export) in [
+            ("nbd://h", tcp("h", 10809), ""),
+            ("nbd://127.0.0.1:5/a/b", tcp("127.0.0.1", 5), "a/b"),
+            ("nbd://[::1]:5/", tcp("::1", 5), ""),
+        ] {
+            let target = Target::parse(uri).unwrap();
+            assert_eq!((target.place, target.export.as_str()), (place, export), "{uri}");
+            assert_eq!((target.replay, target.reconnect), (None, RECONNECT));
+        }
+    }
+
+    #[test]
+    fn exclusive_has_writes_kept() {
+        let target = Target::parse("nbd://h/x?exclusive&replay=8M&reconnect=5").unwrap();
+        assert_eq!((target.replay, target.reconnect), (Some(8 << 20), Duration::from_secs(5)));
+        assert_eq!(Target::parse("nbd://h/x?exclusive").unwrap().replay, Some(REPLAY_BYTES));
+    }
+
+    #[test]
+    fn a_wrong_uri_is_one_line_with_what_was_found() {
+        for (uri, found) in [
+            ("nbd+unix:///x", "another form"),
+            ("nbd://h/x?socket=/a", "another form"),
+            ("nbd://h/x?nosuch=1", "'nosuch'"),
+            ("nbd://h/x?replay=8M", "no exclusive"),
+            ("nbd://h/x?exclusive&replay=1k", "'1k'"),
+            ("nbd://h/x?reconnect=soon", "'soon'"),
+            ("nbd://h/%f", "URI"),
+            ("nbd://h/%ff", "'/%ff'"),
+            ("nbd://h:99999/", "99999"),
+            ("nbds://h/x", "TLS"),
+        ] {
+            let error = Target::parse(uri).expect_err(uri).to_string();
+            assert!(error.starts_with(uri) && error.contains(found), "{error}");
+        }
+    }
+}

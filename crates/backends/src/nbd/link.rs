@@ -224,21 +224,21 @@ impl Link {
             Owner::Task(answer) => {
                 answer.tell(result.map(|()| self.extents.take()));
             }
-            Owner::Request(id) if id.reactor == self.env.reactor() => {
-                self.env.complete(*id, result)
+            Owner::Read(id) if id.reactor != self.env.reactor() && result.is_ok() => {
+                self.hand_over(*id, data);
             }
-            Owner::Request(id) => self.tell_elsewhere(*id, result, data),
+            Owner::Request(id) | Owner::Read(id) => self.env.complete(*id, result),
         }
     }
 
-    /// Hands a request of another reactor what it reads, and ends it.
-    fn tell_elsewhere(&self, id: RequestId, result: IoResult, data: &Segs) {
+    /// Ends a read of another reactor, with its data.
+    fn hand_over(&self, id: RequestId, data: &Segs) {
         let bytes = data.to_vec();
         let end = move |env: &Env| {
-            if let Some(segs) = env.queued_segs(id).filter(|_| !bytes.is_empty()) {
+            if let Some(segs) = env.queued_segs(id) {
                 segs.copy_in(0, &bytes);
             }
-            env.complete(id, result);
+            env.complete(id, Ok(()));
         };
         self.env.post().post(id.reactor, Mail::Call(Box::new(end)));
     }

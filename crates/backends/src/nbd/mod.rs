@@ -148,7 +148,8 @@ impl Disk for NbdDisk {
                 };
                 let flags = request.flags - Flags::FUA;
                 let what = (What::Op(op), request.range, flags);
-                self.remote.send(env, what, data, Owner::Request(id));
+                let owner = if op == Op::Read { Owner::Read(id) } else { Owner::Request(id) };
+                self.remote.send(env, what, data, owner);
             }
         }
         Flow::Queued

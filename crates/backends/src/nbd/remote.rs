@@ -63,6 +63,8 @@ pub(super) enum Data {
 pub(super) enum Owner {
     /// A queued request, on whatever reactor.
     Request(RequestId),
+    /// A queued read, which gets its data first if it is on another reactor.
+    Read(RequestId),
     /// A task that waits.
     Task(Arc<Answer>),
 }

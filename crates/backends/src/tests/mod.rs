@@ -1,7 +1,9 @@
 //! A test fixture to run disks in, and a reference model to compare them with.
 
 mod disks;
+mod far;
 mod model;
+mod nbd;
 
 use std::cell::UnsafeCell;
 use std::ptr::NonNull;

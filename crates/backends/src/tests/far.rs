@@ -1,0 +1,200 @@
+//! An NBD server in a thread, which says what a test wants, right or wrong.
+
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+
+use cairn_block::sync::Mutex;
+use cairn_nbd::wire::{
+    CommandFlags, ExtendedRequestHeader, MessageForm, REQUEST_MAGIC, RequestHeader,
+    SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, TransmissionFlags, chunk, command, option,
+    option_error, option_reply,
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// How a server behaves.
+#[derive(Clone, Copy)]
+pub struct Manners {
+    pub form: MessageForm,
+    pub flags: TransmissionFlags,
+    /// What it says of blocks: least, preferred and most.
+    pub blocks: Option<[u32; 3]>,
+    pub size: u64,
+    /// Replaces the bytes of an answer to an option; the first argument is the option.
+    pub option: fn(u32, Vec<u8>) -> Vec<u8>,
+    /// Replaces the bytes of the first answer of the first connection.
+    pub answer: fn(Vec<u8>) -> Vec<u8>,
+}
+
+impl Manners {
+    pub fn good(form: MessageForm) -> Manners {
+        let flags = TransmissionFlags::HAS_FLAGS
+            | TransmissionFlags::SEND_FLUSH
+            | TransmissionFlags::SEND_FUA
+            | TransmissionFlags::SEND_TRIM
+            | TransmissionFlags::SEND_WRITE_ZEROES;
+        let (blocks, size) = (Some([1, 4096, 65536]), 1 << 20);
+        Manners { form, flags, blocks, size, option: |_, bytes| bytes, answer: |bytes| bytes }
+    }
+}
+
+/// A server, until the folder with its socket is removed.
+pub struct Far {
+    folder: tempfile::TempDir,
+    pub connections: Arc<Mutex<u32>>,
+}
+
+impl Far {
+    pub fn serve(manners: Manners) -> Far {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join("s")).unwrap();
+        let connections = Arc::new(Mutex::new(0));
+        let count = connections.clone();
+        std::thread::spawn(move || {
+            let mut content = vec![0; manners.size as usize];
+            while let Ok((stream, _)) = listener.accept() {
+                *count.lock() += 1;
+                let is_first = *count.lock() == 1;
+                let mut peer = Peer { stream, manners, spoil: is_first };
+                // The client has gone, or is not answered any more.
+                let _ = peer.serve(&mut content);
+            }
+        });
+        Far { folder, connections }
+    }
+
+    pub fn uri(&self, more: &str) -> String {
+        format!("nbd+unix:///x?socket={}/s{more}", self.folder.path().display())
+    }
+}
+
+struct Peer {
+    stream: UnixStream,
+    manners: Manners,
+    spoil: bool,
+}
+
+impl Peer {
+    fn bytes(&mut self, count: usize) -> std::io::Result<Vec<u8>> {
+        let mut bytes = vec![0; count];
+        self.stream.read_exact(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn serve(&mut self, content: &mut [u8]) -> std::io::Result<()> {
+        self.stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
+        self.bytes(4)?;
+        loop {
+            let head = self.bytes(16)?;
+            let number = |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().unwrap());
+            self.bytes(number(12) as usize)?;
+            let answer = (self.manners.option)(number(8), self.option(number(8)));
+            self.stream.write_all(&answer)?;
+            if number(8) == option::GO {
+                break;
+            }
+        }
+        loop {
+            self.request(content)?;
+        }
+    }
+
+    fn option(&self, asked: u32) -> Vec<u8> {
+        let reply = |kind: u32, payload: &[u8]| {
+            let magic = cairn_nbd::wire::OPTION_REPLY_MAGIC.to_be_bytes();
+            let words = [asked, kind, payload.len() as u32].map(u32::to_be_bytes).concat();
+            [magic.as_slice(), &words, payload].concat()
+        };
+        let form = self.manners.form;
+        let has = match asked {
+            option::EXTENDED_HEADERS => form == MessageForm::Extended,
+            option::STRUCTURED_REPLY => form.has_chunks(),
+            option::SET_META_CONTEXT => {
+                let context = [&7_u32.to_be_bytes(), b"base:allocation".as_slice()].concat();
+                return [reply(option_reply::META_CONTEXT, &context), reply(1, &[])].concat();
+            }
+            _ => {
+                let export = self.manners.size.to_be_bytes();
+                let flags = self.manners.flags.bits().to_be_bytes();
+                let export = [&[0, 0], export.as_slice(), &flags].concat();
+                let blocks = self.manners.blocks.map(|it| it.map(u32::to_be_bytes).concat());
+                let blocks = blocks.map(|it| reply(3, &[[0, 3].as_slice(), &it].concat()));
+                return [reply(3, &export), blocks.unwrap_or_default(), reply(1, &[])].concat();
+            }
+        };
+        reply(if has { option_reply::ACK } else { option_error::UNSUP }, &[])
+    }
+
+    fn request(&mut self, content: &mut [u8]) -> std::io::Result<()> {
+        let head = self.bytes(self.manners.form.request_bytes())?;
+        let (command, flags, cookie, offset, length) = match self.manners.form {
+            MessageForm::Extended => {
+                let it = ExtendedRequestHeader::read_from_bytes(&head).unwrap();
+                (it.command, it.flags, it.cookie, it.offset, it.length.get())
+            }
+            _ => {
+                let it = RequestHeader::read_from_bytes(&head).unwrap();
+                assert_eq!(it.magic.get(), REQUEST_MAGIC);
+                (it.command, it.flags, it.cookie, it.offset, u64::from(it.length.get()))
+            }
+        };
+        let place = offset.get() as usize..(offset.get() + length) as usize;
+        let has_payload = flags.get() & CommandFlags::PAYLOAD_LEN.bits() != 0;
+        let is_extended = self.manners.form == MessageForm::Extended;
+        let is_write = command.get() == command::WRITE;
+        assert_eq!(has_payload, is_extended && is_write);
+        let (mut data, mut status) = (Vec::new(), false);
+        match command.get() {
+            command::WRITE => {
+                let written = self.bytes(length as usize)?;
+                content[place.clone()].copy_from_slice(&written);
+            }
+            command::WRITE_ZEROES | command::TRIM => content[place.clone()].fill(0),
+            command::READ => data = content[place.clone()].to_vec(),
+            command::BLOCK_STATUS => status = true,
+            command::DISC => return Err(std::io::ErrorKind::ConnectionReset.into()),
+            _ => {}
+        }
+        let chunk = |kind: u16, is_last: bool, payload: &[u8]| {
+            let head = [u16::from(is_last), kind].map(u16::to_be_bytes).concat();
+            let (magic, mut rest) = match is_extended {
+                true => (cairn_nbd::wire::EXTENDED_REPLY_MAGIC, offset.as_bytes().to_vec()),
+                false => (STRUCTURED_REPLY_MAGIC, Vec::new()),
+            };
+            match is_extended {
+                true => rest.extend((payload.len() as u64).to_be_bytes()),
+                false => rest.extend((payload.len() as u32).to_be_bytes()),
+            }
+            [&magic.to_be_bytes(), head.as_slice(), cookie.as_bytes(), &rest, payload].concat()
+        };
+        let answer = match self.manners.form {
+            MessageForm::Simple => {
+                let head = [SIMPLE_REPLY_MAGIC, 0].map(u32::to_be_bytes).concat();
+                [&head, cookie.as_bytes(), &data].concat()
+            }
+            // Its first half last.
+            _ if !data.is_empty() => {
+                let (half, start) = (data.len() / 2, offset.get());
+                let one = |at: usize, data: &[u8], is_last| {
+                    let at = (start + at as u64).to_be_bytes();
+                    chunk(chunk::OFFSET_DATA, is_last, &[at.as_slice(), data].concat())
+                };
+                let second = one(half, &data[half..], false);
+                [second, one(0, &data[..half], true)].concat()
+            }
+            MessageForm::Structured if status => {
+                let words = [7, length as u32, 0].map(u32::to_be_bytes).concat();
+                chunk(chunk::BLOCK_STATUS, true, &words)
+            }
+            MessageForm::Extended if status => {
+                let words = [7_u32, 1].map(u32::to_be_bytes).concat();
+                let extent = [length, 0].map(u64::to_be_bytes).concat();
+                chunk(chunk::BLOCK_STATUS_EXT, true, &[words, extent].concat())
+            }
+            _ => chunk(chunk::NONE, true, &[]),
+        };
+        let spoil = std::mem::take(&mut self.spoil);
+        let answer = if spoil { (self.manners.answer)(answer) } else { answer };
+        self.stream.write_all(&answer)
+    }
+}

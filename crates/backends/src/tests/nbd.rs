@@ -1,0 +1,152 @@
+//! Disks at NBD servers, good and hostile.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use cairn_block::{ConfigError, Disk, Flags, Op, ReactorId, SectorCount};
+use cairn_nbd::wire::{MessageForm, TransmissionFlags, option};
+use proptest::test_runner::{Config, TestRunner};
+
+use super::far::{Far, Manners};
+use super::{Model, Shape, act, extents, range, read, run, steps, worlds, write};
+use crate::NbdDisk;
+
+const FORMS: [MessageForm; 3] =
+    [MessageForm::Simple, MessageForm::Structured, MessageForm::Extended];
+
+fn open(uri: &str) -> Result<Arc<dyn Disk>, ConfigError> {
+    NbdDisk::open(uri, false, Arc::default()).map(|disk| Arc::new(disk) as Arc<dyn Disk>)
+}
+
+#[test]
+fn a_disk_elsewhere_holds_what_a_model_holds() {
+    let bare = TransmissionFlags::HAS_FLAGS;
+    for on in worlds() {
+        for form in FORMS {
+            let blocks = Some([4096, 4096, 8192]);
+            for (manners, more) in [
+                (Manners::good(form), ""),
+                (Manners::good(form), "&exclusive&replay=1M"),
+                (Manners { flags: bare, ..Manners::good(form) }, ""),
+                (Manners { blocks, ..Manners::good(form) }, ""),
+            ] {
+                let far = Far::serve(manners);
+                let disk = open(&far.uri(more)).unwrap();
+                let mut runner = TestRunner::new(Config { cases: 4, ..Config::default() });
+                let model = RefCell::new(Model::zeros(disk.sectors()));
+                let done = runner.run(&steps(), |steps| {
+                    run(&on, &disk, &mut model.borrow_mut(), steps);
+                    Ok(())
+                });
+                done.unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn requests_of_all_reactors_reach_the_server() {
+    let far = Far::serve(Manners::good(MessageForm::Structured));
+    let [on, _] = worlds();
+    let disk = open(&far.uri("")).unwrap();
+    let data = vec![7; 4096];
+    write(&on, &disk, (range(8, 8), Flags::empty()), data.clone(), Shape::default()).unwrap();
+    assert_eq!(read(&on, &disk, range(8, 8), Shape::default()).unwrap(), data);
+    assert_eq!(extents(&on, &disk, range(0, 16))[0].count, SectorCount(16));
+}
+
+#[test]
+fn an_answer_that_breaks_the_protocol_ends_the_connection_and_the_request_runs_again() {
+    fn at(mut bytes: Vec<u8>, place: usize, value: u8) -> Vec<u8> {
+        bytes[place] = value;
+        bytes
+    }
+    let spoiled: [fn(Vec<u8>) -> Vec<u8>; 6] = [
+        |bytes| at(bytes, 0, 0),                    // no magic
+        |bytes| at(bytes, 15, 99),                  // another cookie
+        |bytes| at(bytes, 7, 9),                    // an unknown kind
+        |bytes| at(bytes, 16, 0x7f),                // an endless payload
+        |bytes| at(bytes, 24, 0x7f),                // an offset beyond
+        |bytes| bytes[..bytes.len() / 2].repeat(2), // the first chunk twice
+    ];
+    let [on, _] = worlds();
+    for answer in spoiled {
+        let far = Far::serve(Manners { answer, ..Manners::good(MessageForm::Structured) });
+        let disk = open(&far.uri("&exclusive")).unwrap();
+        let found = read(&on, &disk, range(0, 8), Shape::default()).unwrap();
+        assert_eq!(found, vec![0; 4096]);
+        assert_eq!((*far.connections.lock(), disk.failures()), (2, 0));
+    }
+}
+
+#[test]
+fn a_read_that_ends_without_its_data_shows_no_old_memory() {
+    let answer = |bytes: Vec<u8>| {
+        let mut none = bytes[..20].to_vec();
+        (none[5], none[7]) = (1, 0);
+        none[16..].fill(0);
+        none
+    };
+    let far = Far::serve(Manners { answer, ..Manners::good(MessageForm::Structured) });
+    let [on, _] = worlds();
+    let disk = open(&far.uri("")).unwrap();
+    assert_eq!(read(&on, &disk, range(0, 8), Shape::default()).unwrap(), vec![0; 4096]);
+    assert_eq!(*far.connections.lock(), 2);
+}
+
+#[test]
+fn a_lost_connection_with_unflushed_writes_is_a_failure_of_the_disk() {
+    let far = Far::serve(Manners {
+        answer: |bytes| [bytes, vec![0; 16]].concat(),
+        ..Manners::good(MessageForm::Simple)
+    });
+    let [on, _] = worlds();
+    let disk = open(&far.uri("")).unwrap();
+    let one = (range(0, 8), Flags::empty());
+    write(&on, &disk, one, vec![1; 4096], Shape::default()).unwrap();
+    act(&on, &disk, Op::Flush, range(0, 0), Flags::empty()).unwrap();
+    assert_eq!(disk.failures(), 1, "F1: before the flush was answered");
+}
+
+#[test]
+fn a_server_that_negotiates_badly_is_refused_in_one_line() {
+    let good = Manners::good(MessageForm::Structured);
+    let cases: [(Manners, &str); 9] = [
+        (Manners { size: 0, ..good }, "size: found 0 bytes"),
+        (Manners { size: 1000, ..good }, "size: found 1000 bytes"),
+        (Manners { blocks: Some([3, 4096, 65536]), ..good }, "block sizes: found 3"),
+        (Manners { blocks: Some([1, 4096, 100]), ..good }, "block sizes: found 1, 4096, 100"),
+        (Manners { blocks: Some([1 << 17, 1 << 17, 1 << 25]), ..good }, "block sizes"),
+        (Manners { flags: good.flags | TransmissionFlags::READ_ONLY, ..good }, "read-only"),
+        (Manners { option: |_, bytes| bytes[..5].repeat(9), ..good }, "answer to an option"),
+        (Manners { option: |_, bytes| bytes[..8].to_vec(), ..good }, "negotiation"),
+        (Manners { option: endless, ..good }, "too many"),
+    ];
+    fn endless(asked: u32, bytes: Vec<u8>) -> Vec<u8> {
+        match asked {
+            option::GO => bytes[..32].repeat(100),
+            _ => bytes,
+        }
+    }
+    for (manners, expected) in cases {
+        let far = Far::serve(manners);
+        let uri = far.uri("");
+        let line = open(&uri).err().expect(expected).to_string();
+        assert!(line.starts_with(&uri) && line.contains(expected), "{line}");
+        assert!(!line.contains('\n'));
+    }
+}
+
+#[test]
+fn a_disk_that_is_dropped_says_goodbye() {
+    let far = Far::serve(Manners::good(MessageForm::Extended));
+    let [on, _] = worlds();
+    for expected in 1..4 {
+        let disk = open(&far.uri("")).unwrap();
+        read(&on, &disk, range(0, 8), Shape::default()).unwrap();
+        drop(disk);
+        // The server takes one client at a time: the next one waits for the goodbye of this one.
+        assert_eq!(*far.connections.lock(), expected);
+    }
+    on.block_on(ReactorId(0), |env| async move { assert_eq!(env.requests_in_use(), 0) });
+}

@@ -7,6 +7,7 @@
 //! - [`sample`]: rounds that interleave the subjects. [`clock`]: processor and wall time.
 //! - [`fixture`]: reactors, disks by name, volumes. [`load`]: requests, `depth` at a time.
 //!   [`simload`]: the same in virtual time.
+//! - [`fio`]: fio as a client.
 //! - [`counting`]: a disk that counts. [`image`]: a cache's metadata, made up.
 //! - [`settings`]: how to measure.
 //! - one file per benchmark, listed in [`Bench::run`], and files of its parts, which import no
@@ -34,6 +35,7 @@ mod cachesizes;
 mod clock;
 mod costs;
 mod counting;
+mod fio;
 mod fixture;
 mod growth;
 mod image;
@@ -45,6 +47,7 @@ mod load;
 mod nbd;
 mod peers;
 mod recovery;
+mod remote;
 mod row;
 mod sample;
 mod settings;
@@ -125,6 +128,8 @@ enum Bench {
     Thin,
     /// The NBD server, compared with others (needs fio; nbdkit and qemu-storage-daemon if found)
     Nbd,
+    /// The NBD client beside fio's (needs fio and nbdkit)
+    Remote,
     /// The vhost-user server, compared with qemu-storage-daemon if found
     VhostUser,
     /// How long clients wait while another process takes the server's place
@@ -158,6 +163,7 @@ impl Bench {
             Bench::Snapshot => snapshot::run(settings),
             Bench::Thin => thin::run(settings),
             Bench::Nbd => nbd::run(settings),
+            Bench::Remote => remote::run(settings),
             Bench::VhostUser => vhost::run(settings),
             Bench::Upgrade => upgrade::run(settings),
             Bench::Recovery => recovery::run(settings),
@@ -168,12 +174,12 @@ impl Bench {
             Bench::Sim => sim::run(settings),
             Bench::All => {
                 use Bench::{
-                    Bcache, Growth, Layers, Nbd, Recovery, Sim, Snapshot, Thin, Upgrade, VhostUser,
-                    Writecache,
+                    Bcache, Growth, Layers, Nbd, Recovery, Remote, Sim, Snapshot, Thin, Upgrade,
+                    VhostUser, Writecache,
                 };
                 let all = [
-                    Layers, Writecache, Snapshot, Thin, Nbd, VhostUser, Upgrade, Recovery, Growth,
-                    Bcache, Sim,
+                    Layers, Writecache, Snapshot, Thin, Nbd, Remote, VhostUser, Upgrade, Recovery,
+                    Growth, Bcache, Sim,
                 ];
                 all.into_iter().try_fold(Report::default(), |mut report, bench| {
                     report.extend(bench.run(settings)?);

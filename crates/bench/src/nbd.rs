@@ -4,14 +4,13 @@
 //! Told per job and server: requests or MiB per second in wall time, and the processor time of
 //! the server's process per request, which does not depend on how fast fio is.
 
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use cairn_block::ConfigKind;
-use cairn_outcome::failure::{Outcome, refused, system};
+use cairn_outcome::failure::Outcome;
 use serde_json::Value;
 
-use super::peers::{Folder, Peer, Server, is_there};
+use super::fio::{self, fio};
+use super::peers::{Folder, Peer, Server};
 use super::row::{Report, Row, Samples};
 use super::sample::{Subject, interleave};
 use super::settings::Settings;
@@ -54,7 +53,7 @@ type Figure = (&'static str, fn(&Gave) -> f64);
 /// A server or fio failed.
 pub fn run(settings: &Settings) -> Outcome<Report> {
     let mut report = Report::default();
-    if !is_there("fio") || !has_nbd_engine() {
+    if !fio::is_there() {
         report.note("nbd: left out: needs a fio with the nbd engine");
         return Ok(report);
     }
@@ -76,13 +75,6 @@ pub fn run(settings: &Settings) -> Outcome<Report> {
         tell(&mut report, job, &servers, &taken);
     }
     Ok(report)
-}
-
-fn has_nbd_engine() -> bool {
-    let listed = Command::new("fio").arg("--enghelp").stdin(Stdio::null()).output();
-    listed.is_ok_and(|listed| {
-        String::from_utf8_lossy(&listed.stdout).lines().any(|line| line.trim() == "nbd")
-    })
 }
 
 fn tell(report: &mut Report, job: &Job, servers: &[Server], taken: &[Vec<Gave>]) {
@@ -143,22 +135,4 @@ fn one(server: &Server, job: &Job, settings: &Settings) -> Outcome<Gave> {
 
 fn us(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
-}
-
-/// Runs fio on a server's disk; answers what it tells.
-fn fio(server: &Server, arguments: &[&str]) -> Outcome<Value> {
-    let mut command = Command::new("fio");
-    command.args(["--name=job", "--ioengine=nbd", "--group_reporting", "--output-format=json"]);
-    command.arg(format!("--uri={}", server.uri)).args(arguments);
-    let output = command.stdin(Stdio::null()).output();
-    let output = output.map_err(|error| system("fio", "run", error))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    // Older versions print a line of prose before the object.
-    let object = text.find('{').map_or("", |at| &text[at..]);
-    serde_json::from_str(object).ok().filter(|_| output.status.success()).ok_or_else(|| {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let said = said.lines().next().unwrap_or("nothing").to_owned();
-        let found = format!("{} saying '{said}'", output.status);
-        refused(ConfigKind::System, server.peer.name(), "fio", found, "success")
-    })
 }

@@ -1,0 +1,42 @@
+//! fio with its nbd engine, as a client.
+
+use std::process::{Command, Stdio};
+
+use cairn_block::ConfigKind;
+use cairn_outcome::failure::{Outcome, refused, system};
+use serde_json::Value;
+
+use super::peers::{self, Server};
+
+/// True if there is a fio that has the engine.
+pub fn is_there() -> bool {
+    peers::is_there("fio") && has_nbd_engine()
+}
+
+fn has_nbd_engine() -> bool {
+    let listed = Command::new("fio").arg("--enghelp").stdin(Stdio::null()).output();
+    listed.is_ok_and(|listed| {
+        String::from_utf8_lossy(&listed.stdout).lines().any(|line| line.trim() == "nbd")
+    })
+}
+
+/// Runs fio on a server's disk; answers what it tells.
+///
+/// # Errors
+/// It cannot be run, or failed.
+pub fn fio(server: &Server, arguments: &[&str]) -> Outcome<Value> {
+    let mut command = Command::new("fio");
+    command.args(["--name=job", "--ioengine=nbd", "--group_reporting", "--output-format=json"]);
+    command.arg(format!("--uri={}", server.uri)).args(arguments);
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.map_err(|error| system("fio", "run", error))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    // Older versions print a line of prose before the object.
+    let object = text.find('{').map_or("", |at| &text[at..]);
+    serde_json::from_str(object).ok().filter(|_| output.status.success()).ok_or_else(|| {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said.lines().next().unwrap_or("nothing").to_owned();
+        let found = format!("{} saying '{said}'", output.status);
+        refused(ConfigKind::System, server.peer.name(), "fio", found, "success")
+    })
+}

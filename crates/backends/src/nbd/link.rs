@@ -26,7 +26,7 @@ use rustix::net::Shutdown;
 
 use super::connect::{Connected, connect};
 use super::remote::{Data, Incoming, Owner, Remote};
-use super::session::{Ask, Care, Session, Told, What};
+use cairn_nbd::session::{Ask, Care, Session, Told, What};
 
 /// Pauses between two tries to connect.
 const PAUSE_MIN: Duration = Duration::from_millis(50);

@@ -1,7 +1,8 @@
 //! [`NbdDisk`]: an export of an NBD server as a disk.
 //!
 //! - `uri`: what the argument of a table line means. `handshake`, `connect`: a new connection.
-//! - `session`: which request is sent when, and what a lost connection loses; the crash argument.
+//! - [`cairn_nbd::session`]: which request is sent when, and what a lost connection loses; the crash
+//!   argument.
 //! - `remote`, `link`: the way of a request between the reactors and the connection.
 //! - `send`, `receive`, `extents`: bytes of the transmission.
 //!
@@ -16,7 +17,6 @@ mod link;
 mod receive;
 mod remote;
 mod send;
-mod session;
 mod uri;
 
 use std::sync::Arc;
@@ -30,8 +30,8 @@ use cairn_block::{
 use cairn_nbd::wire::TransmissionFlags;
 
 use self::remote::{Data, Owner, Remote};
-use self::session::What;
 pub(crate) use self::uri::{Target, is_uri};
+use cairn_nbd::session::What;
 
 /// An export of a server.
 pub struct NbdDisk {

@@ -19,7 +19,7 @@ use zerocopy::FromBytes;
 
 use super::extents::extents_of;
 use super::link::Link;
-use super::session::What;
+use cairn_nbd::session::What;
 
 /// Size of the staging buffer.
 const STAGE_BYTES: usize = 64 << 10;

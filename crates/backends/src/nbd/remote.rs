@@ -13,8 +13,8 @@ use event_listener::Event;
 use super::connect::Connected;
 use super::handshake::Agreed;
 use super::link::Link;
-use super::session::What;
 use super::uri::Target;
+use cairn_nbd::session::What;
 
 /// See the module's description.
 pub(super) struct Remote {

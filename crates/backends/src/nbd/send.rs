@@ -12,7 +12,7 @@ use cairn_nbd::wire::{
 use zerocopy::IntoBytes;
 
 use super::link::Link;
-use super::session::{What, Wire};
+use cairn_nbd::session::{What, Wire};
 
 /// The longest header.
 const HEADER_BYTES: usize = size_of::<ExtendedRequestHeader>();
@@ -51,7 +51,7 @@ impl Link {
         let (mut segs, mut used) = (Segs::default(), 0);
         let mut session = self.session.borrow_mut();
         while used + HEADER_BYTES <= HEADERS_BYTES && segs.bytes() < SEND_BYTES {
-            let Some(wire) = session.next() else { break };
+            let Some(wire) = session.take_next() else { break };
             let header = Header::of(self.remote.agreed.form, &wire);
             headers.write(used, header.len, |room| room.copy_from_slice(header.bytes()));
             segs.push(headers.clone(), used, header.len);

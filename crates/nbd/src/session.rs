@@ -251,7 +251,7 @@ impl<T, D: Clone> Session<T, D> {
     }
 
     /// The next request for the wire, if one may be sent now.
-    pub fn next(&mut self) -> Option<Wire<'_, D>> {
+    pub fn take_next(&mut self) -> Option<Wire<'_, D>> {
         let (ask, after) = match self.phase {
             Phase::Down => return None,
             Phase::Replay(from) => (self.next_kept(from)?, 0),

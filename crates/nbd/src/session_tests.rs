@@ -160,7 +160,7 @@ impl Client {
 
     fn send(&mut self, most: usize) {
         for _ in 0..most {
-            let Some(wire) = self.session.next() else { return };
+            let Some(wire) = self.session.take_next() else { return };
             let (what, range, cookie) = (wire.what, wire.range, wire.cookie);
             let is_fua = wire.flags.contains(Flags::FUA);
             let number = wire.data.copied().unwrap_or(0);

@@ -6,26 +6,36 @@
 //!
 //! - N1. Of two writes that overlap (a write, write-zeroes or trim each), the later one is sent
 //!   when the earlier one was answered. A write that is sent again can thus overwrite no other.
-//! - N2. A session that *keeps* holds each write that was answered, FUA or not, with a copy of its
-//!   data, until a flush succeeds that was submitted after the answer. A write that was answered
-//!   drops those that it covers wholly: sending it again has their effect.
+//! - N2. A session that *keeps* holds each write that was answered, with a copy of its data, until a
+//!   flush succeeds that was submitted after the answer, or until later writes were answered that
+//!   cover it: of a write that is covered in part, the rest stays. A FUA write is durable: it covers
+//!   others, and is not held. So no two kept writes overlap, and each sector of them is the last
+//!   answered one.
 //! - N3. When a connection is lost, nothing is sent until there is another one. Then, in this
-//!   order: the kept writes in the order of their answers, the requests without an answer in their
-//!   order, what came since. The second waits for the answers to the first.
+//!   order: the kept writes, the requests without an answer in their order, what came since. The
+//!   second waits for the answers to the first.
 //! - N4. The memory of writes that are kept or under way is bounded. At three quarters the session
 //!   flushes by itself; a write that finds it full waits. None is forgotten.
 //! - N5. A session that does not keep tells of a connection that was lost while answered writes
 //!   were neither flushed nor FUA: they may be gone. So does one whose kept write is refused by the
 //!   next server, and one whose own flush failed.
+//! - N6. A session begins with a flush of its own, and sends nothing else until that was answered. A
+//!   client before it may have been killed and have left writes that are volatile at the server.
+//!   What is read of them must not be lost with the server later: a session keeps its own writes
+//!   only.
 //!
-//! Why N3 restores what a client may rely on: before the loss, the server holds for each sector
-//! what a flush made durable, or a later answered write; the later ones are all kept. In the order
-//! of their answers, by N1 the order in which the server took overlapping ones, they lead to the
-//! last answered state whichever of them survived. No request reads in between.
+//! Why N3 restores what a client may rely on: by N1 the server took overlapping writes in the order
+//! of their answers. For each sector it holds after the loss the last answered write, or an older
+//! one that a flush or FUA made durable; in the second case the last answered one is kept. Sending
+//! the kept ones leads to the last answered state, and no request reads before that. A client that
+//! is killed while it sends again has made no sector older than the server had it, but for writes
+//! that were not answered. (A write that is kept whole, although a part of it is older than a FUA
+//! write, would do that.)
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
-use cairn_block::{Flags, IoError, IoResult, Op, Sector, SectorCount, SectorRange};
+use cairn_block::{Flags, IoError, IoResult, Op, Sector, SectorCount, SectorRange, Segs};
 
 /// That of a flush.
 const NOWHERE: SectorRange = SectorRange::new(Sector(0), SectorCount::ZERO);
@@ -83,14 +93,18 @@ struct Sent<T, D> {
 /// What is sent.
 enum Sending<T, D> {
     Asked(Ask<T, D>),
+    /// The first flush (N6).
+    First,
     /// A flush of the session's own (N4).
     OwnFlush,
-    /// A kept write, by its number.
+    /// A kept write, by its start.
     Again(u64),
 }
 
 /// A write that was answered.
 struct Kept<D> {
+    /// Its place in the order of the answers.
+    number: u64,
     what: What,
     range: SectorRange,
     flags: Flags,
@@ -125,7 +139,9 @@ pub enum Care {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Down,
-    /// The kept writes before this number were sent again.
+    /// N6; true if the flush was sent.
+    First(bool),
+    /// The kept writes before this start were sent again.
     Replay(u64),
     Up,
 }
@@ -144,8 +160,11 @@ pub struct Session<T, D> {
     sent: BTreeMap<u64, Sent<T, D>>,
     /// Writes that are ready or sent: start to end. No two overlap.
     active: BTreeMap<u64, u64>,
-    /// By the number of their answers.
+    /// By their starts; no two overlap.
     kept: BTreeMap<u64, Kept<D>>,
+    /// For each number, how many parts of the write are kept, and what the whole of it costs: the
+    /// parts share its memory.
+    parts: BTreeMap<u64, (u32, u64)>,
     /// How many writes were answered, and how many of these a flush covered.
     answered: u64,
     flushed: u64,
@@ -153,9 +172,23 @@ pub struct Session<T, D> {
     bytes: u64,
     care: Care,
     own_flush: bool,
+    /// N6 is done.
+    has_begun: bool,
 }
 
-impl<T, D: Clone> Session<T, D> {
+/// Data of writes.
+pub trait Data: Clone {
+    /// These bytes of it, without a copy.
+    fn part(&self, bytes: Range<usize>) -> Self;
+}
+
+impl Data for Segs {
+    fn part(&self, bytes: Range<usize>) -> Segs {
+        self.slice(bytes.start, bytes.len())
+    }
+}
+
+impl<T, D: Data> Session<T, D> {
     /// A session without a connection.
     pub fn new(care: Care) -> Session<T, D> {
         Session {
@@ -167,11 +200,13 @@ impl<T, D: Clone> Session<T, D> {
             sent: BTreeMap::new(),
             active: BTreeMap::new(),
             kept: BTreeMap::new(),
+            parts: BTreeMap::new(),
             answered: 0,
             flushed: 0,
             bytes: 0,
             care,
             own_flush: false,
+            has_begun: care == Care::Nothing,
         }
     }
 
@@ -253,7 +288,11 @@ impl<T, D: Clone> Session<T, D> {
     /// The next request for the wire, if one may be sent now.
     pub fn take_next(&mut self) -> Option<Wire<'_, D>> {
         let (ask, after) = match self.phase {
-            Phase::Down => return None,
+            Phase::Down | Phase::First(true) => return None,
+            Phase::First(false) => {
+                self.phase = Phase::First(true);
+                (Sending::First, 0)
+            }
             Phase::Replay(from) => (self.next_kept(from)?, 0),
             Phase::Up => self.ready.pop_front()?,
         };
@@ -268,9 +307,11 @@ impl<T, D: Clone> Session<T, D> {
         let wire = |what, range, flags, data| Wire { cookie, what, range, flags, data };
         Some(match &self.sent.get(&cookie)?.ask {
             Sending::Asked(ask) => wire(ask.what, ask.range, ask.flags, Some(&ask.data)),
-            Sending::OwnFlush => wire(What::Op(Op::Flush), NOWHERE, Flags::empty(), None),
-            Sending::Again(number) => {
-                let kept = &self.kept[number];
+            Sending::First | Sending::OwnFlush => {
+                wire(What::Op(Op::Flush), NOWHERE, Flags::empty(), None)
+            }
+            Sending::Again(start) => {
+                let kept = &self.kept[start];
                 wire(kept.what, kept.range, kept.flags, Some(&kept.data))
             }
         })
@@ -280,25 +321,17 @@ impl<T, D: Clone> Session<T, D> {
     pub fn has_next(&self) -> bool {
         match self.phase {
             Phase::Down => false,
-            Phase::Replay(from) => self.next_to_keep(from).is_some(),
+            Phase::First(is_sent) => !is_sent,
+            Phase::Replay(from) => self.kept.range(from..).next().is_some(),
             Phase::Up => !self.ready.is_empty(),
         }
     }
 
     fn next_kept(&mut self, from: u64) -> Option<Sending<T, D>> {
-        let number = self.next_to_keep(from)?;
-        self.phase = Phase::Replay(number + 1);
-        Some(Sending::Again(number))
-    }
-
-    /// The next kept write to be sent again, if it overlaps none whose answer is awaited.
-    fn next_to_keep(&self, from: u64) -> Option<u64> {
-        let (number, kept) = self.kept.range(from..).next()?;
-        let waits = self.sent.values().any(|sent| match sent.ask {
-            Sending::Again(other) => self.kept[&other].range.overlaps(kept.range),
-            _ => false,
-        });
-        (!waits).then_some(*number)
+        let (start, _) = self.kept.range(from..).next()?;
+        let start = *start;
+        self.phase = Phase::Replay(start + 1);
+        Some(Sending::Again(start))
     }
 
     /// The server has answered; false if nothing of this cookie was sent.
@@ -317,6 +350,13 @@ impl<T, D: Clone> Session<T, D> {
                 }
                 tell(Told::Ended(ask.owner, result, ask.data));
             }
+            Sending::First => {
+                if result.is_err() {
+                    tell(Told::Lost);
+                }
+                self.has_begun = true;
+                self.begin_replay();
+            }
             Sending::OwnFlush => {
                 self.own_flush = false;
                 match result {
@@ -325,10 +365,12 @@ impl<T, D: Clone> Session<T, D> {
                     Err(_) => tell(Told::Lost),
                 }
             }
-            Sending::Again(number) => {
+            Sending::Again(start) => {
                 if result.is_err() {
                     tell(Told::Lost);
-                    self.drop_kept(number);
+                    if let Some(kept) = self.kept.remove(&start) {
+                        self.drop_part(kept.number);
+                    }
                 }
                 self.end_replay();
             }
@@ -339,16 +381,16 @@ impl<T, D: Clone> Session<T, D> {
 
     fn end_write(&mut self, ask: Ask<T, D>, result: IoResult, tell: &mut dyn FnMut(Told<T, D>)) {
         self.active.remove(&ask.range.start.0);
-        let data = ask.data;
-        match result {
-            Ok(()) if self.keeps() => self.keep(ask.what, ask.range, ask.flags, data.clone()),
-            Ok(()) if !ask.flags.contains(Flags::FUA) => self.answered += 1,
-            _ => {}
+        let is_volatile = result.is_ok() && !ask.flags.contains(Flags::FUA);
+        if result.is_ok() {
+            self.uncover(ask.range);
         }
-        if !(self.keeps() && result.is_ok()) {
-            self.bytes -= cost(ask.what, ask.range);
+        match is_volatile && self.keeps() {
+            true => self.keep(&ask),
+            false => self.bytes -= cost(ask.what, ask.range),
         }
-        tell(Told::Ended(ask.owner, result, data));
+        self.answered += u64::from(is_volatile);
+        tell(Told::Ended(ask.owner, result, ask.data));
         let mut blocked = std::mem::take(&mut self.blocked);
         while let Some(next) = blocked.pop_front() {
             let waits = self.conflicts(next.range)
@@ -360,30 +402,62 @@ impl<T, D: Clone> Session<T, D> {
         }
     }
 
-    fn keep(&mut self, what: What, range: SectorRange, flags: Flags, data: D) {
-        let covered: Vec<u64> = self
-            .kept
-            .iter()
-            .filter(|(_, kept)| kept.range.start >= range.start && kept.range.end() <= range.end())
-            .map(|(number, _)| *number)
-            .collect();
-        covered.into_iter().for_each(|number| self.drop_kept(number));
-        self.kept.insert(self.answered, Kept { what, range, flags, data });
-        self.answered += 1;
+    /// A write was answered that is volatile.
+    fn keep(&mut self, ask: &Ask<T, D>) {
+        let (what, range, flags, data) = (ask.what, ask.range, ask.flags, ask.data.clone());
+        let number = self.answered;
+        self.parts.insert(number, (1, cost(what, range)));
+        self.kept.insert(range.start.0, Kept { number, what, range, flags, data });
     }
 
-    fn drop_kept(&mut self, number: u64) {
-        if let Some(kept) = self.kept.remove(&number) {
-            self.bytes -= cost(kept.what, kept.range);
+    /// Keeps nothing here any more: it was written again.
+    fn uncover(&mut self, range: SectorRange) {
+        let overlapping = |kept: &BTreeMap<u64, Kept<D>>| {
+            let (start, last) = kept.range(..range.end().0).next_back()?;
+            (last.range.end() > range.start).then_some(*start)
+        };
+        while let Some(start) = overlapping(&self.kept) {
+            let Some(kept) = self.kept.remove(&start) else { return };
+            let (before, after) =
+                ((kept.range.start, range.start), (range.end(), kept.range.end()));
+            for (from, to) in [before, after].into_iter().filter(|(from, to)| from < to) {
+                let rest = SectorRange::new(from, to - from);
+                self.keep_part(&kept, rest);
+            }
+            self.drop_part(kept.number);
+        }
+    }
+
+    fn keep_part(&mut self, kept: &Kept<D>, range: SectorRange) {
+        let data = match kept.what {
+            What::Op(Op::Write) => {
+                let from = (range.start - kept.range.start).to_bytes() as usize;
+                kept.data.part(from..from + range.to_bytes() as usize)
+            }
+            _ => kept.data.clone(),
+        };
+        self.kept.insert(range.start.0, Kept { range, data, ..*kept });
+        if let Some((parts, _)) = self.parts.get_mut(&kept.number) {
+            *parts += 1;
+        }
+    }
+
+    /// A part of this write is not kept any more.
+    fn drop_part(&mut self, number: u64) {
+        let Some((parts, cost)) = self.parts.get_mut(&number) else { return };
+        *parts -= 1;
+        if *parts == 0 {
+            self.bytes -= *cost;
+            self.parts.remove(&number);
         }
     }
 
     /// A flush has made durable what was answered before this number.
     fn forget(&mut self, before: u64) {
-        while let Some(first) = self.kept.first_entry().filter(|first| *first.key() < before) {
-            let kept = first.remove();
-            self.bytes -= cost(kept.what, kept.range);
-        }
+        self.kept.retain(|_, kept| kept.number >= before);
+        let later = self.parts.split_off(&before);
+        let costs = std::mem::replace(&mut self.parts, later);
+        self.bytes -= costs.values().map(|(_, cost)| cost).sum::<u64>();
         self.flushed = self.flushed.max(before);
     }
 
@@ -404,7 +478,7 @@ impl<T, D: Clone> Session<T, D> {
         self.phase = Phase::Down;
         let sent = std::mem::take(&mut self.sent);
         for (_, Sent { ask, after }) in sent.into_iter().rev() {
-            if !matches!(ask, Sending::Again(_)) {
+            if !matches!(ask, Sending::First | Sending::Again(_)) {
                 self.ready.push_front((ask, after));
             }
         }
@@ -417,6 +491,13 @@ impl<T, D: Clone> Session<T, D> {
     /// There is a connection.
     pub fn connected(&mut self) {
         debug_assert!(self.phase == Phase::Down && self.sent.is_empty());
+        match self.has_begun {
+            true => self.begin_replay(),
+            false => self.phase = Phase::First(false),
+        }
+    }
+
+    fn begin_replay(&mut self) {
         self.phase = Phase::Replay(0);
         self.end_replay();
     }
@@ -434,7 +515,7 @@ impl<T, D: Clone> Session<T, D> {
         let ready = std::mem::take(&mut self.ready).into_iter();
         let asked = ready.filter_map(|(sending, _)| match sending {
             Sending::Asked(ask) => Some(ask),
-            Sending::OwnFlush | Sending::Again(_) => None,
+            Sending::First | Sending::OwnFlush | Sending::Again(_) => None,
         });
         self.own_flush = false;
         let blocked = std::mem::take(&mut self.blocked).into_iter();
@@ -453,8 +534,8 @@ impl<T, D: Clone> Session<T, D> {
 
 /// What a write takes of the memory, in bytes.
 fn cost(what: What, range: SectorRange) -> u64 {
-    /// Of the entry itself.
-    const ENTRY_BYTES: u64 = 128;
+    /// Of the entry itself, and of the one more that it makes of another by covering its middle.
+    const ENTRY_BYTES: u64 = 256;
     ENTRY_BYTES + if what == What::Op(Op::Write) { range.to_bytes() } else { 0 }
 }
 

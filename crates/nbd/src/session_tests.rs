@@ -10,17 +10,32 @@ const SECTORS: usize = 24;
 
 type Content = [u32; SECTORS];
 
+/// The number of a write stands for the data of each of its sectors.
+impl Data for u32 {
+    fn part(&self, _bytes: Range<usize>) -> u32 {
+        *self
+    }
+}
+
 /// A server with a volatile cache. Each write carries a number of its own.
 #[derive(Default)]
 struct Server {
     durable: Content,
     /// Writes in the order in which they were taken, until a flush.
-    volatile: Vec<(SectorRange, u32)>,
+    volatile: Vec<Taken>,
     /// How many writes it has taken, and how many of them are durable.
     taken: usize,
     durable_writes: usize,
     /// What has arrived and was not carried out.
     arrived: Vec<Arrived>,
+}
+
+/// A write that the server has taken.
+struct Taken {
+    range: SectorRange,
+    number: u32,
+    /// It is durable. It is here for its place among the others.
+    is_fua: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -41,7 +56,7 @@ fn put(content: &mut Content, range: SectorRange, number: u32) {
 impl Server {
     fn content(&self) -> Content {
         let mut content = self.durable;
-        self.volatile.iter().for_each(|(range, number)| put(&mut content, *range, *number));
+        self.volatile.iter().for_each(|write| put(&mut content, write.range, write.number));
         content
     }
 
@@ -52,16 +67,11 @@ impl Server {
         }
         let one = self.arrived.remove(which % self.arrived.len());
         match one.what {
-            What::Op(Op::Write) if one.is_fua => {
-                // What it has of the same sectors becomes durable with it.
-                put(&mut self.durable, one.range, one.number);
-                self.take(one);
-            }
             What::Op(Op::Write) => self.take(one),
             What::Op(Op::Flush) => {
                 let covered = one.after.saturating_sub(self.durable_writes);
-                for (range, number) in self.volatile.drain(..covered) {
-                    put(&mut self.durable, range, number);
+                for write in self.volatile.drain(..covered) {
+                    put(&mut self.durable, write.range, write.number);
                     self.durable_writes += 1;
                 }
             }
@@ -71,7 +81,8 @@ impl Server {
     }
 
     fn take(&mut self, write: Arrived) {
-        self.volatile.push((write.range, write.number));
+        let Arrived { range, number, is_fua, .. } = write;
+        self.volatile.push(Taken { range, number, is_fua });
         self.taken += 1;
     }
 
@@ -80,9 +91,9 @@ impl Server {
         self.arrived.clear();
         let volatile = std::mem::take(&mut self.volatile);
         self.durable_writes = self.taken;
-        for (at, (range, number)) in volatile.into_iter().enumerate() {
-            if survives >> (at % 64) & 1 == 1 {
-                put(&mut self.durable, range, number);
+        for (at, write) in volatile.into_iter().enumerate() {
+            if write.is_fua || survives >> (at % 64) & 1 == 1 {
+                put(&mut self.durable, write.range, write.number);
             }
         }
     }
@@ -139,14 +150,17 @@ impl Client {
         let mut session = Session::new(care);
         session.connected();
         let server = Server::default();
-        Client {
+        let mut client = Client {
             session,
             server,
             answered: [0; SECTORS],
             open: BTreeMap::new(),
             next: 1,
             losses: 0,
-        }
+        };
+        // N6.
+        client.settle();
+        client
     }
 
     fn submit(&mut self, what: What, range: SectorRange, flags: Flags) {
@@ -326,4 +340,59 @@ fn requests_fail_when_no_connection_comes_and_what_is_kept_stays() {
     client.session.connected();
     client.settle();
     assert_eq!(client.server.content()[..6], [1, 1, 1, 1, 0, 0]);
+}
+
+#[test]
+fn a_durable_write_is_not_made_older_while_others_are_sent_again() {
+    let mut client = Client::new(Care::Keep(1 << 20));
+    client.run(&Step::Write { start: 0, count: 8, fua: false });
+    client.settle();
+    client.run(&Step::Write { start: 2, count: 4, fua: true });
+    client.settle();
+    client.server.kill(0);
+    client.cut();
+    while client.session.has_next() {
+        client.send(1);
+        client.answer(0);
+        assert_eq!(client.server.content()[2..6], [2; 4], "a client may be killed here");
+    }
+    assert_eq!(client.server.content()[..8], [1, 1, 2, 2, 2, 2, 1, 1]);
+}
+
+#[test]
+fn parts_of_a_write_take_the_memory_of_the_whole_until_the_last_is_covered() {
+    let mut client = Client::new(Care::Keep(1 << 20));
+    client.run(&Step::Write { start: 0, count: 9, fua: false });
+    client.settle();
+    let whole = client.session.bytes;
+    client.run(&Step::Write { start: 2, count: 4, fua: true });
+    client.settle();
+    assert_eq!((client.session.bytes, client.session.kept.len()), (whole, 2));
+    client.run(&Step::Write { start: 0, count: 2, fua: true });
+    client.run(&Step::Write { start: 5, count: 4, fua: true });
+    client.settle();
+    assert_eq!((client.session.bytes, client.session.kept.len()), (0, 0));
+}
+
+#[test]
+fn a_session_begins_with_a_flush_and_sends_nothing_else_before_its_answer() {
+    let mut session = Session::<u32, u32>::new(Care::Keep(1 << 20));
+    let read = SectorRange::new(Sector(0), SectorCount(1));
+    let (what, flags) = (What::Op(Op::Read), Flags::empty());
+    session.submit(Ask { what, range: read, flags, data: 0, owner: 1 });
+    for _ in 0..2 {
+        session.connected();
+        let wire = session.take_next().expect("the first flush");
+        assert_eq!(wire.what, What::Op(Op::Flush));
+        assert!(session.take_next().is_none());
+        session.lost(&mut |_| panic!("nothing was told"));
+    }
+    session.connected();
+    let cookie = session.take_next().expect("the first flush").cookie;
+    let mut losses = 0;
+    session.answered(cookie, Err(IoError::IO), &mut |told| {
+        losses += u32::from(matches!(told, Told::Lost));
+    });
+    assert_eq!(losses, 1, "what was left may be lost");
+    assert_eq!(session.take_next().map(|wire| wire.what), Some(What::Op(Op::Read)));
 }

@@ -68,7 +68,9 @@ pub(super) struct Link {
 impl Link {
     /// Starts the task of a disk that has had its first request.
     pub fn start(env: &Env, remote: Arc<Remote>, first: Connected) {
-        let is_volatile = first.agreed.flags.contains(TransmissionFlags::SEND_FLUSH);
+        let flags = first.agreed.flags;
+        let is_volatile = flags.contains(TransmissionFlags::SEND_FLUSH)
+            && !flags.contains(TransmissionFlags::READ_ONLY);
         let care = match remote.target.replay {
             _ if !is_volatile => Care::Nothing,
             Some(bytes) => Care::Keep(bytes),

@@ -22,7 +22,8 @@ pub struct Manners {
     pub size: u64,
     /// Replaces the bytes of an answer to an option; the first argument is the option.
     pub option: fn(u32, Vec<u8>) -> Vec<u8>,
-    /// Replaces the bytes of the first answer of the first connection.
+    /// Replaces the bytes of the first connection's second answer: the first is that to the flush
+    /// with which a session begins.
     pub answer: fn(Vec<u8>) -> Vec<u8>,
 }
 
@@ -55,7 +56,8 @@ impl Far {
             while let Ok((stream, _)) = listener.accept() {
                 *count.lock() += 1;
                 let is_first = *count.lock() == 1;
-                let mut peer = Peer { stream, manners, spoil: is_first };
+                let spoil = if is_first { Some(1) } else { None };
+                let mut peer = Peer { stream, manners, spoil };
                 // The client has gone, or is not answered any more.
                 let _ = peer.serve(&mut content);
             }
@@ -71,7 +73,8 @@ impl Far {
 struct Peer {
     stream: UnixStream,
     manners: Manners,
-    spoil: bool,
+    /// How many answers are good before the one that is not.
+    spoil: Option<u32>,
 }
 
 impl Peer {
@@ -193,8 +196,9 @@ impl Peer {
             }
             _ => chunk(chunk::NONE, true, &[]),
         };
-        let spoil = std::mem::take(&mut self.spoil);
-        let answer = if spoil { (self.manners.answer)(answer) } else { answer };
+        let is_spoilt = self.spoil == Some(0);
+        self.spoil = self.spoil.and_then(|left: u32| left.checked_sub(1));
+        let answer = if is_spoilt { (self.manners.answer)(answer) } else { answer };
         self.stream.write_all(&answer)
     }
 }

@@ -28,6 +28,8 @@ pub struct Handles {
     open: Mutex<Vec<(Weak<OwnedFd>, bool)>>,
     /// Disks whose content goes with the process.
     in_memory: Mutex<Vec<Weak<dyn Disk>>>,
+    /// Disks that other processes or machines serve.
+    remote: Mutex<Vec<Weak<dyn Disk>>>,
 }
 
 impl Handles {
@@ -56,6 +58,11 @@ impl Handles {
         disks.iter().find_map(Weak::upgrade).map(|disk| disk.name())
     }
 
+    /// The name of an open disk that another process or machine serves, if there is one.
+    pub fn remote(&self) -> Option<String> {
+        self.remote.lock().iter().find_map(Weak::upgrade).map(|disk| disk.name())
+    }
+
     /// The inherited descriptor, locked, of the file that was found at a path. One to write serves
     /// a reader, too.
     pub(crate) fn find(&self, found: &Stat, read_only: bool) -> Option<Arc<OwnedFd>> {
@@ -71,6 +78,12 @@ impl Handles {
         let mut open = self.open.lock();
         open.retain(|(fd, _)| fd.strong_count() > 0);
         open.push((Arc::downgrade(fd), read_only));
+    }
+
+    pub(crate) fn note_remote(&self, disk: &Arc<dyn Disk>) {
+        let mut disks = self.remote.lock();
+        disks.retain(|disk| disk.strong_count() > 0);
+        disks.push(Arc::downgrade(disk));
     }
 
     pub(crate) fn note_in_memory(&self, disk: &Arc<impl Disk + 'static>) {

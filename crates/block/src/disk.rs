@@ -69,20 +69,10 @@ impl Identity {
             }
             Identity::Block { number, sequence: 0 } => Some(format!("block-{number:x}")),
             Identity::Block { number, sequence } => Some(format!("block-{number:x}-{sequence:x}")),
-            Identity::Remote(name) => remote_name(name),
-            Identity::Volume(_) | Identity::Unique(_) => None,
+            // A crash log says that data is on its disk. A server may be killed, too, and forget.
+            Identity::Remote(_) | Identity::Volume(_) | Identity::Unique(_) => None,
         }
     }
-}
-
-/// The name of a file for a remote disk; none if that would be too long for one.
-fn remote_name(name: &str) -> Option<String> {
-    let letter = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'.' => char::from(byte).to_string(),
-        _ => format!("_{byte:02x}"),
-    };
-    let name: String = name.bytes().map(letter).collect();
-    (name.len() <= 180).then(|| format!("remote-{name}"))
 }
 
 /// Which side of a copy failed.

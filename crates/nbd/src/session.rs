@@ -6,21 +6,24 @@
 //!
 //! - N1. Of two writes that overlap (a write, write-zeroes or trim each), the later one is sent
 //!   when the earlier one was answered. A write that is sent again can thus overwrite no other.
-//! - N2. A session that *keeps* holds each write that was answered, with a copy of its data, until a
-//!   flush succeeds that was submitted after the answer, or until later writes were answered that
-//!   cover it: of a write that is covered in part, the rest stays. A FUA write is durable: it covers
-//!   others, and is not held. So no two kept writes overlap, and each sector of them is the last
-//!   answered one.
+//! - N2. A session that *keeps* holds each write that was answered, with a copy of its data, until
+//!   a flush succeeds that was submitted after the answer, or until later writes were answered that
+//!   cover it: of a write that is covered in part, the rest stays. A FUA write is durable: it
+//!   covers others, and is not held. So no two kept writes overlap, and each sector of them is the
+//!   last answered one.
 //! - N3. When a connection is lost, nothing is sent until there is another one. Then, in this
 //!   order: the kept writes, the requests without an answer in their order, what came since. The
 //!   second waits for the answers to the first.
 //! - N4. The memory of writes that are kept or under way is bounded. At three quarters the session
 //!   flushes by itself; a write that finds it full waits. None is forgotten.
+//!   A flush that fails ends the writes that wait, with its error.
 //! - N5. A session that does not keep tells of a connection that was lost while answered writes
 //!   were neither flushed nor FUA: they may be gone. So does one whose kept write is refused by the
 //!   next server, and one whose own flush failed.
-//! - N6. A session begins with a flush of its own, and sends nothing else until that was answered. A
-//!   client before it may have been killed and have left writes that are volatile at the server.
+//! - N7. One flush is under way at a time, the session's own or the owner's: a server tells a
+//!   failed flush to one of two, and the other's success would cover what is lost.
+//! - N6. A session begins with a flush of its own, and sends nothing else until that was answered.
+//!   A client before it may have been killed and have left writes that are volatile at the server.
 //!   What is read of them must not be lost with the server later: a session keeps its own writes
 //!   only.
 //!
@@ -172,6 +175,10 @@ pub struct Session<T, D> {
     bytes: u64,
     care: Care,
     own_flush: bool,
+    /// The owner's flushes that are ready or sent.
+    flushes: u32,
+    /// Those that wait for the session's own (N7).
+    held: VecDeque<(Ask<T, D>, u64)>,
     /// N6 is done.
     has_begun: bool,
 }
@@ -206,6 +213,8 @@ impl<T, D: Data> Session<T, D> {
             bytes: 0,
             care,
             own_flush: false,
+            flushes: 0,
+            held: VecDeque::new(),
             has_begun: care == Care::Nothing,
         }
     }
@@ -232,14 +241,18 @@ impl<T, D: Data> Session<T, D> {
         !(self.sent.is_empty()
             && self.ready.is_empty()
             && self.blocked.is_empty()
-            && self.full.is_empty())
+            && self.full.is_empty()
+            && self.held.is_empty())
     }
 
     /// Takes a request.
     pub fn submit(&mut self, ask: Ask<T, D>) {
         if !ask.writes() {
             let after = self.answered;
-            return self.ready.push_back((Sending::Asked(ask), after));
+            return match ask.is_flush() && self.own_flush {
+                true => self.held.push_back((ask, after)),
+                false => self.make_flush_ready(ask, after),
+            };
         }
         if !self.full.is_empty() || !self.has_room(&ask) {
             self.full.push_back(ask);
@@ -272,6 +285,12 @@ impl<T, D: Data> Session<T, D> {
         self.ready.push_back((Sending::Asked(ask), 0));
     }
 
+    /// A flush, or a request that is no write.
+    fn make_flush_ready(&mut self, ask: Ask<T, D>, after: u64) {
+        self.flushes += u32::from(ask.is_flush());
+        self.ready.push_back((Sending::Asked(ask), after));
+    }
+
     /// True if a write that is ready or sent overlaps.
     fn conflicts(&self, range: SectorRange) -> bool {
         let before = self.active.range(..range.end().0).next_back();
@@ -279,7 +298,7 @@ impl<T, D: Data> Session<T, D> {
     }
 
     fn flush_by_itself(&mut self) {
-        if !self.own_flush && self.flushed < self.answered {
+        if !self.own_flush && self.flushes == 0 && self.flushed < self.answered {
             self.own_flush = true;
             self.ready.push_back((Sending::OwnFlush, self.answered));
         }
@@ -345,8 +364,9 @@ impl<T, D: Data> Session<T, D> {
         match ask {
             Sending::Asked(ask) if ask.writes() => self.end_write(ask, result, tell),
             Sending::Asked(ask) => {
-                if ask.is_flush() && result.is_ok() {
-                    self.forget(after);
+                if ask.is_flush() {
+                    self.flushes -= 1;
+                    result.is_ok().then(|| self.forget(after));
                 }
                 tell(Told::Ended(ask.owner, result, ask.data));
             }
@@ -362,7 +382,13 @@ impl<T, D: Data> Session<T, D> {
                 match result {
                     Ok(()) => self.forget(after),
                     // What it may have dropped cannot be told from what it has not.
-                    Err(_) => tell(Told::Lost),
+                    Err(error) => {
+                        tell(Told::Lost);
+                        self.fail_full(error, tell);
+                    }
+                }
+                for (ask, after) in std::mem::take(&mut self.held) {
+                    self.make_flush_ready(ask, after);
                 }
             }
             Sending::Again(start) => {
@@ -517,18 +543,29 @@ impl<T, D: Data> Session<T, D> {
             Sending::Asked(ask) => Some(ask),
             Sending::First | Sending::OwnFlush | Sending::Again(_) => None,
         });
-        self.own_flush = false;
+        (self.own_flush, self.flushes) = (false, 0);
+        let held = std::mem::take(&mut self.held).into_iter().map(|(ask, _)| ask);
         let blocked = std::mem::take(&mut self.blocked).into_iter();
-        for ask in asked.chain(blocked) {
+        for ask in asked.chain(held).chain(blocked) {
             if ask.writes() {
                 self.bytes -= cost(ask.what, ask.range);
             }
             tell(Told::Ended(ask.owner, Err(error), ask.data));
         }
         self.active.clear();
+        self.fail_full(error, tell);
+    }
+
+    fn fail_full(&mut self, error: IoError, tell: &mut dyn FnMut(Told<T, D>)) {
         for ask in std::mem::take(&mut self.full) {
             tell(Told::Ended(ask.owner, Err(error), ask.data));
         }
+    }
+
+    /// The owner is gone: nothing is sent any more. True if what is kept may be lost by that.
+    pub fn close(&mut self) -> bool {
+        self.phase = Phase::Down;
+        !self.kept.is_empty()
     }
 }
 
@@ -536,7 +573,10 @@ impl<T, D: Data> Session<T, D> {
 fn cost(what: What, range: SectorRange) -> u64 {
     /// Of the entry itself, and of the one more that it makes of another by covering its middle.
     const ENTRY_BYTES: u64 = 256;
-    ENTRY_BYTES + if what == What::Op(Op::Write) { range.to_bytes() } else { 0 }
+    /// The least memory of a buffer.
+    const PAGE_BYTES: u64 = 4096;
+    let data = if what == What::Op(Op::Write) { range.to_bytes() } else { 0 };
+    ENTRY_BYTES + data.next_multiple_of(PAGE_BYTES)
 }
 
 #[cfg(test)]

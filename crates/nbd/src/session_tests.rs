@@ -263,7 +263,7 @@ proptest! {
         steps in prop::collection::vec(step(), 1..120),
         sectors in 2..64_u64,
     ) {
-        let mut client = Client::new(Care::Keep(sectors * 512));
+        let mut client = Client::new(Care::Keep(sectors * 1024));
         for step in &steps {
             client.run(step);
         }
@@ -313,7 +313,7 @@ fn a_write_waits_for_one_that_it_overlaps_and_others_pass() {
 
 #[test]
 fn a_full_memory_flushes_and_lets_writes_wait() {
-    let mut client = Client::new(Care::Keep(8 * 1024));
+    let mut client = Client::new(Care::Keep(12 * 4352));
     for at in 0..20 {
         client.run(&Step::Write { start: at, count: 1, fua: false });
     }

@@ -2,18 +2,23 @@
 //! an offline tool.
 
 use std::fs::File;
+use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use cairn_block::{ConfigError, ConfigKind};
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::sockopt::{
+    Timeout, set_socket_keepalive, set_socket_timeout, set_tcp_keepcnt, set_tcp_keepidle,
+    set_tcp_keepintvl, set_tcp_user_timeout,
+};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use super::handshake::{Agreed, negotiate};
 use super::uri::{Place, Target};
 
-/// How long a server may take for an answer of its negotiation.
+/// How long a server may take until transmission begins.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A connection in transmission.
@@ -32,33 +37,85 @@ pub fn connect(target: &Target) -> Result<Connected, ConfigError> {
     let failed = |error: std::io::Error| {
         ConfigError::new(ConfigKind::System, &target.uri, format!("connect: {error}"))
     };
-    let socket: OwnedFd = match &target.place {
-        Place::Unix(path) => UnixStream::connect(path).map_err(failed)?.into(),
-        Place::Tcp(host, port) => connect_tcp(host, *port).map_err(failed)?.into(),
+    let until = Instant::now() + PATIENCE;
+    let socket = match &target.place {
+        Place::Unix(path) => connect_unix(path).map_err(failed)?,
+        Place::Tcp(host, port) => connect_tcp(host, *port, until).map_err(failed)?,
     };
-    set_timeouts(&socket, Some(PATIENCE)).map_err(failed)?;
-    let mut stream = File::from(socket);
+    let mut stream = Timed { socket: File::from(socket), until };
     let agreed = negotiate(&mut stream, target)?;
-    let socket = OwnedFd::from(stream);
+    let socket = OwnedFd::from(stream.socket);
     set_timeouts(&socket, None).map_err(failed)?;
     Ok(Connected { socket, agreed })
 }
 
-fn set_timeouts(socket: &OwnedFd, time: Option<Duration>) -> std::io::Result<()> {
-    set_socket_timeout(socket, Timeout::Recv, time)?;
-    Ok(set_socket_timeout(socket, Timeout::Send, time)?)
+/// A stream that ends at a time.
+struct Timed {
+    socket: File,
+    until: Instant,
 }
 
-fn connect_tcp(host: &str, port: u16) -> std::io::Result<TcpStream> {
+impl Timed {
+    fn allow_rest(&self) -> io::Result<()> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        // No time at all would be no limit.
+        set_timeouts(&self.socket, Some(left.max(Duration::from_millis(1))))
+    }
+}
+
+impl Read for Timed {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        self.allow_rest()?;
+        self.socket.read(room)
+    }
+}
+
+impl Write for Timed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.allow_rest()?;
+        self.socket.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn set_timeouts(socket: impl AsFd, time: Option<Duration>) -> io::Result<()> {
+    set_socket_timeout(&socket, Timeout::Recv, time)?;
+    Ok(set_socket_timeout(&socket, Timeout::Send, time)?)
+}
+
+/// A server that accepts nothing is waited for as long as for an answer.
+fn connect_unix(path: &Path) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    set_timeouts(&socket, Some(PATIENCE))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+fn connect_tcp(host: &str, port: u16, until: Instant) -> io::Result<OwnedFd> {
     let mut failed = None;
     for address in (host, port).to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, PATIENCE) {
+        let left = until.saturating_duration_since(Instant::now());
+        match TcpStream::connect_timeout(&address, left.max(Duration::from_millis(1))) {
             Ok(stream) => {
                 stream.set_nodelay(true)?;
-                return Ok(stream);
+                watch(&stream)?;
+                return Ok(stream.into());
             }
             Err(error) => failed = Some(error),
         }
     }
-    Err(failed.unwrap_or_else(|| std::io::ErrorKind::NotFound.into()))
+    Err(failed.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
+}
+
+/// A host that is gone is noticed after some seconds, whether or not something was sent to it.
+fn watch(stream: &TcpStream) -> io::Result<()> {
+    set_socket_keepalive(stream, true)?;
+    set_tcp_keepidle(stream, Duration::from_secs(5))?;
+    set_tcp_keepintvl(stream, Duration::from_secs(5))?;
+    set_tcp_keepcnt(stream, 3)?;
+    Ok(set_tcp_user_timeout(stream, 20_000)?)
 }

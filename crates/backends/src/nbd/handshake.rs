@@ -56,19 +56,30 @@ impl Agreed {
     ///
     /// # Errors
     /// It is another one.
-    pub fn refuse_other_than(&self, before: &Agreed, uri: &str) -> Result<(), ConfigError> {
-        let same = Agreed { size_bytes: before.size_bytes, ..*self };
-        if same == *before && self.size_bytes >= before.size_bytes {
+    pub fn refuse_other_than(
+        &self,
+        before: &Agreed,
+        sectors: u64,
+        uri: &str,
+    ) -> Result<(), ConfigError> {
+        let terms = |it: &Agreed| (it.flags, it.block_bytes, it.allocation.is_some());
+        let is_same = terms(self) == terms(before)
+            && self.sectors() >= sectors
+            && self.payload_bytes_max >= before.payload_bytes_max;
+        if is_same {
             return Ok(());
         }
-        let shown = |it: &Agreed| {
-            let (bytes, flags, form) = (it.size_bytes, it.flags.bits(), it.form);
+        let shown = |it: &Agreed, sectors: u64| {
+            let (flags, block, most) = (it.flags.bits(), it.block_bytes, it.payload_bytes_max);
+            let extents = if it.allocation.is_some() { "with" } else { "without" };
             format!(
-                "{bytes} bytes, flags {flags:#x}, {form:?} messages, blocks of {} bytes",
-                it.block_bytes
+                "{} bytes, flags {flags:#x}, blocks of {block} bytes, payloads of {most}, {extents} \
+                 extents",
+                sectors * SECTOR_BYTES
             )
         };
-        let detail = format!("export: found {}, expected {}", shown(self), shown(before));
+        let (found, expected) = (shown(self, self.sectors()), shown(before, sectors));
+        let detail = format!("export: found {found}, expected {expected}");
         Err(ConfigError::new(ConfigKind::Unsupported, uri, detail))
     }
 }

@@ -16,15 +16,17 @@ use std::time::Duration;
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
-    ConfigError, Env, Extent, IoError, IoResult, Mail, Op, RequestId, SectorCount, SectorRange,
-    Segs, Time,
+    ConfigError, ConfigKind, Env, Extent, IoError, IoResult, Mail, Op, RequestId, SectorCount,
+    SectorRange, Segs, Time, until_some,
 };
 use cairn_nbd::wire::TransmissionFlags;
 use cairn_reactor::Driver;
+use event_listener::Event;
 use futures_util::future::join;
 use rustix::net::Shutdown;
 
 use super::connect::{Connected, connect};
+use super::handshake::Agreed;
 use super::remote::{Data, Incoming, Owner, Remote};
 use cairn_nbd::session::{Ask, Care, Session, Told, What};
 
@@ -47,7 +49,7 @@ pub(super) struct Pieces {
     owner: Owner,
     /// All data of a read for another reactor.
     data: Segs,
-    left: Cell<u32>,
+    left: Cell<u64>,
     error: Cell<Option<IoError>>,
 }
 
@@ -57,8 +59,12 @@ pub(super) struct Link {
     pub driver: Rc<Driver>,
     pub remote: Arc<Remote>,
     pub session: RefCell<Session<Ticket, Segs>>,
+    /// What the newest connection agreed on.
+    pub agreed: Cell<Agreed>,
     /// The connection has ended, or is to.
     is_down: Cell<bool>,
+    /// The connection has brought an answer.
+    pub has_answered: Cell<bool>,
     incoming: RefCell<Vec<Incoming>>,
     told: RefCell<Vec<Told<Ticket, Segs>>>,
     /// Those of the status request that is being answered.
@@ -81,7 +87,9 @@ impl Link {
             driver: Driver::of(env).clone(),
             remote,
             session: RefCell::new(Session::new(care)),
+            agreed: Cell::new(first.agreed),
             is_down: Cell::new(true),
+            has_answered: Cell::new(false),
             incoming: RefCell::default(),
             told: RefCell::default(),
             extents: RefCell::default(),
@@ -90,48 +98,67 @@ impl Link {
     }
 
     async fn run(&self, first: Connected) {
-        let mut next = Some(first);
-        while let Some(Connected { socket, .. }) = next.take() {
+        let (mut next, mut since, mut pause) = (Some(first), None, PAUSE_MIN);
+        while let Some(Connected { socket, agreed }) = next.take() {
             let socket = Arc::new(socket);
+            self.agreed.set(agreed);
             self.is_down.set(false);
+            self.has_answered.set(false);
             self.session.borrow_mut().connected();
             let (_, why) = join(self.send(&socket), self.receive(&socket)).await;
-            if self.remote.is_closing() && !self.session.borrow().is_busy() {
-                return;
+            if self.remote.is_closing() {
+                break;
             }
             let uri = &self.remote.target.uri;
             self.env.warn(uri, || format!("{uri}: the connection is lost: {why}"));
             self.change(|session, tell| session.lost(tell));
-            next = self.connect_again().await;
+            // A request that ends each connection must not be sent for ever, nor without a pause.
+            if self.has_answered.get() {
+                (since, pause) = (None, PAUSE_MIN);
+            }
+            let since = *since.get_or_insert(self.env.now());
+            next = self.connect_again(since, &mut pause).await;
+        }
+        if self.session.borrow_mut().close() {
+            self.count_loss();
         }
     }
 
-    /// Another connection; none if the disk was closed in the meantime.
-    async fn connect_again(&self) -> Option<Connected> {
-        let (since, mut pause) = (self.env.now(), PAUSE_MIN);
+    fn count_loss(&self) {
+        let uri = &self.remote.target.uri;
+        self.remote.gate.failures().raise();
+        self.env.warn(&format!("{uri} lost"), || {
+            format!("{uri}: writes that were not flushed may be lost")
+        });
+    }
+
+    /// Another connection; none if the disk was closed in the meantime. Requests have waited for it
+    /// since a time.
+    async fn connect_again(&self, since: Time, pause: &mut Duration) -> Option<Connected> {
         let deadline = since + self.remote.target.reconnect;
-        loop {
+        while !self.remote.is_closing() {
+            self.wait(*pause, deadline).await;
+            *pause = (*pause * 2).min(PAUSE_MAX);
             if self.remote.is_closing() {
-                return None;
+                break;
             }
+            let uri = &self.remote.target.uri;
             match self.try_connect().await {
+                // The next owner of the export may have opened it.
+                Ok(_) if self.remote.is_closing() => break,
                 Ok(connected) => {
-                    let (uri, kept) = (&self.remote.target.uri, self.session.borrow().kept_bytes());
+                    let kept = self.session.borrow().kept_bytes();
                     let after = self.env.now().since(since).as_secs_f64();
                     tracing::info!(
-                        "{uri}: connected again after {after:.1} s; {kept} bytes of \
-                        writes are sent again"
+                        "{uri}: connected again after {after:.1} s; {kept} bytes of memory hold \
+                         writes that are sent again"
                     );
                     return Some(connected);
                 }
-                Err(error) => {
-                    let uri = &self.remote.target.uri;
-                    self.env.warn(&format!("{uri} again"), || error.to_string());
-                }
+                Err(error) => self.env.warn(&format!("{uri} again"), || error.to_string()),
             }
-            self.wait(pause, deadline).await;
-            pause = (pause * 2).min(PAUSE_MAX);
         }
+        None
     }
 
     /// Waits between two tries. Requests that wait for longer than they may fail.
@@ -152,21 +179,25 @@ impl Link {
         }
     }
 
-    /// Connects on a helper thread, and compares the export with the one of before.
+    /// Connects on a thread of its own, as that may take its time, and compares the export with the
+    /// one of before.
     async fn try_connect(&self) -> Result<Connected, ConfigError> {
-        let (result, target) = (Arc::new(Mutex::new(None)), self.remote.target.clone());
-        let told = result.clone();
-        let work = move || {
-            *told.lock() = Some(connect(&target));
-            0
-        };
-        self.driver.run(work).await;
+        let result = Arc::new((Mutex::new(None), Event::new()));
+        let (target, told) = (self.remote.target.clone(), result.clone());
         let uri = &self.remote.target.uri;
-        let connected = result.lock().take().unwrap_or_else(|| {
-            let detail = "connect: no helper thread could be started for it";
-            Err(ConfigError::new(cairn_block::ConfigKind::System, uri, detail))
+        let work = move || {
+            let connected = connect(&target);
+            *told.0.lock() = Some(connected);
+            told.1.notify(usize::MAX);
+        };
+        let started = std::thread::Builder::new().name("nbd-connect".to_owned()).spawn(work);
+        started.map_err(|error| {
+            let detail = format!("connect: a thread: {error}");
+            ConfigError::new(ConfigKind::System, uri, detail)
         })?;
-        connected.agreed.refuse_other_than(&self.remote.agreed, uri)?;
+        let connected = until_some(&result.1, || result.0.lock().take()).await?;
+        let sectors = self.remote.sectors.load(Ordering::Relaxed);
+        connected.agreed.refuse_other_than(&self.remote.agreed, sectors, uri)?;
         self.remote.sectors.store(connected.agreed.sectors(), Ordering::Relaxed);
         Ok(connected)
     }
@@ -193,13 +224,7 @@ impl Link {
         let result = change(&mut self.session.borrow_mut(), &mut |one| told.push(one));
         for one in told.drain(..) {
             match one {
-                Told::Lost => {
-                    let uri = &self.remote.target.uri;
-                    self.remote.gate.failures().raise();
-                    self.env.warn(&format!("{uri} lost"), || {
-                        format!("{uri}: writes that were not flushed may be lost")
-                    });
-                }
+                Told::Lost => self.count_loss(),
                 Told::Ended(ticket, result, data) => self.end(ticket, result, &data),
             }
         }
@@ -224,7 +249,8 @@ impl Link {
     fn tell(&self, owner: &Owner, result: IoResult, data: &Segs) {
         match owner {
             Owner::Task(answer) => {
-                answer.tell(result.map(|()| self.extents.take()));
+                let extents = self.extents.take();
+                answer.tell(result.map(|()| extents));
             }
             Owner::Read(id) if id.reactor != self.env.reactor() && result.is_ok() => {
                 self.hand_over(*id, data);
@@ -259,33 +285,36 @@ impl Link {
 
     fn submit(&self, incoming: Incoming) {
         let Incoming { mut what, range, flags, data, owner } = incoming;
-        let mut data = self.data_of(what, range, data);
-        if what == What::Op(Op::WriteZeroes)
-            && !self.remote.agreed.flags.contains(TransmissionFlags::SEND_WRITE_ZEROES)
-        {
-            (what, data) = (What::Op(Op::Write), self.env.zeros(range.count));
+        let data = self.data_of(what, range, data);
+        let has_zeroes = self.remote.agreed.flags.contains(TransmissionFlags::SEND_WRITE_ZEROES);
+        let is_zeros = what == What::Op(Op::WriteZeroes) && !has_zeroes;
+        if is_zeros {
+            what = What::Op(Op::Write);
         }
+        let data_at = |at: u64, range: SectorRange| match is_zeros {
+            true => self.env.zeros(range.count),
+            false if has_data(what) => data.slice(at as usize, range.to_bytes() as usize),
+            false => Segs::default(),
+        };
         let has_data = matches!(what, What::Op(Op::Read | Op::Write));
         let most =
             if has_data { u64::from(self.remote.agreed.payload_bytes_max) } else { PIECE_BYTES };
         if range.to_bytes() <= most {
+            let data = if is_zeros { self.env.zeros(range.count) } else { data };
             let ask = Ask { what, range, flags, data, owner: Ticket::Whole(owner) };
             return self.session.borrow_mut().submit(ask);
         }
         // Memory of this reactor belongs to the request itself.
-        let count = range.to_bytes().div_ceil(most) as u32;
+        let count = range.to_bytes().div_ceil(most);
         let (left, error) = (Cell::new(count), Cell::new(None));
         let pieces = Rc::new(Pieces { owner, data: data.clone(), left, error });
-        for piece in 0..u64::from(count) {
+        for piece in 0..count {
             let at = SectorCount::of_bytes(piece * most);
             let range = SectorRange::new(
                 range.start + at,
                 (range.count - at).min(SectorCount::of_bytes(most)),
             );
-            let data = match has_data {
-                true => data.slice((piece * most) as usize, range.to_bytes() as usize),
-                false => Segs::default(),
-            };
+            let data = data_at(piece * most, range);
             let ask = Ask { what, range, flags, data, owner: Ticket::Piece(pieces.clone()) };
             self.session.borrow_mut().submit(ask);
         }
@@ -320,4 +349,9 @@ impl Link {
             _ => Segs::default(),
         }
     }
+}
+
+/// True for what carries data.
+fn has_data(what: What) -> bool {
+    matches!(what, What::Op(Op::Read | Op::Write))
 }

@@ -1,8 +1,8 @@
 //! [`NbdDisk`]: an export of an NBD server as a disk.
 //!
 //! - `uri`: what the argument of a table line means. `handshake`, `connect`: a new connection.
-//! - [`cairn_nbd::session`]: which request is sent when, and what a lost connection loses; the crash
-//!   argument.
+//! - [`cairn_nbd::session`]: which request is sent when, and what a lost connection loses; the
+//!   crash argument.
 //! - `remote`, `link`: the way of a request between the reactors and the connection.
 //! - `send`, `receive`, `extents`: bytes of the transmission.
 //!
@@ -33,6 +33,9 @@ use self::remote::{Data, Owner, Remote};
 pub(crate) use self::uri::{Target, is_uri};
 use cairn_nbd::session::What;
 
+/// How much is asked for in one status request: a server may have an extent for each sector.
+const STATUS_BYTES: u64 = 64 << 20;
+
 /// An export of a server.
 pub struct NbdDisk {
     remote: Arc<Remote>,
@@ -58,6 +61,11 @@ impl NbdDisk {
         }
         let gate = FlushGate::new(failures);
         Ok(NbdDisk { remote: Arc::new(Remote::new(target, connected, gate)), read_only })
+    }
+
+    /// What it was opened by.
+    pub(crate) fn target(&self) -> &Target {
+        &self.remote.target
     }
 
     fn offers(&self, flag: TransmissionFlags) -> bool {
@@ -89,7 +97,7 @@ impl NbdDisk {
             };
             // A connection may have been lost, with the write, before a flush that succeeded.
             let was_lost = remote.gate.failures().count() != failures;
-            let lost = was_lost && op != Op::Flush && result.is_ok();
+            let lost = was_lost && op != Op::Flush && !has_fua && result.is_ok();
             env.complete(id, if lost { Err(IoError::IO) } else { result });
         });
     }
@@ -188,11 +196,13 @@ impl Disk for NbdDisk {
             return Box::pin(std::future::ready(Ok(data)));
         }
         Box::pin(async move {
-            let most = SectorCount::of_bytes(1 << 30);
+            let most = SectorCount::of_bytes(STATUS_BYTES);
             let range = SectorRange::new(range.start, range.count.min(most));
             let what = (What::Status, range, Flags::empty());
             let found = self.remote.ask(env, what, |_| Data::None).await?;
-            Ok(if found.is_empty() { data } else { found })
+            let block = self.limits().logical_sectors().0;
+            let is_whole = found.iter().all(|extent| extent.count.0.is_multiple_of(block));
+            Ok(if found.is_empty() || !is_whole { data } else { found })
         })
     }
 

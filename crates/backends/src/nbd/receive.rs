@@ -25,7 +25,10 @@ use cairn_nbd::session::What;
 const STAGE_BYTES: usize = 64 << 10;
 
 /// The longest payload that is not data: extents, or an error with its message.
-const SMALL_BYTES_MAX: u64 = 1 << 20;
+const SMALL_BYTES_MAX: u64 = 4 << 20;
+
+/// The most chunks of an answer, unless it reads more than half as many sectors.
+const CHUNKS_MAX: u64 = 64;
 
 /// Why a connection has ended.
 pub(super) type Lost = String;
@@ -37,6 +40,7 @@ struct Partial {
     /// Of a read: what has arrived, start to end in bytes from its begin. Runs that touch are one.
     arrived: BTreeMap<u64, u64>,
     extents: Option<Vec<Extent>>,
+    chunks: u64,
 }
 
 impl Partial {
@@ -112,8 +116,9 @@ impl Link {
 
     fn answered(&self, cookie: u64, result: IoResult) {
         self.change(|session, tell| session.answered(cookie, result, tell));
-        // A request may have waited for this answer.
-        if self.session.borrow().has_next() {
+        self.has_answered.set(true);
+        // A request may have waited for this answer, or the end of the link.
+        if self.session.borrow().has_next() || self.remote.is_closing() {
             self.remote.changed.notify(usize::MAX);
         }
     }
@@ -121,7 +126,7 @@ impl Link {
 
 impl Stream<'_> {
     async fn answer(&mut self, partials: &RefCell<HashMap<u64, Partial>>) -> Result<(), Lost> {
-        let form = self.link.remote.agreed.form;
+        let form = self.link.agreed.get().form;
         let mut magic = [0; 4];
         self.stage(4).await?;
         self.buf.read(self.start, 4, |bytes| magic.copy_from_slice(bytes));
@@ -152,8 +157,11 @@ impl Stream<'_> {
         let cookie = header.cookie.get();
         let asked = self.link.asked(cookie)?;
         let result = result_of(header.error.get())?;
+        if result.is_ok() && asked.what == What::Status {
+            return Err("the server answers a status request without extents".to_owned());
+        }
         if let (Ok(()), What::Op(Op::Read)) = (result, asked.what) {
-            if self.link.remote.agreed.form != MessageForm::Simple {
+            if self.link.agreed.get().form != MessageForm::Simple {
                 return Err("the server answers a read without chunks".to_owned());
             }
             let data = asked.data.unwrap_or_default();
@@ -170,6 +178,10 @@ impl Stream<'_> {
     ) -> Result<(), Lost> {
         let asked = self.link.asked(chunk.cookie)?;
         let mut partial = partials.borrow_mut().remove(&chunk.cookie).unwrap_or_default();
+        partial.chunks += 1;
+        if partial.chunks > CHUNKS_MAX.max(asked.range.count.0 * 2) {
+            return Err("the server answers with too many chunks".to_owned());
+        }
         self.payload(chunk, &asked, &mut partial).await?;
         if !chunk.is_last {
             partials.borrow_mut().insert(chunk.cookie, partial);
@@ -216,7 +228,7 @@ impl Stream<'_> {
             }
             chunk::BLOCK_STATUS | chunk::BLOCK_STATUS_EXT if asked.what == What::Status => {
                 let payload = self.small(chunk.length).await?;
-                let context = self.link.remote.agreed.allocation;
+                let context = self.link.agreed.get().allocation;
                 let is_extended = chunk.kind == chunk::BLOCK_STATUS_EXT;
                 let told = descriptors(&payload, is_extended, context);
                 let told = told.ok_or("the server sends extents that are none")?;
@@ -318,7 +330,11 @@ fn result_of(error: u32) -> Result<IoResult, Lost> {
     match error {
         0 => Ok(Ok(())),
         error if error == ErrorCode::Shutdown.number() => Err("the server shuts down".to_owned()),
-        error => Ok(Err(i32::try_from(error).map_or(IoError::IO, IoError::from_errno))),
+        error => {
+            // A number outside of the protocol's means no more than that the request failed.
+            let is_known = [1, 5, 12, 22, 28, 75, 95].contains(&error);
+            Ok(Err(if is_known { IoError::from_errno(error as i32) } else { IoError::IO }))
+        }
     }
 }
 

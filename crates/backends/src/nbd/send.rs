@@ -28,18 +28,17 @@ impl Link {
     pub(super) async fn send(&self, socket: &Arc<OwnedFd>) {
         let headers = self.env.buf(HEADERS_BYTES);
         loop {
-            let is_last = || self.remote.is_closing() && !self.session.borrow().is_busy();
             until(&self.remote.changed, || {
                 self.take_incoming();
-                self.is_down() || self.session.borrow().has_next() || is_last()
+                self.is_down() || self.session.borrow().has_next() || self.remote.is_closing()
             })
             .await;
             if self.is_down() {
                 return;
             }
-            let segs = self.batch(&headers);
-            let is_goodbye = segs.bytes() == 0;
-            let segs = if is_goodbye { self.goodbye(&headers) } else { segs };
+            // The disk is gone: nothing else is sent, kept writes the least of all.
+            let is_goodbye = self.remote.is_closing();
+            let segs = if is_goodbye { self.goodbye(&headers) } else { self.batch(&headers) };
             if !self.send_all(socket, segs).await || is_goodbye {
                 return self.hang_up(socket);
             }
@@ -52,7 +51,7 @@ impl Link {
         let mut session = self.session.borrow_mut();
         while used + HEADER_BYTES <= HEADERS_BYTES && segs.bytes() < SEND_BYTES {
             let Some(wire) = session.take_next() else { break };
-            let header = Header::of(self.remote.agreed.form, &wire);
+            let header = Header::of(self.agreed.get().form, &wire);
             headers.write(used, header.len, |room| room.copy_from_slice(header.bytes()));
             segs.push(headers.clone(), used, header.len);
             used += header.len;
@@ -64,7 +63,7 @@ impl Link {
     }
 
     fn goodbye(&self, headers: &Buf) -> Segs {
-        let header = Header::goodbye(self.remote.agreed.form);
+        let header = Header::goodbye(self.agreed.get().form);
         headers.write(0, header.len, |room| room.copy_from_slice(header.bytes()));
         Segs::of(headers, 0, header.len)
     }

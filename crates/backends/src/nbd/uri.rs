@@ -80,15 +80,26 @@ impl Target {
             let detail = "URI: found TLS (nbds), which is there for clients of this program only";
             return Err(ConfigError::new(ConfigKind::Unsupported, argument, detail));
         }
+        if uri.fragment().is_some() || uri.authority().is_some_and(|it| it.has_userinfo()) {
+            return Err(wrong("URI", "a user or a fragment".to_owned(), shape));
+        }
+        let mut seen = Vec::new();
         let (mut socket, mut exclusive, mut replay, mut reconnect) = (None, false, None, RECONNECT);
         let parameters = uri.query().map(|query| query.split('&')).into_iter().flatten();
         for parameter in parameters.filter(|parameter| !parameter.is_empty()) {
             let (name, value) = parameter.split_once('=').unwrap_or((parameter, EStr::EMPTY));
             let value = text(value)
                 .ok_or_else(|| wrong(name.as_str(), format!("'{value}'"), "UTF-8, with %XX"))?;
+            if seen.contains(&name.as_str()) {
+                return Err(wrong("parameter", format!("'{name}' twice"), "each of them once"));
+            }
+            seen.push(name.as_str());
             match name.as_str() {
                 "socket" => socket = Some(PathBuf::from(value)),
-                "exclusive" => exclusive = true,
+                "exclusive" if value.is_empty() => exclusive = true,
+                "exclusive" => {
+                    return Err(wrong("exclusive", format!("'{value}'"), "no value: its presence"));
+                }
                 "replay" => {
                     let size = parse_size(&value).ok().filter(|size| *size >= REPLAY_BYTES_MIN);
                     let expected = "a size of at least 1M";
@@ -113,13 +124,17 @@ impl Target {
         }
         let authority = uri.authority().filter(|it| !it.host().is_empty());
         let place = match (scheme, authority, socket) {
+            ("nbd+unix", None, Some(path)) if path.is_relative() => {
+                let found = format!("'{}'", path.display());
+                return Err(wrong("socket", found, "an absolute path"));
+            }
             ("nbd+unix", None, Some(path)) => Place::Unix(path),
             ("nbd", Some(authority), None) => {
                 let host = authority.host().trim_start_matches('[').trim_end_matches(']');
                 let port = authority.port_to_u16().map_err(|_| {
                     wrong("port", format!("'{}'", authority.as_str()), "one of TCP")
                 })?;
-                Place::Tcp(host.to_owned(), port.unwrap_or(PORT))
+                Place::Tcp(host.to_ascii_lowercase(), port.unwrap_or(PORT))
             }
             _ => return Err(wrong("URI", "another form".to_owned(), shape)),
         };
@@ -131,9 +146,18 @@ impl Target {
         Ok(Target { uri: argument.to_owned(), place, export, replay, reconnect })
     }
 
-    /// The same for two URIs of one export.
+    /// The same for two URIs of one export, however its socket is named. Names of one host differ.
     pub fn identity(&self) -> String {
-        format!("nbd {} {}", self.place, self.export)
+        let place = match &self.place {
+            Place::Unix(path) => Place::Unix(path.canonicalize().unwrap_or_else(|_| path.clone())),
+            tcp @ Place::Tcp(..) => tcp.clone(),
+        };
+        format!("nbd {place:?} {:?}", self.export)
+    }
+
+    /// True if both treat the export the same way.
+    pub fn agrees_with(&self, other: &Target) -> bool {
+        (self.replay, self.reconnect) == (other.replay, other.reconnect)
     }
 }
 
@@ -163,6 +187,19 @@ mod tests {
     }
 
     #[test]
+    fn different_exports_have_different_identities() {
+        let identity = |uri| Target::parse(uri).unwrap().identity();
+        let pairs = [
+            ("nbd+unix:///c?socket=/a%20b", "nbd+unix:///b%20c?socket=/a"),
+            ("nbd://h/x", "nbd://h:10810/x"),
+        ];
+        for (one, other) in pairs {
+            assert_ne!(identity(one), identity(other));
+        }
+        assert_eq!(identity("nbd://H/x"), identity("nbd://h:10809/x?exclusive"));
+    }
+
+    #[test]
     fn exclusive_has_writes_kept() {
         let target = Target::parse("nbd://h/x?exclusive&replay=8M&reconnect=5").unwrap();
         assert_eq!((target.replay, target.reconnect), (Some(8 << 20), Duration::from_secs(5)));
@@ -176,6 +213,10 @@ mod tests {
             ("nbd://h/x?socket=/a", "another form"),
             ("nbd://h/x?nosuch=1", "'nosuch'"),
             ("nbd://h/x?replay=8M", "no exclusive"),
+            ("nbd://h/x?exclusive=no", "'no'"),
+            ("nbd://h/x?exclusive&exclusive", "'exclusive' twice"),
+            ("nbd://me@h/x", "a user"),
+            ("nbd+unix:///x?socket=a", "'a'"),
             ("nbd://h/x?exclusive&replay=1k", "'1k'"),
             ("nbd://h/x?reconnect=soon", "'soon'"),
             ("nbd://h/%f", "URI"),

@@ -240,6 +240,16 @@ impl Server {
             let expected = "devices that outlive the process: its content would be lost";
             return Err(refused(ConfigKind::Argument, name, "upgrade", "memory", expected));
         }
+        if let Some(name) = self.handles.remote() {
+            let expected = "devices of this machine: a connection to a server is not handed over";
+            return Err(refused(
+                ConfigKind::Unsupported,
+                name,
+                "upgrade",
+                "a remote disk",
+                expected,
+            ));
+        }
         if std::process::id() == 1 {
             let (found, expected) = ("process 1", "another: with process 1 its container ends");
             return Err(refused(ConfigKind::Argument, "", "upgrade", found, expected));

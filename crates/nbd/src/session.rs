@@ -38,7 +38,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-use cairn_block::{Flags, IoError, IoResult, Op, Sector, SectorCount, SectorRange, Segs};
+use cairn_block::{Flags, IoError, IoResult, Op, Sector, SectorCount, SectorRange, Segs, mutants};
 
 /// That of a flush.
 const NOWHERE: SectorRange = SectorRange::new(Sector(0), SectorCount::ZERO);
@@ -215,7 +215,7 @@ impl<T, D: Data> Session<T, D> {
             own_flush: false,
             flushes: 0,
             held: VecDeque::new(),
-            has_begun: care == Care::Nothing,
+            has_begun: care == Care::Nothing || mutants::skips("session: flush at the beginning"),
         }
     }
 
@@ -312,6 +312,7 @@ impl<T, D: Data> Session<T, D> {
                 self.phase = Phase::First(true);
                 (Sending::First, 0)
             }
+            Phase::Replay(_) if self.overtakes() => self.ready.pop_front()?,
             Phase::Replay(from) => (self.next_kept(from)?, 0),
             Phase::Up => self.ready.pop_front()?,
         };
@@ -341,9 +342,15 @@ impl<T, D: Data> Session<T, D> {
         match self.phase {
             Phase::Down => false,
             Phase::First(is_sent) => !is_sent,
+            Phase::Replay(_) if self.overtakes() => true,
             Phase::Replay(from) => self.kept.range(from..).next().is_some(),
             Phase::Up => !self.ready.is_empty(),
         }
+    }
+
+    /// For a canary: true if what was not answered does not wait for what is sent again.
+    fn overtakes(&self) -> bool {
+        mutants::skips("session: wait for what is sent again") && !self.ready.is_empty()
     }
 
     fn next_kept(&mut self, from: u64) -> Option<Sending<T, D>> {
@@ -480,6 +487,8 @@ impl<T, D: Data> Session<T, D> {
 
     /// A flush has made durable what was answered before this number.
     fn forget(&mut self, before: u64) {
+        let skips = mutants::skips("session: count of what a flush covers");
+        let before = if skips { self.answered } else { before };
         self.kept.retain(|_, kept| kept.number >= before);
         let later = self.parts.split_off(&before);
         let costs = std::mem::replace(&mut self.parts, later);
@@ -510,7 +519,9 @@ impl<T, D: Data> Session<T, D> {
         }
         if self.care == Care::Tell && self.flushed < self.answered {
             self.flushed = self.answered;
-            tell(Told::Lost);
+            if !mutants::skips("session: count of a lost connection") {
+                tell(Told::Lost);
+            }
         }
     }
 
@@ -524,6 +535,10 @@ impl<T, D: Data> Session<T, D> {
     }
 
     fn begin_replay(&mut self) {
+        if mutants::skips("session: another write of what is kept") {
+            self.phase = Phase::Up;
+            return;
+        }
         self.phase = Phase::Replay(0);
         self.end_replay();
     }

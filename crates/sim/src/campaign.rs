@@ -22,6 +22,7 @@
 //! Environment: `CAIRN_CUTS` number of lives, `CAIRN_SEED` the campaign's seed, `CAIRN_CUT` run
 //! only this life.
 
+mod elsewhere;
 mod life;
 mod server;
 mod verbs;
@@ -38,6 +39,7 @@ use crate::drive::{DriveOptions, SimDrive};
 use crate::faults::{Fault, OpSet};
 use crate::image::Image;
 use crate::workload::Workload;
+pub use elsewhere::{Elsewhere, Links};
 use life::Life;
 pub use server::{Generation, Server};
 pub use verbs::users_first;
@@ -191,6 +193,17 @@ impl<S: Scenario> Campaign<S> {
     pub fn one_in(mut self, part: u64) -> Campaign<S> {
         self.part = part;
         self
+    }
+
+    /// The same with some drives at servers, by their names.
+    #[must_use]
+    pub fn elsewhere(
+        self,
+        drives: &'static [&'static str],
+        links: Links,
+    ) -> Campaign<Elsewhere<S>> {
+        let scenario = Elsewhere::new(self.scenario, drives, links);
+        Campaign { scenario, cuts: self.cuts, part: self.part }
     }
 
     /// Runs all lives.

@@ -26,6 +26,7 @@
 //! long as the range, and the data of a write does not change before it completes.
 
 mod light;
+mod remote;
 mod stamps;
 mod versions;
 
@@ -39,6 +40,7 @@ use cairn_block::{
     CopyError, Disk, Env, Flags, Flow, FlushGate, Io, IoError, IoResult, Limits, Nature, Op,
     Request, RequestId, Sector, SectorCount, SectorRange, Segs,
 };
+use cairn_nbd::session::Care;
 use parking_lot::Mutex;
 
 use crate::drives::Timing;
@@ -48,6 +50,8 @@ use crate::mechanics::{InFlight, Mechanics};
 use crate::spindle::{Pending, Queue, Spindle};
 use crate::stamp;
 use light::Light;
+use remote::Line;
+pub use remote::Remote;
 use versions::Versions;
 
 /// Why a drive that keeps less than all contents cannot answer.
@@ -114,6 +118,8 @@ pub struct DriveOptions {
     /// If set, reads and writes wait for an arm and take its times instead of the model's; a flush
     /// takes the model's time.
     pub spindle: Option<Spindle>,
+    /// If set, it is the drive of a server, and requests go to it over connections.
+    pub remote: Option<Remote>,
 }
 
 impl DriveOptions {
@@ -128,6 +134,7 @@ impl DriveOptions {
             copies: false,
             model,
             spindle: None,
+            remote: None,
         }
     }
 }
@@ -251,6 +258,8 @@ pub(crate) struct DriveShared {
 pub struct SimDrive {
     shared: Arc<DriveShared>,
     gate: Arc<FlushGate>,
+    /// What is beneath the gate: the drive, or the way to it.
+    under: Arc<dyn Disk>,
 }
 
 /// The drive beneath its flush gate.
@@ -266,7 +275,15 @@ impl SimDrive {
     fn with(options: DriveOptions, memory: Memory, model: Option<Model>) -> SimDrive {
         let state = Mutex::new(State { memory, queue: Queue::default() });
         let shared = Arc::new(DriveShared { options, faults: Faults::default(), state, model });
-        SimDrive { shared, gate: Arc::default() }
+        SimDrive::of(shared, Arc::default())
+    }
+
+    fn of(shared: Arc<DriveShared>, gate: Arc<FlushGate>) -> SimDrive {
+        let under: Arc<dyn Disk> = match shared.options.remote {
+            Some(remote) => Arc::new(Line::new(remote, shared.clone(), gate.clone())),
+            None => Arc::new(Medium(shared.clone())),
+        };
+        SimDrive { shared, gate, under }
     }
 
     /// A drive which holds `image`. Its world has its timing model, under this number.
@@ -320,7 +337,7 @@ impl SimDrive {
         // The failure count is in memory that outlives the process. Flushes that end with the old
         // world raise nothing here.
         let gate = Arc::new(FlushGate::new(Arc::new(self.gate.failures().after_kill())));
-        SimDrive { shared: self.shared.clone(), gate }
+        SimDrive::of(self.shared.clone(), gate)
     }
 
     /// Its fault injector.
@@ -334,6 +351,16 @@ impl SimDrive {
             Memory::Versions(versions) => versions.lost,
             Memory::Light(_) => false,
         }
+    }
+
+    /// True if it is the drive of a server.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.shared.options.remote.is_some()
+    }
+
+    /// True if writes may be lost without an error of its own, and are then told.
+    pub(crate) fn tells(&self) -> bool {
+        self.shared.options.remote.is_some_and(|remote| remote.care == Care::Tell)
     }
 
     /// What reads see now; of a drive that keeps metadata alone, that, with zeros elsewhere.
@@ -377,6 +404,12 @@ impl SimDrive {
 }
 
 impl DriveShared {
+    /// The server that has it dies, and starts again: as a power cut, but the world goes on.
+    fn die(&self, rng: &mut fastrand::Rng) {
+        let memory = &mut self.state.lock().memory;
+        memory.versions_mut().die(rng, self.options.logical_block);
+    }
+
     fn check(&self, request: &Request, state: &State) {
         let (range, name) = (request.range, &self.options.name);
         if request.op == Op::Flush {
@@ -555,23 +588,23 @@ impl Disk for Medium {
 impl SimDrive {
     fn start_flush(&self, env: &Env, request: &Request) {
         let (id, gate, own) = (request.id(), self.gate.clone(), env.clone());
-        let medium: Arc<dyn Disk> = Arc::new(Medium(self.shared.clone()));
+        let under = self.under.clone();
         env.spawn(async move {
-            let result = gate.flush(|| own.io(&medium, Io::flush())).await;
+            let result = gate.flush(|| own.io(&under, Io::flush())).await;
             own.complete(id, result);
         });
     }
 
     fn start_durable_write(&self, env: &Env, request: &Request) {
         let (id, gate, own) = (request.id(), self.gate.clone(), env.clone());
-        let medium: Arc<dyn Disk> = Arc::new(Medium(self.shared.clone()));
+        let under = self.under.clone();
         let bytes = if request.op.has_data() { request.range.to_bytes() as usize } else { 0 };
         let segs = request.segs.slice(0, bytes);
         let (op, flags, range) = (request.op, request.flags, request.range);
         env.spawn(async move {
             let write = |durable| {
                 let flags = if durable { flags } else { flags - Flags::FUA };
-                own.io(&medium, Io { segs: segs.clone(), ..Io::on(op, range) }.with(flags))
+                own.io(&under, Io { segs: segs.clone(), ..Io::on(op, range) }.with(flags))
             };
             let result = gate.durable_write(write).await;
             own.complete(id, result);
@@ -602,7 +635,7 @@ impl Disk for SimDrive {
         match request.op {
             Op::Flush => self.start_flush(env, request),
             _ if request.is_fua() => self.start_durable_write(env, request),
-            _ => return Medium(self.shared.clone()).submit(env, request),
+            _ => return self.under.submit(env, request),
         }
         if let Some(mechanics) = env.mechanism::<Rc<Mechanics>>() {
             mechanics.count_gated();
@@ -619,7 +652,11 @@ impl Disk for SimDrive {
     ) -> Option<Result<(), CopyError>> {
         let source: &SimDrive = source.as_any()?.downcast_ref()?;
         let mechanics: &Rc<Mechanics> = env.mechanism()?;
-        if !self.shared.options.copies || mechanics.is_powerless() {
+        if !self.shared.options.copies
+            || source.is_remote()
+            || self.is_remote()
+            || mechanics.is_powerless()
+        {
             return None;
         }
         let to = SectorRange::new(to, from.count);

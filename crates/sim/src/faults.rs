@@ -115,6 +115,7 @@ struct Rules {
     list: Vec<(FaultId, Fault)>,
     next: u64,
     injected: u64,
+    loses_connections: bool,
 }
 
 /// The faults of one drive.
@@ -144,9 +145,20 @@ impl Faults {
         self.0.lock().list.retain(|(other, _)| *other != id);
     }
 
+    /// From now on a drive at a server whose connections begin well may lose them.
+    pub fn lose_connections(&self) {
+        self.0.lock().loses_connections = true;
+    }
+
+    pub(crate) fn loses_connections(&self) -> bool {
+        self.0.lock().loses_connections
+    }
+
     /// Removes every rule.
     pub fn clear(&self) {
-        self.0.lock().list.clear();
+        let mut rules = self.0.lock();
+        rules.list.clear();
+        rules.loses_connections = false;
     }
 
     /// Removes every rule and resets the count of planted errors.
@@ -162,6 +174,11 @@ impl Faults {
     /// How many errors were planted so far.
     pub fn injected(&self) -> u64 {
         self.0.lock().injected
+    }
+
+    /// Counts one that something else planted.
+    pub(crate) fn count(&self) {
+        self.0.lock().injected += 1;
     }
 
     /// Decides what happens to an operation; `op` is its kind and whether it has FUA.

@@ -28,7 +28,7 @@ mod workload;
 mod world;
 
 pub use cpu::Prices;
-pub use drive::{Contents, DriveModel, DriveOptions, SimDrive, TimedOptions};
+pub use drive::{Contents, DriveModel, DriveOptions, Remote, SimDrive, TimedOptions};
 pub use faults::{Effect, Fault, FaultId, Faults, OpSet};
 pub use history::{ClientId, History, OpTicket, Violation};
 pub use image::Image;

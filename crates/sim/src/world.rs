@@ -207,7 +207,7 @@ impl SimWorld {
 
     /// True if failed flushes of a drive lose writes ([`crate::Effect::Lose`]).
     pub fn failed_flushes_lose(&self) -> bool {
-        self.drives.borrow().iter().any(|(_, drive)| drive.faults().lose())
+        self.drives.borrow().iter().any(|(_, drive)| drive.faults().lose() || drive.tells())
     }
 
     /// An opener of the drives added so far, by their names.

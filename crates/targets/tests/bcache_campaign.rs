@@ -29,7 +29,9 @@ use cairn_block::{
 use cairn_format::bcache::{
     CacheMode, Key, SECTOR_BYTES, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, crc64,
 };
-use cairn_sim::campaign::{Campaign, Generation, Images, Opened, Scenario, Server, plant_failures};
+use cairn_sim::campaign::{
+    Campaign, Generation, Images, Links, Opened, Scenario, Server, plant_failures,
+};
 use cairn_sim::{DriveOptions, Effect, Fault, Image, OpSet, SimDrive, Workload};
 use cairn_targets::args::Device;
 use cairn_targets::bcache::Attached;
@@ -363,6 +365,16 @@ fn campaign(failing: Failing) -> Campaign<Bcache> {
 fn nothing_acknowledged_is_lost_by_a_power_cut() {
     campaign(Failing::Nothing).run();
     paths_are_taken("BatchFailed LoseTraffic Broken");
+}
+
+#[test]
+fn deaths_of_the_server_of_a_backing_device_lose_nothing() {
+    campaign(Failing::Nothing).elsewhere(&["backing"], Links::ServersDie).cuts(60).run();
+}
+
+#[test]
+fn deaths_of_the_server_of_a_backing_device_are_told_where_nothing_is_kept() {
+    campaign(Failing::Everything).elsewhere(&["backing"], Links::Told).cuts(60).run();
 }
 
 /// Tasks work in the pieces of programs here, and all leaves are in memory.

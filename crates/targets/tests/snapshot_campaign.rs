@@ -15,7 +15,9 @@ use std::sync::Arc;
 
 use cairn_block::{Disk, Io, LocalFuture, Sector, SectorCount, SectorRange, TargetType};
 use cairn_format::snapshot::{ChunkSize, CowChunk, Header, Layout, OriginChunk, Record, records};
-use cairn_sim::campaign::{Campaign, Generation, Images, Opened, Scenario, Server, plant_failures};
+use cairn_sim::campaign::{
+    Campaign, Generation, Images, Links, Opened, Scenario, Server, plant_failures,
+};
 use cairn_sim::{DriveOptions, Fault, Image, OpSet, SimWorld, Workload};
 
 const SECTOR: usize = 512;
@@ -427,6 +429,16 @@ fn a_merge_holds_or_fails_when_drives_fail_in_every_way() {
 #[test]
 fn a_merge_survives_power_cuts() {
     campaign(MERGING).run();
+}
+
+#[test]
+fn deaths_of_the_server_of_an_origin_lose_nothing() {
+    campaign(SERVING).elsewhere(&["origin"], Links::ServersDie).cuts(60).run();
+}
+
+#[test]
+fn deaths_of_the_server_of_an_origin_are_told_where_nothing_is_kept() {
+    losing_campaign(SERVING).elsewhere(&["origin"], Links::Told).cuts(60).run();
 }
 
 #[cfg(feature = "canary")]

@@ -23,7 +23,9 @@ use cairn_block::{
 use cairn_format::thin::blocks::MemoryBlocks;
 use cairn_format::thin::check::{Finding, Limits, Severity, check};
 use cairn_format::thin::{MetadataBlock, Opening};
-use cairn_sim::campaign::{Campaign, Generation, Images, Opened, Scenario, Server, plant_failures};
+use cairn_sim::campaign::{
+    Campaign, Generation, Images, Links, Opened, Scenario, Server, plant_failures,
+};
 use cairn_sim::{Content, DriveOptions, Image, Workload};
 use cairn_targets::thin::ThinPool;
 
@@ -455,6 +457,12 @@ fn volumes_of_a_pool_survive_power_cuts_when_drives_fail_too() {
 #[test]
 fn full_pools_survive_power_cuts_when_drives_fail_too() {
     failing_campaign(FULL).run();
+}
+
+#[test]
+fn deaths_of_servers_lose_nothing_of_a_pool() {
+    let drives = &["meta", "data"];
+    campaign(SHAPES).elsewhere(drives, Links::ServersDie).cuts(60).run();
 }
 
 #[cfg(feature = "canary")]

@@ -1,7 +1,8 @@
 //! The crash campaign of writecache: power cuts at seeded writes, in normal service, during
 //! commits, writeback, discards and recovery, over drives that lose, reorder and tear; with
 //! messages, suspends and other tables under the workload, and with drives that fail, and lose
-//! what a failed flush was to make durable. Lives end by kills of the process, too.
+//! what a failed flush was to make durable. Lives end by kills of the process, too. The drives may
+//! be at servers that are lost and die.
 //!
 //! `CAIRN_CUTS=10000 cargo test -p cairn-targets --release --test writecache_campaign` is the
 //! long run. With `--features canary` known ordering bugs are planted: each must be caught.
@@ -13,7 +14,9 @@ use std::time::Duration;
 use cairn_block::{LocalFuture, Sector, SectorCount, TargetType};
 use cairn_format::writecache::check::{Limits, Severity, check};
 use cairn_format::writecache::{Entry, Geometry, SUPERBLOCK_BYTES, Superblock};
-use cairn_sim::campaign::{Campaign, Generation, Images, Opened, Scenario, Server, plant_failures};
+use cairn_sim::campaign::{
+    Campaign, Elsewhere, Generation, Images, Links, Opened, Scenario, Server, plant_failures,
+};
 use cairn_sim::{DriveOptions, Fault, Image, OpSet, SimWorld, Workload};
 
 /// What varies between cuts: block sizes, options, the size of the cache.
@@ -233,9 +236,35 @@ fn losses_of_any_drive_are_told_to_each_client() {
     campaign(Failing::Everything).run();
 }
 
+fn elsewhere(drives: &'static [&'static str], links: Links) -> Campaign<Elsewhere<WriteCache>> {
+    campaign(Failing::Nothing).elsewhere(drives, links).cuts(100)
+}
+
+#[test]
+fn lost_connections_to_an_origin_lose_nothing() {
+    elsewhere(&["origin"], Links::Cut).run();
+}
+
+#[test]
+fn deaths_of_servers_lose_nothing() {
+    elsewhere(&["origin", "cache"], Links::ServersDie).run();
+}
+
+/// Not of that of the cache device: what is read from it after it forgot is not what was written
+/// there, until the loss is told.
+#[test]
+fn deaths_of_the_server_of_an_origin_are_told_where_nothing_is_kept() {
+    elsewhere(&["origin"], Links::Told).run();
+}
+
+#[test]
+fn servers_that_come_back_too_late_lose_nothing_that_was_flushed() {
+    elsewhere(&["origin"], Links::TooLate).run();
+}
+
 #[cfg(feature = "canary")]
 mod canaries {
-    use super::{Failing, campaign};
+    use super::{Failing, Links, campaign, elsewhere};
     use cairn_block::mutants::skip;
     use cairn_targets::writecache::canary::{Bug, plant};
 
@@ -249,6 +278,41 @@ mod canaries {
         skip(Some(name));
         campaign(failing).cuts(10_000).expect_caught(name);
         skip(None);
+    }
+
+    fn taken_out_of_a_session(name: &'static str, links: Links) {
+        skip(Some(name));
+        elsewhere(&["origin"], links).cuts(5000).expect_caught(name);
+        skip(None);
+    }
+
+    #[test]
+    fn a_connection_again_without_what_was_kept_is_caught() {
+        taken_out_of_a_session("session: another write of what is kept", Links::ServersDie);
+    }
+
+    #[test]
+    fn sending_what_was_kept_after_new_requests_is_caught() {
+        taken_out_of_a_session("session: wait for what is sent again", Links::ServersDie);
+    }
+
+    #[test]
+    fn a_flush_that_covers_what_came_after_it_is_caught() {
+        taken_out_of_a_session("session: count of what a flush covers", Links::ServersDie);
+    }
+
+    #[test]
+    fn a_session_that_does_not_begin_with_a_flush_is_caught() {
+        let name = "session: flush at the beginning";
+        skip(Some(name));
+        let drives = &["origin", "cache"];
+        elsewhere(drives, Links::ServersDie).cuts(5000).expect_caught(name);
+        skip(None);
+    }
+
+    #[test]
+    fn a_lost_connection_of_which_no_client_is_told_is_caught() {
+        taken_out_of_a_session("session: count of a lost connection", Links::Told);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cairn_block::{IoResult, Op, Request, SECTOR_BYTES, Sector, SectorCount, SectorRange};
+use cairn_block::{IoError, IoResult, Op, Request, SECTOR_BYTES, Sector, SectorCount, SectorRange};
 
 use super::{DriveOptions, OpId, Started};
 use crate::faults::Planted;
@@ -96,6 +96,8 @@ pub(super) struct Versions {
     running: BTreeMap<OpId, Running>,
     next_op: OpId,
     completed: u64,
+    /// Operations before this one ended when the server of the drive died.
+    died: OpId,
     /// A fault lost completed writes ([`crate::Effect::Lose`]).
     pub lost: bool,
 }
@@ -149,6 +151,7 @@ impl Versions {
             running: BTreeMap::new(),
             next_op: 0,
             completed: 0,
+            died: 0,
             lost: false,
         }
     }
@@ -188,6 +191,9 @@ impl Versions {
         options: &DriveOptions,
         rng: &mut fastrand::Rng,
     ) -> IoResult {
+        if done.id < self.died {
+            return Err(IoError::IO);
+        }
         let running = self.running.remove(&done.id).expect("an operation ends once");
         let is_ok = running.result.is_ok();
         match running.op {
@@ -308,6 +314,16 @@ impl Versions {
             }
         }
         image
+    }
+
+    /// The server of the drive dies: what is left is as after a power cut. Nothing is in flight any
+    /// more.
+    pub fn die(&mut self, rng: &mut fastrand::Rng, block: u32) {
+        self.durable = self.power_cut(rng, block);
+        self.visible = self.durable.clone();
+        self.volatile.clear();
+        self.running.clear();
+        self.died = self.next_op;
     }
 
     /// Ends the operations in flight, because the process that used the drive was killed.

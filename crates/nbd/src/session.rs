@@ -20,12 +20,12 @@
 //! - N5. A session that does not keep tells of a connection that was lost while answered writes
 //!   were neither flushed nor FUA: they may be gone. So does one whose kept write is refused by the
 //!   next server, and one whose own flush failed.
-//! - N7. One flush is under way at a time, the session's own or the owner's: a server tells a
-//!   failed flush to one of two, and the other's success would cover what is lost.
 //! - N6. A session begins with a flush of its own, and sends nothing else until that was answered.
 //!   A client before it may have been killed and have left writes that are volatile at the server.
 //!   What is read of them must not be lost with the server later: a session keeps its own writes
 //!   only.
+//! - N7. One flush is under way at a time, the session's own or the owner's: a server tells a
+//!   failed flush to one of two, and the other's success would cover what is lost.
 //!
 //! Why N3 restores what a client may rely on: by N1 the server took overlapping writes in the order
 //! of their answers. For each sector it holds after the loss the last answered write, or an older

@@ -33,6 +33,9 @@ struct Gave {
     processor_us: f64,
 }
 
+/// A unit and where to find the figure.
+type Figure = (&'static str, fn(&Gave) -> f64);
+
 /// Runs the benchmark.
 ///
 /// # Errors
@@ -95,7 +98,7 @@ fn tell(report: &mut Report, (op, depth): (Op, usize), taken: &[Vec<Gave>]) {
     let samples = |client: usize, of: fn(&Gave) -> f64| -> Samples {
         Samples(taken[client].iter().map(of).collect())
     };
-    let figures: [(&str, fn(&Gave) -> f64); 2] =
+    let figures: [Figure; 2] =
         [("requests/s", |gave| gave.per_s), ("client us/request", |gave| gave.processor_us)];
     let fio = CLIENTS.len() - 1;
     for (unit, of) in figures {

@@ -71,12 +71,10 @@ impl Agreed {
         }
         let shown = |it: &Agreed, sectors: u64| {
             let (flags, block, most) = (it.flags.bits(), it.block_bytes, it.payload_bytes_max);
-            let extents = if it.allocation.is_some() { "with" } else { "without" };
-            format!(
-                "{} bytes, flags {flags:#x}, blocks of {block} bytes, payloads of {most}, {extents} \
-                 extents",
-                sectors * SECTOR_BYTES
-            )
+            let extents = it.allocation.map_or("without", |_| "with");
+            let bytes = sectors * SECTOR_BYTES;
+            let told = format!("{bytes} bytes, flags {flags:#x}, blocks of {block} bytes");
+            format!("{told}, payloads of {most} bytes, {extents} extents")
         };
         let (found, expected) = (shown(self, self.sectors()), shown(before, sectors));
         let detail = format!("export: found {found}, expected {expected}");

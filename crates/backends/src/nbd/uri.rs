@@ -83,41 +83,8 @@ impl Target {
         if uri.fragment().is_some() || uri.authority().is_some_and(|it| it.has_userinfo()) {
             return Err(wrong("URI", "a user or a fragment".to_owned(), shape));
         }
-        let mut seen = Vec::new();
-        let (mut socket, mut exclusive, mut replay, mut reconnect) = (None, false, None, RECONNECT);
-        let parameters = uri.query().map(|query| query.split('&')).into_iter().flatten();
-        for parameter in parameters.filter(|parameter| !parameter.is_empty()) {
-            let (name, value) = parameter.split_once('=').unwrap_or((parameter, EStr::EMPTY));
-            let value = text(value)
-                .ok_or_else(|| wrong(name.as_str(), format!("'{value}'"), "UTF-8, with %XX"))?;
-            if seen.contains(&name.as_str()) {
-                return Err(wrong("parameter", format!("'{name}' twice"), "each of them once"));
-            }
-            seen.push(name.as_str());
-            match name.as_str() {
-                "socket" => socket = Some(PathBuf::from(value)),
-                "exclusive" if value.is_empty() => exclusive = true,
-                "exclusive" => {
-                    return Err(wrong("exclusive", format!("'{value}'"), "no value: its presence"));
-                }
-                "replay" => {
-                    let size = parse_size(&value).ok().filter(|size| *size >= REPLAY_BYTES_MIN);
-                    let expected = "a size of at least 1M";
-                    replay =
-                        Some(size.ok_or_else(|| wrong("replay", format!("'{value}'"), expected))?);
-                }
-                "reconnect" => {
-                    let seconds = value
-                        .parse()
-                        .map_err(|_| wrong("reconnect", format!("'{value}'"), "seconds"))?;
-                    reconnect = Duration::from_secs(seconds);
-                }
-                _ => {
-                    let expected = "socket, exclusive, replay or reconnect";
-                    return Err(wrong("parameter", format!("'{name}'"), expected));
-                }
-            }
-        }
+        let Parameters { socket, exclusive, replay, reconnect } =
+            Parameters::parse(&uri, argument)?;
         if replay.is_some() && !exclusive {
             let expected = "exclusive beside it: the word that no other client writes";
             return Err(wrong("replay", "no exclusive".to_owned(), expected));
@@ -158,6 +125,59 @@ impl Target {
     /// True if both treat the export the same way.
     pub fn agrees_with(&self, other: &Target) -> bool {
         (self.replay, self.reconnect) == (other.replay, other.reconnect)
+    }
+}
+
+/// What follows the question mark.
+#[derive(Default)]
+struct Parameters {
+    socket: Option<PathBuf>,
+    exclusive: bool,
+    replay: Option<u64>,
+    reconnect: Duration,
+}
+
+impl Parameters {
+    fn parse(uri: &Uri<&str>, argument: &str) -> Result<Parameters, ConfigError> {
+        let wrong = |field: &str, found: String, expected: &str| {
+            ConfigError::argument(argument, field, found, expected)
+        };
+        let mut seen = Vec::new();
+        let mut told = Parameters { reconnect: RECONNECT, ..Parameters::default() };
+        let parameters = uri.query().map(|query| query.split('&')).into_iter().flatten();
+        for parameter in parameters.filter(|parameter| !parameter.is_empty()) {
+            let (name, value) = parameter.split_once('=').unwrap_or((parameter, EStr::EMPTY));
+            let value = text(value)
+                .ok_or_else(|| wrong(name.as_str(), format!("'{value}'"), "UTF-8, with %XX"))?;
+            if seen.contains(&name.as_str()) {
+                return Err(wrong("parameter", format!("'{name}' twice"), "each of them once"));
+            }
+            seen.push(name.as_str());
+            match name.as_str() {
+                "socket" => told.socket = Some(PathBuf::from(value)),
+                "exclusive" if value.is_empty() => told.exclusive = true,
+                "exclusive" => {
+                    return Err(wrong("exclusive", format!("'{value}'"), "no value: its presence"));
+                }
+                "replay" => {
+                    let size = parse_size(&value).ok().filter(|size| *size >= REPLAY_BYTES_MIN);
+                    let expected = "a size of at least 1M";
+                    told.replay =
+                        Some(size.ok_or_else(|| wrong("replay", format!("'{value}'"), expected))?);
+                }
+                "reconnect" => {
+                    let seconds = value
+                        .parse()
+                        .map_err(|_| wrong("reconnect", format!("'{value}'"), "seconds"))?;
+                    told.reconnect = Duration::from_secs(seconds);
+                }
+                _ => {
+                    let expected = "socket, exclusive, replay or reconnect";
+                    return Err(wrong("parameter", format!("'{name}'"), expected));
+                }
+            }
+        }
+        Ok(told)
     }
 }
 

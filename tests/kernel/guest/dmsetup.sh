@@ -153,7 +153,11 @@ umount /run/mnt
 dmsetup info top >/dev/null
 mount /dev/mapper/top /run/mnt
 pattern deferred 1000000 | cmp /run/mnt/file || die "content of a device with a cancelled removal"
-dmsetup remove --deferred top 2>/dev/null
+# With --force, too, a file system is not cut off.
+dmsetup remove --force --deferred top 2>/dev/null
+dmsetup info top | grep -q '^State:  *ACTIVE (DEFERRED REMOVE)$' || die "state: $(dmsetup info top)"
+pattern forced 1000000 >/run/mnt/forced
+sync /run/mnt/forced || die "a device in use was removed"
 umount /run/mnt
 fails dmsetup info top
 [ -e /dev/mapper/top ] && die "the node of a removed device"

@@ -350,17 +350,18 @@ impl<'a> Server<'a> {
         const TRIES: u32 = 25;
         const PAUSE: Duration = Duration::from_millis(200);
         let mut attempt = 0;
-        loop {
+        let is_detached = loop {
             attempt += 1;
             match self.detach_unused(name, how.force) {
                 Err(_) if how.retry && attempt < TRIES => std::thread::sleep(PAUSE),
-                // The node uses the volume as long as it is in use itself.
-                Err(error) if how.deferred && error.kind == ConfigKind::Busy => break,
-                ended => break ended?,
+                Err(error) if how.deferred && error.kind == ConfigKind::Busy => break false,
+                ended => break ended.map(|()| true)?,
             }
-        }
-        let Removal { force, deferred, .. } = how;
-        let name = name.to_owned();
+        };
+        // A node in use is a client of the volume. The server would disconnect it, and cut off a
+        // mounted file system.
+        let force = how.force && is_detached;
+        let (name, deferred) = (name.to_owned(), how.deferred);
         self.tell(&VolumeRemove { name, force, deferred })
     }
 

@@ -325,6 +325,41 @@ fn volume_that_others_know_by_its_name_is_refused_in_one_line() {
 }
 
 #[test]
+fn volume_whose_content_ends_with_its_table_is_refused_and_keeps_it() {
+    let (_all, work, _) = folders();
+    fs::write(work.join("slow"), vec![0; SECTORS as usize * 512]).unwrap();
+    fs::write(work.join("cow"), vec![0; SECTORS as usize * 512]).unwrap();
+    let server = TestServer::with_e(&work);
+    for (table, expected) in [
+        ("0 1024 linear mem:512K 0", "found 'mem:512K', a disk in memory without a name, expected"),
+        ("0 1024 writecache s slow mem:1M 4096 0", "found 'mem:1M', a disk in memory without a"),
+        ("0 1024 snapshot slow cow N 8", "found a snapshot with store N, expected none"),
+        ("0 1024 snapshot slow cow n8 8", "found a snapshot with store N, expected none"),
+    ] {
+        server.verbs.create("m", table).unwrap();
+        server.write("m", 0, 8, 9);
+        let refused = server.try_rename("m", "x").unwrap_err();
+        assert!(refused.starts_with("m: table: ") && refused.contains(expected), "{refused}");
+        assert_eq!(server.bytes("m")[0], (8, 9), "{table}");
+        server.verbs.remove("m").unwrap();
+    }
+    // These have nothing, or keep it.
+    fs::write(work.join("cow"), vec![0; SECTORS as usize * 512]).unwrap();
+    for table in [
+        "0 1024 linear null:512K 0",
+        "0 1024 linear mem:512K,name=m 0",
+        "0 1024 snapshot slow cow P 8",
+    ] {
+        server.verbs.create("m", table).unwrap();
+        server.write("m", 0, 8, 9);
+        let before = server.bytes("m");
+        server.try_rename("m", "x").unwrap();
+        assert_eq!(server.bytes("x"), before, "{table}");
+        server.verbs.remove("x").unwrap();
+    }
+}
+
+#[test]
 fn table_of_a_volume_that_is_not_served_counts_as_a_user() {
     let (_all, work, _) = folders();
     let server = TestServer::with_e(&work);

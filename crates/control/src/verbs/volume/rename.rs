@@ -1,6 +1,7 @@
 //! `rename`: a volume under another name. Clients and tables know a volume by its name, so it has
 //! neither clients nor users; what the state file has by the name moves with it. A name that is
-//! written elsewhere, by the configuration, is a reason to refuse.
+//! written elsewhere, by the configuration, is a reason to refuse. So is a table whose content ends
+//! with it: the new name gets another table of the same text.
 //!
 //! Order, and what a kill between two steps leaves:
 //! 1. The volume ends: its targets commit. A kill leaves the old name.
@@ -16,8 +17,9 @@
 
 use std::sync::Arc;
 
-use cairn_block::{Claimed, ConfigKind, Disk, Registry};
+use cairn_block::{Claimed, ConfigKind, Disk, Registry, TableLine, unescape_word};
 use cairn_outcome::failure::{Outcome, refused};
+use cairn_targets::spec::words_of;
 
 use crate::control::server::Caller;
 use crate::names::{parent_of, refuse_at_sign};
@@ -176,6 +178,10 @@ impl Verbs {
         self.world.refuse_users(name)?;
         self.ready(name)?;
         self.refuse_parts(changes, name)?;
+        if let Some(found) = content_of_table(record.table.as_deref().unwrap_or_default()) {
+            let expected = "none (its content ends with the volume's table)";
+            return busy("table", found, expected);
+        }
         if self.world.is_removal_deferred(&volume) {
             let expected = "none (cairn message NAME 0 @cancel_deferred_remove)";
             return busy("state", "a deferred removal".to_owned(), expected);
@@ -229,6 +235,27 @@ impl Verbs {
         let is_own = |map: &str| map == name || parent_of(map) == Some(name);
         maps.iter().any(|(map, _)| is_own(map))
     }
+}
+
+/// What a table has whose content ends with it: a disk in memory without a name, or the exceptions
+/// of a transient snapshot. The table under another name would have new ones.
+fn content_of_table(table: &str) -> Option<String> {
+    // It serves, so it is a table.
+    let lines = TableLine::parse_all(table).unwrap_or_default();
+    let is_unnamed = |word: &&String| {
+        let word = unescape_word(word);
+        word.starts_with("mem:") && !word.contains(',')
+    };
+    if let Some(disk) = lines.iter().flat_map(|line| &line.args).find(is_unnamed) {
+        return Some(format!("'{disk}', a disk in memory without a name"));
+    }
+    let is_transient = |line: &TableLine| {
+        let snapshot = words_of(line).filter(|_| line.target == "snapshot");
+        snapshot.is_some_and(|(_, words)| {
+            words.argument("store").is_some_and(|word| word.to_ascii_uppercase().starts_with('N'))
+        })
+    };
+    lines.iter().any(is_transient).then(|| "a snapshot with store N".to_owned())
 }
 
 /// True if a device of the recorded cache is the volume of this name.

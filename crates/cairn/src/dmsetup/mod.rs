@@ -84,7 +84,7 @@ fn run(args: &Dmsetup) -> Outcome<u8> {
     }
     let client = Client::new(args.control.as_deref())?;
     let server = Server::of(&client)?;
-    server.settle_deferred()?;
+    server.settle_deferred();
     let is_verbose = args.verbose > 0;
     let show_state = |server: &Server<'_>, names: &[String]| match is_verbose {
         true => server.show_states(names),
@@ -187,11 +187,18 @@ impl<'a> Server<'a> {
         settled.map(|()| code)
     }
 
-    /// Removes the marked volumes whose nodes are no longer in use. Each call of this program
-    /// begins with that, because no event tells that the last user of a node has gone.
-    fn settle_deferred(&self) -> Outcome<()> {
-        let is_marked = self.deferred()?.is_some_and(|marked| !marked.is_empty());
-        if is_marked { self.settled(|| Ok(exit::OK)).map(drop) } else { Ok(()) }
+    /// Ends the nodes of marked volumes that are no longer in use, so that the server removes the
+    /// volumes. Each call of this program begins with that, because no event tells that the last
+    /// user of a node has gone. A failure is a warning: the verb does not depend on it.
+    fn settle_deferred(&self) {
+        let is_marked = self.deferred().map(|marked| marked.is_some_and(|all| !all.is_empty()));
+        let settled = match is_marked {
+            Ok(true) => self.settled(|| Ok(exit::OK)).map(drop),
+            other => other.map(drop),
+        };
+        settled.unwrap_or_else(|error| {
+            say(format_args!("deferred removals: {}", cairn_outcome::failure::one_line(&error)));
+        });
     }
 
     /// The volumes that are to be removed once they are not in use. None without nodes: the server
@@ -204,19 +211,31 @@ impl<'a> Server<'a> {
         Ok(Some(marked.map(|info| info.name).collect()))
     }
 
-    /// Removes the marked volumes that only their nodes use, in rounds: one may stand on another.
+    /// Ends the nodes of the marked volumes that only these use, and waits until the server has
+    /// removed the volumes, in rounds: one may stand on another. Only the server removes them: it
+    /// looks at the mark again, and logs what is lost or stays on a cache.
     fn end_deferred(&self) -> Outcome<()> {
         let mut left = usize::MAX;
         while let Some(marked) = self.deferred()?.filter(|marked| marked.len() < left) {
             left = marked.len();
-            for name in marked {
-                let is_free = self.open_count(&name).is_ok_and(|count| count == 0);
-                if is_free && self.nodes.detach(&name).is_ok() {
-                    let remove = VolumeRemove { name, deferred: true, ..VolumeRemove::default() };
-                    // The server may have removed it by now, and says why it cannot.
-                    let _ = self.client.ask(&remove);
-                }
+            let is_free = |name: &String| self.open_count(name).is_ok_and(|count| count == 0);
+            let mut freed: Vec<String> = marked.into_iter().filter(is_free).collect();
+            freed.retain(|name| self.nodes.detach(name).is_ok());
+            self.await_removal(&freed)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until none of these is a marked volume, but not long: a verb may be in the way.
+    fn await_removal(&self, names: &[String]) -> Outcome<()> {
+        const TRIES: u32 = 100;
+        const PAUSE: Duration = Duration::from_millis(50);
+        for _ in 0..TRIES {
+            let marked = self.deferred()?.unwrap_or_default();
+            if !marked.iter().any(|name| names.contains(name)) {
+                break;
             }
+            std::thread::sleep(PAUSE);
         }
         Ok(())
     }

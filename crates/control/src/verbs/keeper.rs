@@ -252,7 +252,11 @@ impl Deed {
 
 /// What is under way or to be retried, by the name of what is watched.
 #[derive(Clone, Default)]
-struct Deeds(Arc<Mutex<HashMap<String, Doing>>>);
+struct Deeds {
+    doing: Arc<Mutex<HashMap<String, Doing>>>,
+    /// The last failure that was logged. Retries that fail in the same way log nothing.
+    logged: Arc<Mutex<HashMap<String, String>>>,
+}
 
 #[derive(Clone, Copy)]
 enum Doing {
@@ -265,7 +269,7 @@ enum Doing {
 impl Deeds {
     /// True if nothing is under way for `name`, and nothing failed a short time ago.
     fn is_free(&self, name: &str, now: Instant) -> bool {
-        match self.0.lock().get(name) {
+        match self.doing.lock().get(name) {
             Some(Doing::Now) => false,
             Some(Doing::After(until)) => now >= *until,
             None => true,
@@ -282,7 +286,7 @@ impl Deeds {
             Ok(None) => return self.ended(name, Ok(()), Instant::now()),
             Err(error) => return self.ended(name, Err(error), Instant::now()),
         };
-        self.0.lock().insert(name.to_owned(), Doing::Now);
+        self.doing.lock().insert(name.to_owned(), Doing::Now);
         let (deeds, verbs, owned) = (self.clone(), verbs.clone(), name.to_owned());
         let act = move || {
             let done = catch_unwind(AssertUnwindSafe(|| deed.act(&verbs)));
@@ -299,19 +303,27 @@ impl Deeds {
     }
 
     fn ended(&self, name: &str, outcome: Outcome<()>, now: Instant) {
-        let mut all = self.0.lock();
-        match outcome {
-            Ok(()) => drop(all.remove(name)),
-            Err(error) => {
-                tracing::warn!("{error}");
-                all.insert(name.to_owned(), Doing::After(now + PAUSE));
-            }
+        let Err(error) = outcome else {
+            self.doing.lock().remove(name);
+            self.logged.lock().remove(name);
+            return;
+        };
+        let line = error.to_string();
+        let before = self.logged.lock().insert(name.to_owned(), line.clone());
+        if before.as_ref() != Some(&line) {
+            tracing::warn!("{line}");
         }
+        self.doing.lock().insert(name.to_owned(), Doing::After(now + PAUSE));
+    }
+
+    /// Forgets what was logged about others than these: a later failure is logged again.
+    fn keep_logged(&self, is_kept: impl Fn(&str) -> bool) {
+        self.logged.lock().retain(|name, _| is_kept(name));
     }
 
     /// How long to sleep unless called: for ever if nothing failed and there is no store.
     fn sleep(&self, watched: &[Watched], now: Instant) -> Option<Duration> {
-        let mut all = self.0.lock();
+        let mut all = self.doing.lock();
         all.retain(|_, doing| !matches!(doing, Doing::After(until) if *until <= now));
         let retries = all.values().filter_map(|doing| match doing {
             Doing::After(until) => Some(until.duration_since(now)),
@@ -342,6 +354,7 @@ fn keep(verbs: &Weak<Verbs>, receive: &Receiver<()>) {
         }
         let Some(watched) = verbs.watched() else { return };
         announced.retain(|name| watched.iter().any(|watched| watched.name == *name));
+        deeds.keep_logged(|name| verbs.world.volume(name).is_ok());
         for name in verbs.stuck() {
             deeds.attend(&verbs, &name, || Ok(Some(Deed::BringBack(name.clone()))));
         }
@@ -349,7 +362,7 @@ fn keep(verbs: &Weak<Verbs>, receive: &Receiver<()>) {
             deeds.attend(&verbs, &name, || Ok(Some(Deed::KeepUncached(name.clone()))));
         }
         let marked = verbs.world.deferred_removals();
-        for name in marked.iter().filter(|name| verbs.is_ready_to_go(name)) {
+        for name in marked.iter().filter(|name| verbs.is_unused_and_marked(name)) {
             deeds.attend(&verbs, name, || Ok(Some(Deed::Remove(name.clone()))));
         }
         let growing = verbs.growing_pools();
@@ -395,7 +408,7 @@ mod tests {
         assert!(!sleep.is_zero() && sleep <= PAUSE);
         assert_eq!(deeds.sleep(&[], Instant::now() + PAUSE), None);
         // An act that is under way is not begun again. Its end calls the keeper.
-        deeds.0.lock().insert("w@s".to_owned(), Doing::Now);
+        deeds.doing.lock().insert("w@s".to_owned(), Doing::Now);
         assert!(!deeds.is_free("w@s", now + PAUSE) && deeds.is_free("v@merge", now));
         assert_eq!(deeds.sleep(&[], now), None);
     }

@@ -65,6 +65,7 @@ impl Verbs {
         let named = Named::volume(&snap.volume).with_device(Some(&store.argument));
         let changes = self.change_table(&named, "snap create", caller)?;
         let volume = self.ready(&snap.volume)?;
+        self.refuse_marked(&volume)?;
         self.refuse_recorded(&snap.full())?;
         if self.world.volume(&snap.full()).is_ok() {
             let found = "a snapshot of this name";

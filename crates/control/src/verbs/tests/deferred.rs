@@ -4,6 +4,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cairn_block::ConfigKind;
 use cairn_outcome::failure::Outcome;
 
 use super::half_way::TABLE;
@@ -58,7 +59,7 @@ fn volumes_in_use_go_when_the_last_volume_on_them_does() {
     server.verbs.watch_over().unwrap();
     for name in ["low", "mid"] {
         let notes = server.remove_deferred(name).unwrap();
-        assert_eq!(notes, ["in use: it is removed once it is not"]);
+        assert_eq!(notes, ["in use: removal deferred until no client and no volume uses it"]);
         assert!(server.is_marked(name));
     }
     assert!(!server.is_marked("on"));
@@ -97,6 +98,39 @@ fn cancelled_removal_leaves_the_volume() {
 }
 
 #[test]
+fn cancel_during_the_removal_fails() {
+    let (_all, server) = with_tower();
+    server.remove_deferred("mid").unwrap();
+    server.verbs.remove("on").unwrap();
+    let (send, receive) = std::sync::mpsc::channel();
+    let other = server.clone();
+    *server.verbs.at_step.lock() = Box::new(move |step| {
+        if step == Step::Recorded {
+            let (send, other) = (send.clone(), other.clone());
+            std::thread::spawn(move || {
+                send.send(other.say_to("mid", "@cancel_deferred_remove")).unwrap();
+            });
+            // It does not wait for its turn if it takes none.
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    });
+    server.verbs.remove_deferred("mid").unwrap();
+    assert!(!server.has("mid"));
+    assert!(line_of(receive.recv().unwrap()).contains("no volume"));
+    *server.verbs.at_step.lock() = Box::new(|_| ());
+}
+
+#[test]
+fn snapshot_of_a_marked_volume_is_refused() {
+    let (_all, server) = with_tower();
+    server.remove_deferred("low").unwrap();
+    let refused = line_of(server.create("low@mon"));
+    assert!(refused.starts_with("low: state: found a deferred removal, expected"), "{refused}");
+    server.say_to("low", "@cancel_deferred_remove").unwrap();
+    server.create("low@mon").unwrap();
+}
+
+#[test]
 fn mark_ends_with_its_volume() {
     let (_all, server) = with_tower();
     server.remove_deferred("mid").unwrap();
@@ -127,7 +161,8 @@ fn volume_that_waits_for_a_suspended_one_stays_marked_until_it_can_go() {
     server.remove_deferred("mid").unwrap();
     server.verbs.remove("on").unwrap();
     server.verbs.suspend("low", false, &Patient).unwrap();
-    server.verbs.remove_deferred("mid").unwrap();
+    let error = server.verbs.remove_deferred("mid").unwrap_err();
+    assert_eq!(error.kind, ConfigKind::Busy, "the keeper pauses: {error}");
     assert!(server.has("mid") && server.is_marked("mid"));
     server.resume("low").unwrap();
     server.verbs.remove_deferred("mid").unwrap();

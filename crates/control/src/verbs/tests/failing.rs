@@ -452,6 +452,24 @@ fn a_growth_whose_store_fails_leaves_the_snapshot_live_and_fails() {
 }
 
 #[test]
+fn deferred_removal_that_loses_writes_is_done() {
+    let (_all, work, _) = folders();
+    let (faults, opener) = (Shared::default(), DeviceOpener::default());
+    let opener = FailingOpener { faults: faults.clone(), opener };
+    let server = TestServer::start_over(&work, OTHER, Box::new(opener)).unwrap();
+    let file = work.join("file");
+    std::fs::write(&file, vec![0; SECTORS as usize * 512]).unwrap();
+    server.verbs.create("e", &format!("0 {SECTORS} linear {} 0", file.display())).unwrap();
+    server.write("e", 0, 8, 3);
+    server.world.defer_removal("e");
+    faults.lock().failing = Some(file);
+    // No retry: the volume is gone. The loss is in the log.
+    server.verbs.remove_deferred("e").unwrap();
+    assert!(!server.has("e"));
+    assert_eq!(server.world.untold_losses(), ["e"], "it has lost writes");
+}
+
+#[test]
 fn thin_snapshot_costs_two_data_flushes() {
     let (_all, work, _) = folders();
     let (faults, opener) = (Shared::default(), DeviceOpener::default());

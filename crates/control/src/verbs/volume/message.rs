@@ -21,9 +21,9 @@ declare! {
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<String>,
     }
-    |verb, verbs, _| {
+    |verb, verbs, caller| {
         if verb.words.first().is_some_and(|word| word.starts_with('@')) {
-            verbs.message_to_volume(&verb.name, &verb.words)?;
+            verbs.message_to_volume(&verb.name, &verb.words, caller)?;
             return Ok(Reply { text: String::new() });
         }
         // The target with something to say is the one beneath the snapshots.

@@ -1,7 +1,7 @@
 //! `remove`: removes a volume, or marks it if it is in use: then the keeper removes it, by the same
 //! steps, once it is not. Until then clients and tables may begin to use it, as in the kernel.
 
-use cairn_block::ConfigKind;
+use cairn_block::{ConfigKind, MappedDevice};
 use cairn_outcome::failure::{Outcome, refused};
 
 use crate::control::server::{Caller, TheServer};
@@ -11,6 +11,9 @@ use crate::verbs::Verbs;
 use crate::verbs::changes::Changes;
 use crate::verbs::steps::{Step, log_undo_failure};
 use crate::verbs::verb::{Done, declare};
+
+/// The note of a removal that is deferred.
+const DEFERRED: &str = "in use: removal deferred until no client and no volume uses it";
 
 declare! {
     /// `remove`
@@ -55,7 +58,7 @@ impl Verbs {
             Err(error) if params.deferred && error.kind == ConfigKind::Busy => {
                 self.world.defer_removal(name);
                 self.keeper.poke();
-                Ok(vec!["in use: it is removed once it is not".to_owned()])
+                Ok(vec![DEFERRED.to_owned()])
             }
             used => used.and_then(|()| self.remove_unused_volume(&changes, name)),
         }
@@ -67,25 +70,31 @@ impl Verbs {
         self.refuse_snapshots(name, "remove", "none (cairn snap remove takes snapshots away)")
     }
 
-    /// Removes a volume that is marked and not in use. If that fails, the volume stays, without the
-    /// mark; while it is in use or waits for a verb, the mark stays.
+    /// Removes a volume that is marked and not in use. A loss of acknowledged writes is logged: the
+    /// volume is gone, as after any removal.
     ///
     /// # Errors
-    /// It cannot be removed.
+    /// The volume stays. Of kind [`ConfigKind::Busy`]: with the mark, because a verb on it or a
+    /// suspended volume beneath is in the way. Else without it.
     pub(in crate::verbs) fn remove_deferred(&self, name: &str) -> Outcome<()> {
         let changes = self.change_table(&Named::volume(name), "remove", &TheServer)?;
-        if !self.is_ready_to_go(name) {
+        if !self.is_unused_and_marked(name) {
             return Ok(());
         }
         let removed = self
             .refuse_of_other_verbs(&changes, name)
             .and_then(|()| self.remove_unused_volume(&changes, name));
         match removed {
-            Err(error) if error.kind != ConfigKind::Busy => {
+            Err(lost) if lost.kind == ConfigKind::Lost => {
+                tracing::error!("{lost}");
+                tracing::error!("{name}: removed; writes may be lost");
+                Ok(())
+            }
+            Err(error) if error.kind == ConfigKind::Busy => Err(error),
+            Err(error) => {
                 self.world.cancel_removal(name);
                 Err(error)
             }
-            Err(_) => Ok(()),
             Ok(notes) => {
                 tracing::info!("{name}: removed: it is no longer in use");
                 notes.iter().for_each(|note| tracing::warn!("{name}: removed: {note}"));
@@ -94,18 +103,36 @@ impl Verbs {
         }
     }
 
+    /// Refuses a verb that the removal of a marked volume would undo, or that would keep it from
+    /// ever being removed.
+    pub(in crate::verbs) fn refuse_marked(&self, volume: &MappedDevice) -> Outcome<()> {
+        if !self.world.is_removal_deferred(volume) {
+            return Ok(());
+        }
+        let (found, expected) =
+            ("a deferred removal", "none (cairn message NAME 0 @cancel_deferred_remove)");
+        Err(refused(ConfigKind::Busy, volume.volume(), "state", found, expected))
+    }
+
     /// True if a volume is marked, and has neither clients nor users.
-    pub(in crate::verbs) fn is_ready_to_go(&self, name: &str) -> bool {
+    pub(in crate::verbs) fn is_unused_and_marked(&self, name: &str) -> bool {
         let is_marked =
             self.world.volume(name).is_ok_and(|volume| self.world.is_removal_deferred(&volume));
         is_marked && !self.exports.has_users(name) && self.world.users_of(name).is_empty()
     }
 
-    /// `message NAME SECTOR @...`: one to the volume, not to a target.
+    /// `message NAME SECTOR @...`: one to the volume, not to a target. It takes the volume's turn:
+    /// a removal that has begun is not cancelled, and the message fails.
     ///
     /// # Errors
     /// There is no such message or volume.
-    pub(super) fn message_to_volume(&self, name: &str, words: &[String]) -> Outcome<()> {
+    pub(super) fn message_to_volume(
+        &self,
+        name: &str,
+        words: &[String],
+        caller: &dyn Caller,
+    ) -> Outcome<()> {
+        let _turn = self.change(&Named::volume(name), "message", caller)?;
         self.world.volume(name)?;
         match words {
             [word] if word.eq_ignore_ascii_case("@cancel_deferred_remove") => {

@@ -182,10 +182,7 @@ impl Verbs {
             let expected = "none (its content ends with the volume's table)";
             return busy("table", found, expected);
         }
-        if self.world.is_removal_deferred(&volume) {
-            let expected = "none (cairn message NAME 0 @cancel_deferred_remove)";
-            return busy("state", "a deferred removal".to_owned(), expected);
-        }
+        self.refuse_marked(&volume)?;
         if let Some(user) = changes.user_of(name) {
             return busy("users", format!("a recorded table of '{user}' on it"), "none");
         }

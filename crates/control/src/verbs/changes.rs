@@ -16,11 +16,31 @@ pub type Records = Arc<HashMap<String, Record>>;
 pub(crate) struct Changes {
     /// The state file, if there is one.
     pub(crate) state: Option<StateFile>,
-    /// Records that could not be written. The next change writes them, too. Held while the file is
-    /// written, so that the file, `told` and the changes of exports change in the same order.
-    owed: Mutex<Vec<Record>>,
+    /// What could not be written. The next change writes it, too. Held while the file is written,
+    /// so that the file, `told` and the changes of exports change in the same order.
+    owed: Mutex<Owed>,
     /// Every volume's record, by name.
     told: Mutex<Records>,
+}
+
+/// What the state file lacks of changes that have already happened.
+#[derive(Default)]
+struct Owed {
+    records: Vec<Record>,
+    /// Renames that were undone, in order.
+    renamings: Vec<Renaming>,
+}
+
+impl Owed {
+    fn is_empty(&self) -> bool {
+        self.records.is_empty() && self.renamings.is_empty()
+    }
+
+    /// The last state of some volumes is to be written.
+    fn put(&mut self, records: &[Record]) {
+        self.records.retain(|owed| records.iter().all(|record| record.name != owed.name));
+        self.records.extend(records.iter().cloned());
+    }
 }
 
 impl Changes {
@@ -64,6 +84,27 @@ impl Changes {
     pub(crate) fn record_renaming(&self, records: Vec<Record>, renaming: &Renaming) -> Outcome<()> {
         let write = |state: &StateFile, records| state.record_renaming(records, renaming);
         self.write_by(&mut self.owed.lock(), records, write)
+    }
+
+    /// Undoes a rename that the state file has: the volume already has its former name again. If
+    /// that cannot be written now, the next change or the stop writes it.
+    ///
+    /// # Errors
+    /// The system refused to write.
+    pub(crate) fn record_renaming_back(
+        &self,
+        records: Vec<Record>,
+        renaming: Renaming,
+    ) -> Outcome<()> {
+        let mut owed = self.owed.lock();
+        let write = |state: &StateFile, records| state.record_renaming(records, &renaming);
+        let recorded = self.write_by(&mut owed, records.clone(), write);
+        if recorded.is_err() {
+            owed.put(&records);
+            owed.renamings.push(renaming);
+            self.tell(records);
+        }
+        recorded
     }
 
     /// Changes what verbs changed of the exports, and records with it, in the state file first: all
@@ -124,22 +165,26 @@ impl Changes {
         done.map(drop)
     }
 
-    fn write(&self, owed: &mut Vec<Record>, records: Vec<Record>) -> Outcome<()> {
+    fn write(&self, owed: &mut Owed, records: Vec<Record>) -> Outcome<()> {
         self.write_by(owed, records, StateFile::record)
     }
 
     fn write_by(
         &self,
-        owed: &mut Vec<Record>,
+        owed: &mut Owed,
         records: Vec<Record>,
         write: impl FnOnce(&StateFile, Vec<Record>) -> Outcome<()>,
     ) -> Outcome<()> {
         if let Some(state) = &self.state {
+            for renaming in &owed.renamings {
+                state.record_renaming(owed.records.clone(), renaming)?;
+            }
+            owed.renamings.clear();
             let is_new = |owed: &&Record| records.iter().all(|record| record.name != owed.name);
-            let before = owed.iter().filter(is_new).cloned();
+            let before = owed.records.iter().filter(is_new).cloned();
             write(state, before.chain(records.iter().cloned()).collect())?;
         }
-        owed.clear();
+        *owed = Owed::default();
         self.tell(records);
         Ok(())
     }
@@ -161,8 +206,7 @@ impl Changes {
         let mut owed = self.owed.lock();
         let recorded = self.write(&mut owed, records.clone());
         if recorded.is_err() {
-            owed.retain(|owed| records.iter().all(|record| record.name != owed.name));
-            owed.extend(records.iter().cloned());
+            owed.put(&records);
             self.tell(records);
         }
         recorded

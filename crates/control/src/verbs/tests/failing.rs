@@ -470,6 +470,26 @@ fn deferred_removal_that_loses_writes_is_done() {
 }
 
 #[test]
+fn rename_that_loses_writes_is_undone_and_says_so() {
+    let (_all, work, _) = folders();
+    let (faults, opener) = (Shared::default(), DeviceOpener::default());
+    let opener = FailingOpener { faults: faults.clone(), opener };
+    let server = TestServer::start_over(&work, OTHER, Box::new(opener)).unwrap();
+    let file = work.join("file");
+    std::fs::write(&file, vec![0; SECTORS as usize * 512]).unwrap();
+    server.verbs.create("e", &format!("0 {SECTORS} linear {} 0", file.display())).unwrap();
+    server.write("e", 0, 8, 3);
+    faults.lock().failing = Some(file);
+    let error = server.verbs.rename_volume("e", "f", &Patient).unwrap_err();
+    faults.lock().failing = None;
+    assert_eq!(error.kind, ConfigKind::System, "it was not done: {error}");
+    let expected = "e: rename undone; acknowledged writes may be lost, clients of e are told";
+    assert!(error.to_string().starts_with(expected), "{error}");
+    assert!(server.has("e") && !server.has("f"));
+    assert_eq!(server.world.untold_losses(), ["e"]);
+}
+
+#[test]
 fn thin_snapshot_costs_two_data_flushes() {
     let (_all, work, _) = folders();
     let (faults, opener) = (Shared::default(), DeviceOpener::default());

@@ -163,6 +163,60 @@ fn volume_that_cannot_begin_under_the_new_name_goes_on_under_the_old_one() {
 }
 
 #[test]
+fn undone_rename_that_cannot_be_written_is_written_with_the_next_change() {
+    let (_all, work, _) = folders();
+    let server = TestServer::with_e(&work);
+    throttle(&server, "e", "iops-total=7");
+    server.world.tell_of_loss("e");
+    let (before, changes) = (server.verbs.changes.record_of("e"), server.verbs.exports.changes());
+    let (world, blocked) = (server.world.clone(), work.join("state.new"));
+    *server.verbs.at_step.lock() = Box::new(move |step| {
+        if step == Step::Recorded {
+            world.create("f").unwrap();
+            fs::create_dir(&blocked).unwrap();
+        }
+    });
+    let refused = server.try_rename("e", "f").unwrap_err();
+    *server.verbs.at_step.lock() = Box::new(|_| ());
+    assert!(refused.contains("the state file has 'f' for now") && !refused.contains('\n'));
+    assert_eq!(server.bytes("e"), all_of(5));
+    assert_eq!(server.exports(), owned(&[("e", "e"), ("v", "v")]));
+    assert_eq!(server.world.untold_losses(), ["e"], "no volume of the new name lost writes");
+    assert_eq!(server.verbs.changes.record_of("e"), before);
+    line_of(server.verbs.create("other", "0 8 zero"));
+    fs::remove_dir(work.join("state.new")).unwrap();
+    server.verbs.create("other", "0 8 zero").unwrap();
+    let state = StateFile::open(&work.join("state")).unwrap();
+    let records: Vec<Record> =
+        state.records().into_iter().filter(|record| record.name != "other").collect();
+    assert_eq!((records, state.exports()), (vec![before], changes));
+    assert!(!state.untold().contains("f"));
+}
+
+#[test]
+fn volume_that_begins_under_neither_name_is_noted_as_not_served_under_the_old_one() {
+    let (_all, work, _) = folders();
+    let server = TestServer::with_e(&work);
+    let (file, away) = (work.join("other"), work.join("away"));
+    let (from, to) = (file.clone(), away.clone());
+    *server.verbs.at_step.lock() = Box::new(move |step| {
+        if step == Step::Recorded {
+            fs::rename(&from, &to).unwrap();
+        }
+    });
+    let refused = server.try_rename("e", "f").unwrap_err();
+    *server.verbs.at_step.lock() = Box::new(|_| ());
+    assert!(refused.contains("; 'e' is not served: ") && !refused.contains('\n'), "{refused}");
+    assert!(!server.has("e") && !server.has("f"));
+    assert!(server.world.why_not_served("e").is_some());
+    assert_eq!(server.exports(), owned(&[("v", "v")]));
+    fs::rename(&away, &file).unwrap();
+    drop(server);
+    let again = TestServer::start(&work, TABLE).unwrap();
+    assert_eq!(again.bytes("e"), all_of(5));
+}
+
+#[test]
 fn claimed_volume_is_not_served_while_a_rename_is_undone() {
     let (_all, work, _) = folders();
     let server = TestServer::fresh(&work, TABLE);

@@ -10,14 +10,18 @@
 //!    leaves the new name.
 //! 3. The volume begins under the new name, as at a start.
 //!
-//! If 2 or 3 fails, the state file has the old name again, and the volume begins under it.
+//! If one of these fails, the volume begins under the old name again, and the state file has it
+//! again. If the file cannot be written for that, the next change or the stop writes it; until then
+//! a kill leaves the new name. If the volume cannot begin under the old name either, it is not
+//! served, and recorded under the old name: the next start tries it again. A loss of acknowledged
+//! writes at 1 undoes the rename, too; clients of the old name are told of it.
 //!
 //! The disks of the table stay open from 1 to 3, so that no other process takes their locks. The
 //! volumes that the table claims stay claimed by what the exports await, so that no client comes.
 
 use std::sync::Arc;
 
-use cairn_block::{Claimed, ConfigKind, Disk, Registry, TableLine, unescape_word};
+use cairn_block::{Claimed, ConfigError, ConfigKind, Disk, Registry, TableLine, unescape_word};
 use cairn_outcome::failure::{Outcome, refused};
 use cairn_targets::spec::words_of;
 
@@ -41,8 +45,8 @@ declare! {
     |verb, verbs, caller| verbs.rename_volume(&verb.name, &verb.to, caller)
 }
 
-/// A volume that gets another name.
-struct Move {
+/// What it takes to serve the volume of a rename under either name.
+struct RenamedVolume {
     /// Its record under each name, before and after.
     before: Vec<Record>,
     after: Vec<Record>,
@@ -74,28 +78,26 @@ impl Verbs {
         self.refuse_to_rename(&changes, name)?;
         self.refuse_new_name(&changes, to)?;
         self.exports.refuse_to_rename(name, to)?;
-        let mut one = self.plan_move(&changes, name, to)?;
+        let mut one = self.plan_rename(&changes, name, to)?;
         // Its claims: they outlast the volume.
         self.exports.give_way(&self.world, to, &one.claimed)?;
-        let moved = self.move_to(&changes, &mut one);
-        if moved.is_err() {
-            self.move_back(&changes, &one);
-        } else {
-            self.world.forget_loss(name);
-            self.exports.settle(&self.world, name);
-            self.step(Step::Done);
+        if let Err(error) = self.rename_to(&changes, &mut one) {
+            return Err(self.undo_rename(&changes, &one, error));
         }
-        moved
+        self.world.forget_loss(name);
+        self.exports.settle(&self.world, name);
+        self.step(Step::Done);
+        Ok(())
     }
 
-    fn plan_move(&self, changes: &Changes, name: &str, to: &str) -> Outcome<Move> {
+    fn plan_rename(&self, changes: &Changes, name: &str, to: &str) -> Outcome<RenamedVolume> {
         let (old, new) = (changes.record_of(name), changes.record_of(to));
         let mut cleared = old.clone();
         cleared.clear();
         let volume = self.world.volume(name)?;
         let table = volume.live_table();
         let lines = table.iter().flat_map(|table| table.lines());
-        Ok(Move {
+        Ok(RenamedVolume {
             after: vec![cleared, Record { name: to.to_owned(), ..old.clone() }],
             table: old.table.clone().unwrap_or_default(),
             before: vec![old, new],
@@ -117,13 +119,18 @@ impl Verbs {
         self.world.untold_losses().iter().any(|untold| untold == name)
     }
 
-    fn move_to(&self, changes: &Changes, one: &mut Move) -> Outcome<()> {
+    fn rename_to(&self, changes: &Changes, one: &mut RenamedVolume) -> Outcome<()> {
         let Renaming { from, to, .. } = one.renaming.clone();
         let down = self.take_down(&from);
         self.step(Step::Arranged);
         // A volume that cannot begin under the new name begins under this one.
         self.exports.give_way(&self.world, &from, &one.claimed)?;
-        down?;
+        down.map_err(|error| match error.kind {
+            ConfigKind::Lost => lost_by(&from, error),
+            _ => error,
+        })?;
+        // A set of bcache may have written its map as it ended.
+        self.refuse_zones(&from)?;
         one.renaming.is_untold |= self.is_untold(&from);
         changes.record_renaming(one.after.clone(), &one.renaming)?;
         one.is_recorded = true;
@@ -136,20 +143,47 @@ impl Verbs {
         self.begin_again(&to, one)
     }
 
-    fn move_back(&self, changes: &Changes, one: &Move) {
+    /// Undoes the rename. Returns the error for the caller.
+    fn undo_rename(
+        &self,
+        changes: &Changes,
+        one: &RenamedVolume,
+        error: ConfigError,
+    ) -> ConfigError {
         let Renaming { from, to, .. } = one.renaming.clone();
         log_undo_failure(&to, self.take_down(&to));
         let (exports, is_untold) = (one.exports.clone(), false);
         self.exports.set_changes(exports.clone());
+        let mut detail = error.to_string();
         if one.is_recorded {
+            if one.renaming.is_untold {
+                // It was raised for the new name. Clients of the old one are still to be told.
+                self.world.forget_loss(&to);
+            }
             let back = Renaming { from: to.clone(), to: from.clone(), exports, is_untold };
-            log_undo_failure(&from, changes.record_renaming(one.before.clone(), &back));
+            if let Err(second) = changes.record_renaming_back(one.before.clone(), back) {
+                tracing::error!("{from}: {second}");
+                detail.push_str(&format!("; the state file has '{to}' for now: {second}"));
+            }
         }
-        log_undo_failure(&from, self.begin_again(&from, one));
+        let begun = self.begin_again(&from, one);
         self.exports.settle(&self.world, &to);
+        if let Err(second) = begun {
+            tracing::error!("{from}: {second}");
+            let state = match self.world.volume(&from) {
+                Ok(_) => "not exported",
+                Err(_) => {
+                    self.world.keep(&from, [one.table.as_str()], false);
+                    self.world.note_not_served([(from.clone(), second.to_string())]);
+                    "not served"
+                }
+            };
+            detail.push_str(&format!("; '{from}' is {state}: {second}"));
+        }
+        if detail == error.to_string() { error } else { ConfigError::new(error.kind, "", detail) }
     }
 
-    fn begin_again(&self, name: &str, one: &Move) -> Outcome<()> {
+    fn begin_again(&self, name: &str, one: &RenamedVolume) -> Outcome<()> {
         self.bring_up_volume(name, &one.table)?;
         self.world.note_read_only(name, one.device_read_only);
         self.exports.add_volume(&self.world, name)
@@ -193,11 +227,7 @@ impl Verbs {
         if let Some(cache) = caches.iter().find(|cache| stands_on(cache, name)) {
             return busy("caches", format!("{} recorded on it", cache.names.0), "none");
         }
-        if self.has_zones(name) {
-            let expected = "none (the file of the map has the volume's name)";
-            return busy("caches", "a map of dirty zones of bcache".to_owned(), expected);
-        }
-        Ok(())
+        self.refuse_zones(name)
     }
 
     /// Refuses a name that a volume has, or had when it could not be brought up.
@@ -227,11 +257,25 @@ impl Verbs {
         Err(refused(ConfigKind::Busy, name, "snapshots", format!("'{part}'"), expected))
     }
 
-    fn has_zones(&self, name: &str) -> bool {
+    fn refuse_zones(&self, name: &str) -> Outcome<()> {
         let maps = self.world.registry().zone_maps().map(|maps| maps.all()).unwrap_or_default();
         let is_own = |map: &str| map == name || parent_of(map) == Some(name);
-        maps.iter().any(|(map, _)| is_own(map))
+        if !maps.iter().any(|(map, _)| is_own(map)) {
+            return Ok(());
+        }
+        let expected = "none (the file of the map has the volume's name)";
+        let found = "a map of dirty zones of bcache";
+        Err(refused(ConfigKind::Busy, name, "caches", found, expected))
     }
+}
+
+/// The volume lost acknowledged writes as it ended. The rename is undone, so the kind is not
+/// [`ConfigKind::Lost`].
+fn lost_by(name: &str, lost: ConfigError) -> ConfigError {
+    tracing::error!("{lost}");
+    let detail =
+        format!("rename undone; acknowledged writes may be lost, clients of {name} are told");
+    ConfigError { kind: ConfigKind::System, device: name.to_owned(), detail, ..lost }
 }
 
 /// What a table has whose content ends with it: a disk in memory without a name, or the exceptions

@@ -1,10 +1,15 @@
 //! Whether the kernel's block devices of a volume are to be read-only: as the load of the live
 //! table said.
 
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
 use super::half_way::TABLE;
 use super::line_of;
 use crate::report;
 use crate::verbs::snap::tests::{Patient, TestServer, folders};
+use crate::verbs::steps::Step;
 use crate::verbs::volume::{VolumeCreate, VolumeLoad};
 
 /// Now, and once the loaded table is live.
@@ -50,6 +55,22 @@ fn mode_of_a_load_counts_from_the_resume_on() {
     };
     server.verbs.resume(&shrink, &Patient).unwrap();
     assert_eq!(modes(&server, "e"), (false, false));
+}
+
+#[test]
+fn mode_of_a_load_counts_once_the_table_has_started_so_that_no_later_failure_loses_it() {
+    let (_all, server) = with_volume(false);
+    load(&server, "e", "0 16 zero", true);
+    let (world, seen) = (server.world.clone(), Arc::<Mutex<Vec<(Step, bool)>>>::default());
+    let log = seen.clone();
+    *server.verbs.at_step.lock() = Box::new(move |step| {
+        let volume = world.volume("e").unwrap();
+        log.lock().push((step, world.is_device_read_only(&volume)));
+    });
+    server.resume("e").unwrap();
+    *server.verbs.at_step.lock() = Box::new(|_| ());
+    assert!(seen.lock().contains(&(Step::Recorded, false)), "{:?}", seen.lock());
+    assert!(seen.lock().contains(&(Step::Started, true)), "{:?}", seen.lock());
 }
 
 #[test]

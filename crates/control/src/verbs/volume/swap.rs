@@ -265,7 +265,7 @@ impl Verbs {
             }
         };
         let old = self.world.volume(swap.name)?.live_table();
-        let (also_lost, parted) = match self.start_new(&changes, swap.name, &after) {
+        let (also_lost, parted) = match self.start_new(&changes, swap, &after) {
             Ok(started) => started,
             Err(error) => {
                 self.put_back_caches(swap.name, &caches_before, &touched);
@@ -298,9 +298,10 @@ impl Verbs {
     fn start_new(
         &self,
         changes: &Changes,
-        name: &str,
+        swap: &Swap<'_>,
         after: &Record,
     ) -> Outcome<(Option<ConfigError>, Vec<String>)> {
+        let name = swap.name;
         self.step(Step::Recorded);
         let parted = self.world.part_from_caches(name)?;
         if !parted.is_empty() {
@@ -317,6 +318,10 @@ impl Verbs {
             NewTable::Started => {
                 // Consumed: from now on the detach cannot be undone.
                 served.set(parted.take().map(Parted::into_notes));
+                if swap.is_loaded() {
+                    // Also if a later step fails: the new table serves.
+                    self.world.note_live(name);
+                }
                 self.step(Step::Started);
                 // Retried by the caller.
                 drop(changes.record_fact(after.clone()));

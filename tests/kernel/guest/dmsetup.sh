@@ -70,6 +70,14 @@ fails writes
 dmsetup rename again still
 same "$(dmsetup info -c --noheadings -o attr still)" L--r "attributes under another name"
 dmsetup remove still
+# The mode ends with the volume: the kernel's device is used again.
+dmsetup create again --readonly --table "0 16 linear $numbers 0"
+was=$(readlink /dev/mapper/again)
+dmsetup remove again
+dmsetup create again --table "0 16 linear $numbers 0"
+same "$(readlink /dev/mapper/again)" "$was" "the device of another volume"
+writes || die "no write to the device of a writable volume"
+dmsetup remove again
 
 # A file system: frozen by a suspend, in use while it is mounted, there after a change of table.
 mkfs.ext4 -q /dev/mapper/top

@@ -94,18 +94,25 @@ impl<'a> Nodes<'a> {
         for name in self.names()?.iter().filter(|name| !is_served(name)) {
             self.detach(name).unwrap_or_else(|error| warn(name, error));
         }
+        let infos = self.server.ask(&VolumeList {})?;
+        let is_to_be_read_only =
+            |name: &str| infos.iter().any(|info| info.name == name && info.device_read_only);
         for export in &exports {
             // Without a client the kernel's connection is gone: the server was started again.
             let is_right = |device: PathBuf| {
                 attach::bytes_of(&device) == Some(export.bytes) && export.clients > 0
             };
             if !self.device_of(&export.name).is_some_and(is_right) {
+                // The kernel keeps the mode that the device had for another volume.
+                let read_only = export.read_only || is_to_be_read_only(&export.name);
+                let set = |device: PathBuf| device::set_read_only(&device, read_only);
                 let attached = self.attach(kernel, &export.name);
+                let attached =
+                    attached.and_then(|()| self.device_of(&export.name).map_or(Ok(()), set));
                 attached.unwrap_or_else(|error| warn(&export.name, error));
             }
         }
-        for info in self.server.ask(&VolumeList {})?.iter().filter(|info| info.device_read_only) {
-            // What is attached is writable.
+        for info in infos.iter().filter(|info| info.device_read_only) {
             let device = self.device_of(&info.name).filter(|device| !device::is_read_only(device));
             let made = device.map_or(Ok(()), |device| device::set_read_only(&device, true));
             made.unwrap_or_else(|error| warn(&info.name, error));

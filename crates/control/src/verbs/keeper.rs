@@ -407,6 +407,11 @@ mod tests {
         let sleep = deeds.sleep(&[], Instant::now()).unwrap();
         assert!(!sleep.is_zero() && sleep <= PAUSE);
         assert_eq!(deeds.sleep(&[], Instant::now() + PAUSE), None);
+        // What was logged is forgotten with the volume, and when the retry succeeds.
+        assert!(deeds.logged.lock().contains_key("v@merge"));
+        deeds.keep_logged(|name| name == "v@merge");
+        deeds.ended("v@merge", Ok(()), now);
+        assert!(deeds.logged.lock().is_empty() && deeds.is_free("v@merge", now));
         // An act that is under way is not begun again. Its end calls the keeper.
         deeds.doing.lock().insert("w@s".to_owned(), Doing::Now);
         assert!(!deeds.is_free("w@s", now + PAUSE) && deeds.is_free("v@merge", now));

@@ -69,7 +69,7 @@ qemu-io -f raw -c "sleep 3000" "$(at data)" >/dev/null &
 client=$!
 await "a client" has_client
 verb remove data --deferred 2>said
-grep -q '^cairn: data: in use: it is removed once it is not' said || fail "$(cat said)"
+grep -q '^cairn: data: in use: removal deferred until no client and no volume uses it' said || fail "$(cat said)"
 verb info data | grep -q 'DEFERRED REMOVE' || fail "$(verb info data)"
 wait "$client"
 is_gone() { ! verb info data >/dev/null 2>&1; }

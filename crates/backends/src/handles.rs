@@ -12,6 +12,8 @@ use cairn_block::Disk;
 use cairn_block::sync::Mutex;
 use rustix::fs::{FileType, Stat, fstat};
 
+use crate::nbd::NbdDisk;
+
 /// An open file or block device.
 pub struct Handle {
     /// Its descriptor, with its lock.
@@ -28,8 +30,8 @@ pub struct Handles {
     open: Mutex<Vec<(Weak<OwnedFd>, bool)>>,
     /// Disks whose content goes with the process.
     in_memory: Mutex<Vec<Weak<dyn Disk>>>,
-    /// Disks that other processes or machines serve.
-    remote: Mutex<Vec<Weak<dyn Disk>>>,
+    /// Exports of NBD servers.
+    remote: Mutex<Vec<Weak<NbdDisk>>>,
 }
 
 impl Handles {
@@ -58,9 +60,14 @@ impl Handles {
         disks.iter().find_map(Weak::upgrade).map(|disk| disk.name())
     }
 
+    /// The open exports of NBD servers.
+    pub(crate) fn remotes(&self) -> Vec<Arc<NbdDisk>> {
+        self.remote.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
     /// The name of an open disk that another process or machine serves, if there is one.
     pub fn remote(&self) -> Option<String> {
-        self.remote.lock().iter().find_map(Weak::upgrade).map(|disk| disk.name())
+        self.remotes().first().map(|disk| disk.name())
     }
 
     /// The inherited descriptor, locked, of the file that was found at a path. One to write serves
@@ -80,18 +87,20 @@ impl Handles {
         open.push((Arc::downgrade(fd), read_only));
     }
 
-    pub(crate) fn note_remote(&self, disk: &Arc<dyn Disk>) {
-        let mut disks = self.remote.lock();
-        disks.retain(|disk| disk.strong_count() > 0);
-        disks.push(Arc::downgrade(disk));
+    pub(crate) fn note_remote(&self, disk: &Arc<NbdDisk>) {
+        note(&self.remote, Arc::downgrade(disk));
     }
 
     pub(crate) fn note_in_memory(&self, disk: &Arc<impl Disk + 'static>) {
-        let disk: Weak<dyn Disk> = Arc::downgrade(disk) as _;
-        let mut disks = self.in_memory.lock();
-        disks.retain(|disk| disk.strong_count() > 0);
-        disks.push(disk);
+        note(&self.in_memory, Arc::downgrade(disk) as Weak<dyn Disk>);
     }
+}
+
+/// Adds a disk to those that are still open.
+fn note<D: ?Sized>(disks: &Mutex<Vec<Weak<D>>>, disk: Weak<D>) {
+    let mut disks = disks.lock();
+    disks.retain(|disk| disk.strong_count() > 0);
+    disks.push(disk);
 }
 
 /// True for two descriptions of one file, or of one block device, which may have several nodes.

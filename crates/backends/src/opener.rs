@@ -6,7 +6,7 @@
 //! opened as `./mem:1M`.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
@@ -31,42 +31,33 @@ pub struct DeviceOpener {
     options: FileOptions,
     handles: Arc<Handles>,
     uniques: Mutex<Uniques>,
-    remotes: Arc<Remotes>,
 }
 
-/// What is open of NBD servers.
-#[derive(Default)]
-struct Remotes(Mutex<Vec<Weak<NbdDisk>>>);
-
-impl Remotes {
-    /// The identity of an export. The disk that is open for it has to treat it as this URI says.
-    fn identify(&self, uri: &str) -> Result<Identity, ConfigError> {
-        let target = nbd::Target::parse(uri)?;
-        let identity = target.identity();
-        let open: Vec<_> = self.0.lock().iter().filter_map(Weak::upgrade).collect();
-        let same = open.iter().find(|disk| disk.target().identity() == identity);
-        match same.filter(|disk| !disk.target().agrees_with(&target)) {
-            None => Ok(Identity::Remote(identity)),
-            Some(disk) => {
-                let found = format!("it open as {}", disk.target().uri);
-                let detail = format!("parameters: found {found}, expected the same ones");
-                Err(ConfigError::new(ConfigKind::Busy, uri, detail))
-            }
+/// The identity of an export. A disk that is open for it has to treat it as this URI says.
+fn identify_export(uri: &str, handles: &Handles) -> Result<Identity, ConfigError> {
+    let target = nbd::Target::parse(uri)?;
+    let identity = target.identity();
+    let open = handles.remotes();
+    let same = open.iter().find(|disk| disk.target().identity() == identity);
+    match same.filter(|disk| !disk.target().agrees_with(&target)) {
+        None => Ok(Identity::Remote(identity)),
+        Some(disk) => {
+            let found = &disk.target().uri;
+            let detail = format!("parameters: found {found} open, expected the same ones");
+            Err(ConfigError::new(ConfigKind::Busy, uri, detail))
         }
     }
+}
 
-    fn open(
-        &self,
-        uri: &str,
-        read_only: bool,
-        failures: Arc<FailureCount>,
-    ) -> Result<Arc<dyn Disk>, ConfigError> {
-        let disk = Arc::new(NbdDisk::open(uri, read_only, failures)?);
-        let mut open = self.0.lock();
-        open.retain(|disk| disk.strong_count() > 0);
-        open.push(Arc::downgrade(&disk));
-        Ok(disk)
-    }
+fn open_export(
+    uri: &str,
+    read_only: bool,
+    handles: &Handles,
+    failures: Arc<FailureCount>,
+) -> Result<Arc<dyn Disk>, ConfigError> {
+    let disk = Arc::new(NbdDisk::open(uri, read_only, failures)?);
+    handles.note_remote(&disk);
+    Ok(disk)
 }
 
 #[derive(Default)]
@@ -152,7 +143,7 @@ impl Opener for DeviceOpener {
         let mut uniques = self.uniques.lock();
         Ok(Identity::Unique(match Device::parse(argument)? {
             Device::Path(path) => return file::identify(path),
-            Device::Nbd(uri) => return self.remotes.identify(uri),
+            Device::Nbd(uri) => return identify_export(uri, &self.handles),
             Device::Memory { named: true, .. } => match uniques.named.get(argument) {
                 Some(unique) => *unique,
                 None => {
@@ -176,11 +167,7 @@ impl Opener for DeviceOpener {
                 let how = (self.options, &*self.handles);
                 Arc::new(FileDisk::open_counted(path, read_only, how, failures)?)
             }
-            Device::Nbd(uri) => {
-                let disk = self.remotes.open(uri, read_only, failures)?;
-                self.handles.note_remote(&disk);
-                disk
-            }
+            Device::Nbd(uri) => open_export(uri, read_only, &self.handles, failures)?,
             Device::Memory { sectors, .. } => {
                 let disk = Arc::new(MemoryDisk::new(sectors)?.named(argument));
                 self.handles.note_in_memory(&disk);
@@ -211,11 +198,9 @@ impl Opener for DeviceOpener {
                     open_beside(env, argument, open).await
                 }
                 Device::Nbd(uri) => {
-                    let (uri, remotes) = (uri.to_owned(), self.remotes.clone());
-                    let open = move || remotes.open(&uri, read_only, failures);
-                    let disk = open_beside(env, argument, open).await?;
-                    self.handles.note_remote(&disk);
-                    Ok(disk)
+                    let (uri, handles) = (uri.to_owned(), self.handles.clone());
+                    let open = move || open_export(&uri, read_only, &handles, failures);
+                    open_beside(env, argument, open).await
                 }
                 Device::Memory { .. } | Device::Null(_) => self.open(argument, read_only, failures),
             }

@@ -291,7 +291,7 @@ fn negotiate(socket: &str) -> std::io::Result<UnixStream> {
 /// Writes a page over NBD.
 fn write(stream: &mut UnixStream, page: u64) -> std::io::Result<()> {
     let mut request = [0x5a; 28 + BYTES];
-    // The magic, no flags, a write, and whatever the server answers with.
+    // The magic, no flags, a write, and a cookie, which the reply repeats.
     request[..16].copy_from_slice(b"\x25\x60\x95\x13\0\0\0\x01answered");
     request[16..24].copy_from_slice(&(page * BYTES as u64).to_be_bytes());
     request[24..28].copy_from_slice(&(BYTES as u32).to_be_bytes());

@@ -335,6 +335,21 @@ impl Env {
         self.mail_or(id, Work::Finish(id, result), Mail::Complete(id, result));
     }
 
+    /// Ends a queued read with these bytes. Any reactor may call this: the read's own one stores
+    /// them.
+    pub fn complete_read(&self, id: RequestId, bytes: Vec<u8>) {
+        let end = move |env: &Env| {
+            if let Some(segs) = env.queued_segs(id) {
+                segs.copy_in(0, &bytes);
+            }
+            env.complete(id, Ok(()));
+        };
+        match id.reactor == self.reactor() {
+            true => end(self),
+            false => self.post().post(id.reactor, Mail::Call(Box::new(end))),
+        }
+    }
+
     /// The data of a request that is queued on this reactor: for its target, which reads or writes
     /// it in other ways than by one remap.
     pub fn queued_segs(&self, id: RequestId) -> Option<Segs> {

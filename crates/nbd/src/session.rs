@@ -1,5 +1,6 @@
 //! [`Session`]: the requests of one client to one NBD server, over connections that may be lost. It
-//! knows neither sockets nor bytes: it says what is to be sent next, and is told what was answered.
+//! knows neither sockets nor bytes. Its user sends what the session names next, and gives it the
+//! answers.
 //!
 //! A server may lose writes that it has answered and not flushed, when it is killed. A client that
 //! connects again sees no difference. So:
@@ -54,7 +55,7 @@ pub struct Ask<T, D> {
     pub flags: Flags,
     /// What is written, or the place of what is read.
     pub data: D,
-    /// Who is told of its end.
+    /// Named when it ends.
     pub owner: T,
 }
 

@@ -284,6 +284,16 @@ pub enum ErrorCode {
 }
 
 impl ErrorCode {
+    /// The error of this number on the wire, if the protocol has it.
+    pub fn of(number: u32) -> Option<ErrorCode> {
+        use ErrorCode::{
+            Invalid, Io, NoMemory, NoSpace, NotPermitted, NotSupported, Overflow, Shutdown,
+        };
+        [NotPermitted, Io, NoMemory, Invalid, NoSpace, Overflow, NotSupported, Shutdown]
+            .into_iter()
+            .find(|code| code.number() == number)
+    }
+
     /// The number on the wire; never zero.
     pub const fn number(self) -> u32 {
         self as u32

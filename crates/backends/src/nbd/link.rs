@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
-    ConfigError, ConfigKind, Env, Extent, IoError, IoResult, Mail, Op, RequestId, SectorCount,
-    SectorRange, Segs, Time, until_some,
+    ConfigError, ConfigKind, Env, Extent, IoError, IoResult, Op, SectorCount, SectorRange, Segs,
+    Time, until_some,
 };
 use cairn_nbd::wire::TransmissionFlags;
 use cairn_reactor::Driver;
@@ -37,7 +37,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 /// The longest piece of a request without data: less than 32 bits of bytes, and whole blocks.
 const PIECE_BYTES: u64 = 1 << 30;
 
-/// Who is told of the end of a request, or of a piece of one.
+/// The owner of a request, or the pieces of which this one is a part.
 #[derive(Clone)]
 pub(super) enum Ticket {
     Whole(Owner),
@@ -63,8 +63,9 @@ pub(super) struct Link {
     pub agreed: Cell<Agreed>,
     /// The connection has ended, or is to.
     is_down: Cell<bool>,
-    /// The connection has brought an answer.
-    pub has_answered: Cell<bool>,
+    /// A request has ended by an answer over this connection. (One that was sent again is no sign
+    /// that the server will answer what comes.)
+    has_ended: Cell<bool>,
     incoming: RefCell<Vec<Incoming>>,
     told: RefCell<Vec<Told<Ticket, Segs>>>,
     /// Those of the status request that is being answered.
@@ -89,7 +90,7 @@ impl Link {
             session: RefCell::new(Session::new(care)),
             agreed: Cell::new(first.agreed),
             is_down: Cell::new(true),
-            has_answered: Cell::new(false),
+            has_ended: Cell::new(false),
             incoming: RefCell::default(),
             told: RefCell::default(),
             extents: RefCell::default(),
@@ -103,7 +104,7 @@ impl Link {
             let socket = Arc::new(socket);
             self.agreed.set(agreed);
             self.is_down.set(false);
-            self.has_answered.set(false);
+            self.has_ended.set(false);
             self.session.borrow_mut().connected();
             let (_, why) = join(self.send(&socket), self.receive(&socket)).await;
             if self.remote.is_closing() {
@@ -113,7 +114,7 @@ impl Link {
             self.env.warn(uri, || format!("{uri}: the connection is lost: {why}"));
             self.change(|session, tell| session.lost(tell));
             // A request that ends each connection must not be sent for ever, nor without a pause.
-            if self.has_answered.get() {
+            if self.has_ended.get() {
                 (since, pause) = (None, PAUSE_MIN);
             }
             let since = *since.get_or_insert(self.env.now());
@@ -233,6 +234,7 @@ impl Link {
     }
 
     fn end(&self, ticket: Ticket, result: IoResult, data: &Segs) {
+        self.has_ended.set(true);
         match ticket {
             Ticket::Whole(owner) => self.tell(&owner, result, data),
             Ticket::Piece(pieces) => {
@@ -253,22 +255,10 @@ impl Link {
                 answer.tell(result.map(|()| extents));
             }
             Owner::Read(id) if id.reactor != self.env.reactor() && result.is_ok() => {
-                self.hand_over(*id, data);
+                self.env.complete_read(*id, data.to_vec());
             }
             Owner::Request(id) | Owner::Read(id) => self.env.complete(*id, result),
         }
-    }
-
-    /// Ends a read of another reactor, with its data.
-    fn hand_over(&self, id: RequestId, data: &Segs) {
-        let bytes = data.to_vec();
-        let end = move |env: &Env| {
-            if let Some(segs) = env.queued_segs(id) {
-                segs.copy_in(0, &bytes);
-            }
-            env.complete(id, Ok(()));
-        };
-        self.env.post().post(id.reactor, Mail::Call(Box::new(end)));
     }
 
     /// Gives the session what has come. False if nothing has.
@@ -291,16 +281,16 @@ impl Link {
         if is_zeros {
             what = What::Op(Op::Write);
         }
-        let data_at = |at: u64, range: SectorRange| match is_zeros {
-            true => self.env.zeros(range.count),
-            false if has_data(what) => data.slice(at as usize, range.to_bytes() as usize),
+        let has_data = matches!(what, What::Op(Op::Read | Op::Write));
+        let data_at = |at: u64, range: SectorRange| match has_data {
+            true if is_zeros => self.env.zeros(range.count),
+            true => data.slice(at as usize, range.to_bytes() as usize),
             false => Segs::default(),
         };
-        let has_data = matches!(what, What::Op(Op::Read | Op::Write));
         let most =
             if has_data { u64::from(self.remote.agreed.payload_bytes_max) } else { PIECE_BYTES };
         if range.to_bytes() <= most {
-            let data = if is_zeros { self.env.zeros(range.count) } else { data };
+            let data = data_at(0, range);
             let ask = Ask { what, range, flags, data, owner: Ticket::Whole(owner) };
             return self.session.borrow_mut().submit(ask);
         }
@@ -349,9 +339,4 @@ impl Link {
             _ => Segs::default(),
         }
     }
-}
-
-/// True for what carries data.
-fn has_data(what: What) -> bool {
-    matches!(what, What::Op(Op::Read | Op::Write))
 }

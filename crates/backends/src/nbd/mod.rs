@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering;
 
 use cairn_block::{
     ConfigError, ConfigKind, Disk, Env, Extent, ExtentKind, FailureCount, Flags, Flow, FlushGate,
-    IoError, IoResult, Limits, LocalFuture, Nature, Op, Request, SectorCount, SectorRange, Segs,
+    IoError, Limits, LocalFuture, Nature, Op, Request, RequestId, SectorCount, SectorRange, Segs,
     Shape,
 };
 use cairn_nbd::wire::TransmissionFlags;
@@ -74,18 +74,22 @@ impl NbdDisk {
 
     /// Starts the task of a request that passes the gate.
     fn start_durable(&self, env: &Env, request: &Request) {
-        let (id, op, range) = (request.id(), request.op, request.range);
-        let flags = request.flags;
+        let (id, op, range, flags) = (request.id(), request.op, request.range, request.flags);
         let bytes = if op == Op::Write { range.to_bytes() as usize } else { 0 };
         let segs = request.segs.slice(0, bytes);
         let has_fua = self.offers(TransmissionFlags::SEND_FUA);
         let (remote, env) = (self.remote.clone(), env.clone());
         let failures = remote.gate.failures().count();
         env.clone().spawn(async move {
-            let flush = || ask(&remote, &env, (What::Op(Op::Flush), range, Flags::empty()), &segs);
+            let flush = || async {
+                let what = (What::Op(Op::Flush), range, Flags::empty());
+                remote.ask(&env, what, |_| Data::None).await.map(drop)
+            };
             let write = |is_fua| {
                 let flags = if is_fua { flags | Flags::FUA } else { flags - Flags::FUA };
-                ask(&remote, &env, (What::Op(op), range, flags), &segs)
+                let data = |is_home| data_of(id, &segs, is_home);
+                let (remote, env) = (&remote, &env);
+                async move { remote.ask(env, (What::Op(op), range, flags), data).await.map(drop) }
             };
             let result = match op {
                 Op::Flush => remote.gate.flush(flush).await,
@@ -103,16 +107,13 @@ impl NbdDisk {
     }
 }
 
-/// Sends a request, and waits for its end.
-async fn ask(
-    remote: &Arc<Remote>,
-    env: &Env,
-    what: (What, SectorRange, Flags),
-    data: &Segs,
-) -> IoResult {
-    let is_empty = data.bytes() == 0;
-    let data = |_| if is_empty { Data::None } else { Data::Bytes(data.to_vec()) };
-    remote.ask(env, what, data).await.map(drop)
+/// The data of a write: its own on the reactor of the connection, else a copy.
+fn data_of(id: RequestId, segs: &Segs, is_home: bool) -> Data {
+    match is_home {
+        true => Data::Of(id),
+        false if segs.bytes() > 0 => Data::Bytes(segs.to_vec()),
+        false => Data::None,
+    }
 }
 
 impl Drop for NbdDisk {
@@ -147,12 +148,12 @@ impl Disk for NbdDisk {
                 self.start_durable(env, request);
             }
             op => {
-                let (id, bytes) = (request.id(), request.range.to_bytes() as usize);
+                let id = request.id();
+                let bytes = if op == Op::Write { request.range.to_bytes() as usize } else { 0 };
                 let segs = &request.segs;
-                let data = |is_home: bool| match op {
-                    Op::Write if !is_home => Data::Bytes(segs.slice(0, bytes).to_vec()),
-                    _ if is_home => Data::Of(id),
-                    _ => Data::None,
+                let data = |is_home| match is_home {
+                    true => Data::Of(id),
+                    false => data_of(id, &segs.slice(0, bytes), false),
                 };
                 let flags = request.flags - Flags::FUA;
                 let what = (What::Op(op), request.range, flags);

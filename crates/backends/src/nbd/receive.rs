@@ -116,7 +116,6 @@ impl Link {
 
     fn answered(&self, cookie: u64, result: IoResult) {
         self.change(|session, tell| session.answered(cookie, result, tell));
-        self.has_answered.set(true);
         // A request may have waited for this answer, or the end of the link.
         if self.session.borrow().has_next() || self.remote.is_closing() {
             self.remote.changed.notify(usize::MAX);
@@ -332,8 +331,8 @@ fn result_of(error: u32) -> Result<IoResult, Lost> {
         error if error == ErrorCode::Shutdown.number() => Err("the server shuts down".to_owned()),
         error => {
             // A number outside of the protocol's means no more than that the request failed.
-            let is_known = [1, 5, 12, 22, 28, 75, 95].contains(&error);
-            Ok(Err(if is_known { IoError::from_errno(error as i32) } else { IoError::IO }))
+            let known = ErrorCode::of(error).unwrap_or(ErrorCode::Io);
+            Ok(Err(IoError::from_errno(known.number() as i32)))
         }
     }
 }

@@ -50,7 +50,7 @@ pub(super) struct Incoming {
 
 /// The data of a request.
 pub(super) enum Data {
-    /// Whatever the request in this slot has: it is queued on the link's reactor, or it has none.
+    /// That of the request in this slot, which is queued on the link's reactor.
     Of(RequestId),
     /// What another reactor's request writes.
     Bytes(Vec<u8>),
@@ -58,10 +58,10 @@ pub(super) enum Data {
     None,
 }
 
-/// Who is told of the end of a request.
+/// The owner of a request: it gets the result.
 #[derive(Clone)]
 pub(super) enum Owner {
-    /// A queued request, on whatever reactor.
+    /// A queued request of any reactor.
     Request(RequestId),
     /// A queued read, which gets its data first if it is on another reactor.
     Read(RequestId),
@@ -115,9 +115,11 @@ impl Remote {
         if let Some(first) = inbox.first.take() {
             Link::start(env, self.clone(), first);
         }
-        let data = data(home == env.reactor());
-        inbox.queue.push(Incoming { what, range, flags, data, owner });
         drop(inbox);
+        // A copy of data may take its time.
+        let data = data(home == env.reactor());
+        let incoming = Incoming { what, range, flags, data, owner };
+        self.inbox.lock().queue.push(incoming);
         self.changed.notify(usize::MAX);
     }
 

@@ -15,7 +15,7 @@ impl World {
         self.names.registry.failure_count(&Identity::Volume(name.to_owned())).raise();
     }
 
-    /// The clients of another name are told of what a volume of this name lost.
+    /// Marks all losses of this name as told: another name has them, or its clients were told.
     pub fn forget_loss(&self, name: &str) {
         let losses = self.names.registry.failure_count(&Identity::Volume(name.to_owned()));
         losses.acknowledge(losses.count());

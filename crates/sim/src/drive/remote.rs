@@ -24,8 +24,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{
-    Disk, Env, ErrorKind, Flags, Flow, FlushGate, Io, IoError, Limits, Mail, Op, Request,
-    RequestId, SectorCount, SectorRange,
+    Disk, Env, ErrorKind, Flags, Flow, FlushGate, Io, IoError, Limits, Op, Request, RequestId,
+    SectorCount, SectorRange,
 };
 use cairn_nbd::session::{Ask, Care, Data, Session, Told, What};
 use parking_lot::Mutex;
@@ -257,25 +257,11 @@ impl Inner {
                     self.gate.failures().raise();
                     self.medium.faults.count();
                 }
-                (Told::Ended(id, ..), Some(bytes)) => hand_over(env, id, bytes.clone()),
+                (Told::Ended(id, ..), Some(bytes)) => env.complete_read(id, bytes.clone()),
                 (Told::Ended(id, result, _), None) => env.complete(id, result),
             }
         }
     }
-}
-
-/// Ends a read, on the reactor that has its memory.
-fn hand_over(env: &Env, id: RequestId, bytes: Vec<u8>) {
-    let end = move |env: &Env| {
-        if let Some(segs) = env.queued_segs(id) {
-            segs.copy_in(0, &bytes);
-        }
-        env.complete(id, Ok(()));
-    };
-    if id.reactor == env.reactor() {
-        return end(env);
-    }
-    env.post().post(id.reactor, Mail::Call(Box::new(end)));
 }
 
 impl Disk for Line {

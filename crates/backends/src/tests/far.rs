@@ -25,6 +25,9 @@ pub struct Manners {
     /// Replaces the bytes of the first connection's second answer: the first is that to the flush
     /// with which a session begins.
     pub answer: fn(Vec<u8>) -> Vec<u8>,
+    /// It does so on each connection: with the third answer of the first one, with the second of
+    /// the others.
+    pub is_always: bool,
 }
 
 impl Manners {
@@ -35,7 +38,8 @@ impl Manners {
             | TransmissionFlags::SEND_TRIM
             | TransmissionFlags::SEND_WRITE_ZEROES;
         let (blocks, size) = (Some([1, 4096, 65536]), 1 << 20);
-        Manners { form, flags, blocks, size, option: |_, bytes| bytes, answer: |bytes| bytes }
+        let (option, answer) = (|_, bytes| bytes, |bytes| bytes);
+        Manners { form, flags, blocks, size, option, answer, is_always: false }
     }
 }
 
@@ -56,7 +60,11 @@ impl Far {
             while let Ok((stream, _)) = listener.accept() {
                 *count.lock() += 1;
                 let is_first = *count.lock() == 1;
-                let spoil = if is_first { Some(1) } else { None };
+                let spoil = match (is_first, manners.is_always) {
+                    (true, always) => Some(1 + u32::from(always)),
+                    (false, true) => Some(1),
+                    (false, false) => None,
+                };
                 let mut peer = Peer { stream, manners, spoil };
                 // The client has gone, or is not answered any more.
                 let _ = peer.serve(&mut content);

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use cairn_block::{ConfigError, Disk, Flags, Op, ReactorId, SectorCount};
+use cairn_block::{ConfigError, Disk, Flags, IoError, Op, ReactorId, SectorCount};
 use cairn_nbd::wire::{MessageForm, TransmissionFlags, option};
 use proptest::test_runner::{Config, TestRunner};
 
@@ -92,6 +92,20 @@ fn a_read_that_ends_without_its_data_shows_no_old_memory() {
     let disk = open(&far.uri("")).unwrap();
     assert_eq!(read(&on, &disk, range(0, 8), Shape::default()).unwrap(), vec![0; 4096]);
     assert_eq!(*far.connections.lock(), 2);
+}
+
+#[test]
+fn a_request_that_ends_each_connection_fails_in_time() {
+    let manners = Manners { answer: |_| vec![0; 4], ..Manners::good(MessageForm::Simple) };
+    let far = Far::serve(Manners { is_always: true, ..manners });
+    let [on, _] = worlds();
+    let disk = open(&far.uri("&exclusive&reconnect=1")).unwrap();
+    let one = (range(0, 8), Flags::empty());
+    write(&on, &disk, one, vec![1; 4096], Shape::default()).unwrap();
+    // The write is answered again over each connection, the read is not.
+    assert_eq!(read(&on, &disk, range(0, 8), Shape::default()), Err(IoError::IO));
+    assert!(*far.connections.lock() > 1);
+    assert_eq!(disk.failures(), 0, "the write is kept");
 }
 
 #[test]

@@ -44,6 +44,18 @@ impl ExportChanges {
         *self == ExportChanges::default()
     }
 
+    /// Makes the exports, and the limits of these names, what they were before. Other verbs may
+    /// have changed limits of others since; what else is here only a verb changes that has the turn
+    /// of all names.
+    pub fn go_back(&mut self, before: &ExportChanges, names: &[&str]) {
+        (self.added, self.removed) = (before.added.clone(), before.removed.clone());
+        for name in names {
+            self.throttles.remove(*name);
+            let limits = before.throttles.get(*name).cloned();
+            self.throttles.extend(limits.map(|limits| ((*name).to_owned(), limits)));
+        }
+    }
+
     /// Takes the limits of some exports out. Those of an export that a verb added stay, as it does.
     pub fn take_limits(&mut self, is_gone: impl Fn(&str) -> bool) -> BTreeMap<String, Limits> {
         let ExportChanges { added, throttles, .. } = self;

@@ -12,21 +12,25 @@ pub struct Renaming {
     pub from: String,
     /// Its name from now on.
     pub to: String,
-    /// The changes of exports, with the new name.
-    pub exports: ExportChanges,
     /// It lost acknowledged writes of which no client was told.
     pub is_untold: bool,
 }
 
 impl StateFile {
-    /// Records some volumes, and moves what the file has by the name of one: all or nothing.
-    /// Durable when it returns.
+    /// Records some volumes and the changes of exports, and moves what the file has by the name of
+    /// one: all or nothing. Durable when it returns.
     ///
     /// # Errors
     /// The system refused to write.
-    pub fn record_renaming(&self, records: Vec<Record>, renaming: &Renaming) -> Outcome<()> {
+    pub fn record_renaming(
+        &self,
+        records: Vec<Record>,
+        renaming: &Renaming,
+        exports: &ExportChanges,
+    ) -> Outcome<()> {
         let mut inner = self.inner.lock();
         let mut next = inner.latest().with(records);
+        next.exports = exports.clone();
         next.rename(renaming);
         self.put(&mut inner, next)
     }
@@ -34,8 +38,7 @@ impl StateFile {
 
 impl Contents {
     fn rename(&mut self, renaming: &Renaming) {
-        let Renaming { from, to, exports, is_untold } = renaming;
-        self.exports = exports.clone();
+        let Renaming { from, to, is_untold } = renaming;
         for cache in self.caches.iter_mut().filter(|cache| cache.volume == *from) {
             cache.volume.clone_from(to);
         }

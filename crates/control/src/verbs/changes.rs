@@ -27,8 +27,8 @@ pub(crate) struct Changes {
 #[derive(Default)]
 struct Owed {
     records: Vec<Record>,
-    /// Renames that were undone, in order.
-    renamings: Vec<Renaming>,
+    /// Renames that were undone, in order, with the changes of exports.
+    renamings: Vec<(Renaming, ExportChanges)>,
 }
 
 impl Owed {
@@ -77,13 +77,24 @@ impl Changes {
         self.write(&mut self.owed.lock(), records)
     }
 
-    /// The same with what else the state file has by the name of one of them.
+    /// The same with what else the state file has by the name of one of them. Answers the changes
+    /// of exports before.
     ///
     /// # Errors
     /// The system refused to write.
-    pub(crate) fn record_renaming(&self, records: Vec<Record>, renaming: &Renaming) -> Outcome<()> {
-        let write = |state: &StateFile, records| state.record_renaming(records, renaming);
-        self.write_by(&mut self.owed.lock(), records, write)
+    pub(crate) fn record_renaming(
+        &self,
+        exports: &Exports,
+        records: Vec<Record>,
+        renaming: &Renaming,
+    ) -> Outcome<ExportChanges> {
+        let mut owed = self.owed.lock();
+        let before = exports.changes();
+        let after = exports.changes_for_name(&renaming.from, &renaming.to);
+        let write = |state: &StateFile, records| state.record_renaming(records, renaming, &after);
+        self.write_by(&mut owed, records, write)?;
+        exports.set_changes(after);
+        Ok(before)
     }
 
     /// Undoes a rename that the state file has: the volume already has its former name again. If
@@ -93,15 +104,20 @@ impl Changes {
     /// The system refused to write.
     pub(crate) fn record_renaming_back(
         &self,
+        exports: &Exports,
         records: Vec<Record>,
         renaming: Renaming,
+        before: &ExportChanges,
     ) -> Outcome<()> {
         let mut owed = self.owed.lock();
-        let write = |state: &StateFile, records| state.record_renaming(records, &renaming);
+        let mut after = exports.changes();
+        after.go_back(before, &[&renaming.from, &renaming.to]);
+        exports.set_changes(after.clone());
+        let write = |state: &StateFile, records| state.record_renaming(records, &renaming, &after);
         let recorded = self.write_by(&mut owed, records.clone(), write);
         if recorded.is_err() {
             owed.put(&records);
-            owed.renamings.push(renaming);
+            owed.renamings.push((renaming, after));
             self.tell(records);
         }
         recorded
@@ -176,8 +192,8 @@ impl Changes {
         write: impl FnOnce(&StateFile, Vec<Record>) -> Outcome<()>,
     ) -> Outcome<()> {
         if let Some(state) = &self.state {
-            for renaming in &owed.renamings {
-                state.record_renaming(owed.records.clone(), renaming)?;
+            for (renaming, exports) in &owed.renamings {
+                state.record_renaming(owed.records.clone(), renaming, exports)?;
             }
             owed.renamings.clear();
             let is_new = |owed: &&Record| records.iter().all(|record| record.name != owed.name);

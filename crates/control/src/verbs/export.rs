@@ -127,12 +127,7 @@ impl Verbs {
         })?;
         let served = self.exports.add_volume(&self.world, &export.volume);
         if served.is_err() {
-            let undone = self.record_exports(|changes| {
-                let limits = before.throttles.get(name).cloned();
-                (changes.added, changes.removed) = (before.added, before.removed);
-                changes.throttles.remove(name);
-                changes.throttles.extend(limits.map(|limits| (name.clone(), limits)));
-            });
+            let undone = self.record_exports(|changes| changes.go_back(&before, &[name]));
             log_undo_failure(name, undone.map(drop));
         }
         served

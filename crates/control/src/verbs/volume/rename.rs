@@ -57,11 +57,9 @@ struct RenamedVolume {
     _disks: Vec<Arc<dyn Disk>>,
     /// Its block devices are to be read-only.
     device_read_only: bool,
-    /// The changes of exports before.
-    exports: ExportChanges,
     renaming: Renaming,
-    /// The state file has the new name.
-    is_recorded: bool,
+    /// The changes of exports before, once the state file has the new name.
+    exports: Option<ExportChanges>,
 }
 
 impl Verbs {
@@ -104,12 +102,10 @@ impl Verbs {
             claimed: volume.will_claim(),
             _disks: lines.flat_map(|line| line.target.lowers()).collect(),
             device_read_only: self.world.is_device_read_only(&volume),
-            exports: self.exports.changes(),
-            is_recorded: false,
+            exports: None,
             renaming: Renaming {
                 from: name.to_owned(),
                 to: to.to_owned(),
-                exports: self.exports.changes_for_name(name, to),
                 is_untold: self.is_untold(name),
             },
         })
@@ -132,10 +128,9 @@ impl Verbs {
         // A set of bcache may have written its map as it ended.
         self.refuse_zones(&from)?;
         one.renaming.is_untold |= self.is_untold(&from);
-        changes.record_renaming(one.after.clone(), &one.renaming)?;
-        one.is_recorded = true;
+        let before = changes.record_renaming(&self.exports, one.after.clone(), &one.renaming)?;
+        one.exports = Some(before);
         self.step(Step::Recorded);
-        self.exports.set_changes(one.renaming.exports.clone());
         // Losses are known by names, and the clients know the volume by its new one.
         if one.renaming.is_untold {
             self.world.tell_of_loss(&to);
@@ -152,16 +147,16 @@ impl Verbs {
     ) -> ConfigError {
         let Renaming { from, to, .. } = one.renaming.clone();
         log_undo_failure(&to, self.take_down(&to));
-        let (exports, is_untold) = (one.exports.clone(), false);
-        self.exports.set_changes(exports.clone());
         let mut detail = error.to_string();
-        if one.is_recorded {
+        if let Some(before) = &one.exports {
             if one.renaming.is_untold {
                 // It was raised for the new name. Clients of the old one are still to be told.
                 self.world.forget_loss(&to);
             }
-            let back = Renaming { from: to.clone(), to: from.clone(), exports, is_untold };
-            if let Err(second) = changes.record_renaming_back(one.before.clone(), back) {
+            let back = Renaming { from: to.clone(), to: from.clone(), is_untold: false };
+            let records = one.before.clone();
+            let recorded = changes.record_renaming_back(&self.exports, records, back, before);
+            if let Err(second) = recorded {
                 tracing::error!("{from}: {second}");
                 detail.push_str(&format!("; the state file has '{to}' for now: {second}"));
             }

@@ -254,6 +254,36 @@ fn export(server: &TestServer, volume: &str, name: &str, read_only: bool) {
     add.run(&server.verbs, &Patient).unwrap();
 }
 
+/// The removal of a volume changes no more of the exports than limits of its own, and so waits for
+/// no rename of another one.
+#[test]
+fn limits_that_another_verb_takes_away_during_a_rename_stay_away() {
+    for fails in [false, true] {
+        let (_all, work, _) = folders();
+        let server = TestServer::with_e(&work);
+        throttle(&server, "v", "iops-total=7");
+        let verbs = Arc::downgrade(&server.verbs);
+        *server.verbs.at_step.lock() = Box::new(move |step| {
+            let verbs = verbs.upgrade().unwrap();
+            let (at, other) = if fails { (Step::Recorded, "f") } else { (Step::Arranged, "") };
+            if step == at {
+                let changed = verbs.changes.record_with(&verbs.exports, Vec::new(), |changes| {
+                    changes.throttles.remove("v");
+                });
+                changed.unwrap();
+                // It takes the new name away, so that the rename is undone.
+                if fails && verbs.world.volume(other).is_err() {
+                    verbs.world.create(other).unwrap();
+                }
+            }
+        });
+        assert_eq!(server.try_rename("e", "f").is_err(), fails);
+        assert!(server.verbs.exports.limits_of("v").is_empty());
+        let recorded = server.verbs.state.clone().unwrap().exports();
+        assert!(!recorded.throttles.contains_key("v"), "fails: {fails}");
+    }
+}
+
 #[test]
 fn exports_and_limits_move_with_the_name_in_one_change_of_the_state_file() {
     let (_all, work, copies) = folders();

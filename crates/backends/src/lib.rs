@@ -10,7 +10,7 @@ mod file;
 mod handles;
 mod held;
 mod memory;
-mod nbd;
+pub mod nbd;
 mod null;
 mod opener;
 mod size;

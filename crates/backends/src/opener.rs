@@ -35,7 +35,7 @@ pub struct DeviceOpener {
 
 /// The identity of an export. A disk that is open for it has to treat it as this URI says.
 fn identify_export(uri: &str, handles: &Handles) -> Result<Identity, ConfigError> {
-    let target = nbd::Target::parse(uri)?;
+    let target = nbd::Target::of_device(uri)?;
     let identity = target.identity();
     let open = handles.remotes();
     let same = open.iter().find(|disk| disk.target().identity() == identity);

@@ -1,5 +1,4 @@
-//! A connection that has passed its negotiation. Blocks: it runs on a helper thread, or on that of
-//! an offline tool.
+//! A connection that has passed its negotiation. Blocks: no reactor runs it.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -15,8 +14,8 @@ use rustix::net::sockopt::{
 };
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
-use super::handshake::{Agreed, negotiate};
-use super::uri::{Place, Target};
+use super::handshake::{Agreed, Wish, negotiate};
+use super::uri::Place;
 
 /// How long a server may take until transmission begins.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -33,17 +32,17 @@ pub struct Connected {
 ///
 /// # Errors
 /// There is no server, or it refuses.
-pub fn connect(target: &Target) -> Result<Connected, ConfigError> {
-    let failed = |error: std::io::Error| {
-        ConfigError::new(ConfigKind::System, &target.uri, format!("connect: {error}"))
+pub fn connect(place: &Place, wish: Wish<'_>) -> Result<Connected, ConfigError> {
+    let failed = |error: io::Error| {
+        ConfigError::new(ConfigKind::System, wish.device, format!("connect: {error}"))
     };
     let until = Instant::now() + PATIENCE;
-    let socket = match &target.place {
+    let socket = match place {
         Place::Unix(path) => connect_unix(path).map_err(failed)?,
         Place::Tcp(host, port) => connect_tcp(host, *port, until).map_err(failed)?,
     };
     let mut stream = Timed { socket: File::from(socket), until };
-    let agreed = negotiate(&mut stream, target)?;
+    let agreed = negotiate(&mut stream, wish)?;
     let socket = OwnedFd::from(stream.socket);
     set_timeouts(&socket, None).map_err(failed)?;
     Ok(Connected { socket, agreed })

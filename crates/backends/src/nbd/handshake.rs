@@ -1,5 +1,5 @@
-//! The client's side of a negotiation, over any stream of bytes. It waits for the server, so it
-//! runs on a helper thread.
+//! The client's side of a negotiation, over any stream of bytes. It waits for the server: no
+//! reactor runs it.
 //!
 //! What a server says is judged here: sizes, flags and lengths that later code relies on. Memory is
 //! bounded: an answer to an option has at most [`ANSWER_BYTES_MAX`] bytes, an option at most
@@ -16,8 +16,6 @@ use cairn_nbd::wire::{
 };
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::uri::Target;
-
 /// The longest answer to an option, in bytes.
 const ANSWER_BYTES_MAX: u32 = 64 << 10;
 
@@ -26,6 +24,17 @@ const ANSWERS_MAX: usize = 64;
 
 /// The largest block that is understood: one of a request's sectors has to be a whole of it.
 const BLOCK_BYTES_MAX: u32 = 64 << 10;
+
+/// What is asked of a server.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish<'a> {
+    /// The server, or its export, as the user named it.
+    pub device: &'a str,
+    /// The export.
+    pub export: &'a str,
+    /// Simple replies only: the client that goes on takes no others.
+    pub is_simple: bool,
+}
 
 /// What a server and this client agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,17 +95,17 @@ impl Agreed {
 ///
 /// # Errors
 /// The server does not have the export, or is none that this client understands.
-pub fn negotiate(stream: &mut (impl Read + Write), target: &Target) -> Result<Agreed, ConfigError> {
-    if target.export.len() > STRING_BYTES_MAX {
-        let found = format!("{} bytes", target.export.len());
-        return Err(ConfigError::argument(&target.uri, "export", found, "at most 4096"));
+pub fn negotiate(stream: &mut (impl Read + Write), wish: Wish<'_>) -> Result<Agreed, ConfigError> {
+    if wish.export.len() > STRING_BYTES_MAX {
+        let found = format!("{} bytes", wish.export.len());
+        return Err(ConfigError::argument(wish.device, "export", found, "at most 4096"));
     }
-    Negotiation { stream, target }.run()
+    Negotiation { stream, wish }.run()
 }
 
 struct Negotiation<'a, S> {
     stream: &'a mut S,
-    target: &'a Target,
+    wish: Wish<'a>,
 }
 
 /// One answer to an option.
@@ -118,12 +127,12 @@ impl<S: Read + Write> Negotiation<'_, S> {
             }
             _ => error.to_string(),
         };
-        ConfigError::new(ConfigKind::System, &self.target.uri, format!("negotiation: {why}"))
+        ConfigError::new(ConfigKind::System, self.wish.device, format!("negotiation: {why}"))
     }
 
     fn refused(&self, field: &str, found: impl Into<String>, expected: &str) -> ConfigError {
         let detail = format!("{field}: found {}, expected {expected}", found.into());
-        ConfigError::new(ConfigKind::Unsupported, &self.target.uri, detail)
+        ConfigError::new(ConfigKind::Unsupported, self.wish.device, detail)
     }
 
     fn receive(&mut self, bytes: &mut [u8]) -> Result<(), ConfigError> {
@@ -200,6 +209,9 @@ impl<S: Read + Write> Negotiation<'_, S> {
     }
 
     fn form(&mut self) -> Result<MessageForm, ConfigError> {
+        if self.wish.is_simple {
+            return Ok(MessageForm::Simple);
+        }
         if self.takes(option::EXTENDED_HEADERS)? {
             return Ok(MessageForm::Extended);
         }
@@ -210,7 +222,7 @@ impl<S: Read + Write> Negotiation<'_, S> {
     }
 
     fn name(&self) -> Vec<u8> {
-        string(&self.target.export)
+        string(self.wish.export)
     }
 
     /// The number of the context for extents.
@@ -271,15 +283,15 @@ impl<S: Read + Write> Negotiation<'_, S> {
     }
 
     fn no_export(&self, refusal: u32, payload: &[u8]) -> ConfigError {
-        let uri = &self.target.uri;
+        let device = self.wish.device;
         let told = String::from_utf8_lossy(payload);
         let told = told.trim().replace(|it: char| it.is_control(), " ");
         if refusal == option_error::UNKNOWN {
-            let found = format!("'{}', which the server does not have", self.target.export);
-            return ConfigError::argument(uri, "export", found, "one of its exports");
+            let found = format!("'{}', which the server does not have", self.wish.export);
+            return ConfigError::argument(device, "export", found, "one of its exports");
         }
-        let detail = format!("export '{}': the server refuses: {told}", self.target.export);
-        ConfigError::new(ConfigKind::Unsupported, uri, detail)
+        let detail = format!("export '{}': the server refuses: {told}", self.wish.export);
+        ConfigError::new(ConfigKind::Unsupported, device, detail)
     }
 
     fn block_sizes(&self, told: &InfoBlockSize) -> Result<(u32, u32, u32), ConfigError> {

@@ -187,7 +187,7 @@ impl Link {
         let (target, told) = (self.remote.target.clone(), result.clone());
         let uri = &self.remote.target.uri;
         let work = move || {
-            let connected = connect(&target);
+            let connected = connect(&target.place, target.wish());
             *told.0.lock() = Some(connected);
             told.1.notify(usize::MAX);
         };

@@ -29,7 +29,10 @@ use cairn_block::{
 };
 use cairn_nbd::wire::TransmissionFlags;
 
+pub use self::connect::{Connected, connect};
+pub use self::handshake::{Agreed, Wish};
 use self::remote::{Data, Owner, Remote};
+pub use self::uri::Place;
 pub(crate) use self::uri::{Target, is_uri};
 use cairn_nbd::session::What;
 
@@ -53,8 +56,8 @@ impl NbdDisk {
         read_only: bool,
         failures: Arc<FailureCount>,
     ) -> Result<NbdDisk, ConfigError> {
-        let target = Target::parse(uri)?;
-        let connected = connect::connect(&target)?;
+        let target = Target::of_device(uri)?;
+        let connected = connect(&target.place, target.wish())?;
         if connected.agreed.flags.contains(TransmissionFlags::READ_ONLY) && !read_only {
             let detail = "access: found a read-only export, expected a writable one";
             return Err(ConfigError::new(ConfigKind::Unsupported, uri, detail));

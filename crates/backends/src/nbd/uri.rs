@@ -12,6 +12,7 @@ use cairn_block::{ConfigError, ConfigKind};
 use fluent_uri::Uri;
 use fluent_uri::pct_enc::{EStr, Encoder};
 
+use super::handshake::Wish;
 use crate::size::parse_size;
 
 /// The usual port.
@@ -33,10 +34,19 @@ pub enum Place {
     Tcp(String, u16),
 }
 
+impl Place {
+    /// The place in a URI. With TLS (`nbds`) it is the same one.
+    pub fn of_uri(uri: &str) -> Option<Place> {
+        let plain = uri.strip_prefix("nbds").map(|rest| format!("nbd{rest}"));
+        Target::parse(plain.as_deref().unwrap_or(uri)).ok().map(|target| target.place)
+    }
+}
+
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Place::Unix(path) => write!(f, "{}", path.display()),
+            Place::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
             Place::Tcp(host, port) => write!(f, "{host}:{port}"),
         }
     }
@@ -91,10 +101,6 @@ impl Target {
         }
         let authority = uri.authority().filter(|it| !it.host().is_empty());
         let place = match (scheme, authority, socket) {
-            ("nbd+unix", None, Some(path)) if path.is_relative() => {
-                let found = format!("'{}'", path.display());
-                return Err(wrong("socket", found, "an absolute path"));
-            }
             ("nbd+unix", None, Some(path)) => Place::Unix(path),
             ("nbd", Some(authority), None) => {
                 let host = authority.host().trim_start_matches('[').trim_end_matches(']');
@@ -111,6 +117,26 @@ impl Target {
         let export = export.strip_prefix('/').unwrap_or_default().to_owned();
         let replay = exclusive.then_some(replay.unwrap_or(REPLAY_BYTES));
         Ok(Target { uri: argument.to_owned(), place, export, replay, reconnect })
+    }
+
+    /// Parses the URI of a device. Its meaning depends on no folder.
+    ///
+    /// # Errors
+    /// Those of [`Target::parse`], and a socket with a relative path.
+    pub fn of_device(argument: &str) -> Result<Target, ConfigError> {
+        let target = Target::parse(argument)?;
+        match &target.place {
+            Place::Unix(path) if path.is_relative() => {
+                let (found, expected) = (format!("'{}'", path.display()), "an absolute path");
+                Err(ConfigError::argument(argument, "socket", found, expected))
+            }
+            _ => Ok(target),
+        }
+    }
+
+    /// What to ask its server for.
+    pub fn wish(&self) -> Wish<'_> {
+        Wish { device: &self.uri, export: &self.export, is_simple: false }
     }
 
     /// The same for two URIs of one export, however its socket is named. Names of one host differ.
@@ -207,6 +233,20 @@ mod tests {
     }
 
     #[test]
+    fn place_of_a_uri_is_where_its_server_listens() {
+        let unix = Some(Place::Unix("/run/a b?".into()));
+        assert_eq!(Place::of_uri("nbd+unix:///vm?socket=/run/a%20b%3F"), unix);
+        assert_eq!(Place::of_uri("nbd://[::1]:5/vm").unwrap().to_string(), "[::1]:5");
+        assert!(Place::of_uri("nbd+unix:///vm?socket=here").is_some());
+        let tcp = Some(Place::Tcp("127.0.0.1".to_owned(), 10809));
+        assert_eq!(Place::of_uri("nbd://127.0.0.1:10809/vm"), tcp);
+        assert_eq!(Place::of_uri("nbds://127.0.0.1:10809/vm"), tcp);
+        for uri in ["", "nbd+unix:///vm", "nbd:x", "nbd+unix:///?socket=%4"] {
+            assert_eq!(Place::of_uri(uri), None, "{uri}");
+        }
+    }
+
+    #[test]
     fn different_exports_have_different_identities() {
         let identity = |uri| Target::parse(uri).unwrap().identity();
         let pairs = [
@@ -244,7 +284,7 @@ mod tests {
             ("nbd://h:99999/", "99999"),
             ("nbds://h/x", "TLS"),
         ] {
-            let error = Target::parse(uri).expect_err(uri).to_string();
+            let error = Target::of_device(uri).expect_err(uri).to_string();
             assert!(error.starts_with(uri) && error.contains(found), "{error}");
         }
     }

@@ -8,7 +8,6 @@
 //! The kernel keeps of each device whose it is: the export and the place of its server. By that a
 //! second `attach`, and `detach`, find it.
 
-mod negotiate;
 mod netlink;
 
 use std::fmt::Display;
@@ -18,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
+use cairn_backends::nbd::{self, Agreed, Place};
 use cairn_block::{ConfigError, ConfigKind};
 use cairn_control::client::Client;
 use cairn_control::verbs::export::ExportList;
@@ -26,7 +26,6 @@ use cairn_outcome::failure::{Outcome, refused, system};
 use cairn_outcome::signals::{self, Event};
 use cairn_outcome::stdout::print;
 
-use self::negotiate::{Agreed, Place};
 use self::netlink::{Deaths, KernelNbd, Wanted};
 use crate::cli::{AttachArgs, DEAD_SECONDS, DetachArgs};
 
@@ -160,19 +159,18 @@ impl Wish<'_> {
         Ok(index)
     }
 
-    /// Connects as often as wished.
+    /// Connects as often as wished. The kernel takes simple replies only.
     fn agree(&self) -> Outcome<(Agreed, Vec<OwnedFd>)> {
-        let first = self.place.agree(self.export)?;
-        let mut sockets = vec![
-            first
-                .socket
-                .try_clone()
-                .map_err(|error| system(self.place.to_string(), "copy", error))?,
-        ];
-        for _ in 1..self.connections {
-            sockets.push(self.place.agree(self.export)?.socket);
+        let device = self.place.to_string();
+        let wish = nbd::Wish { device: &device, export: self.export, is_simple: true };
+        let mut sockets = Vec::new();
+        loop {
+            let connected = nbd::connect(&self.place, wish)?;
+            sockets.push(connected.socket);
+            if sockets.len() >= usize::from(self.connections) {
+                return Ok((connected.agreed, sockets));
+            }
         }
-        Ok((first, sockets))
     }
 
     fn wanted(&self, index: Option<u32>, agreed: &Agreed) -> Wanted<'_> {
@@ -181,7 +179,7 @@ impl Wish<'_> {
             index,
             size_bytes: agreed.size_bytes,
             block_bytes: agreed.block_bytes.clamp(least, most).into(),
-            flags: agreed.flags,
+            flags: agreed.flags.bits(),
             dead_seconds: self.dead_seconds,
             backend: &self.backend,
         }

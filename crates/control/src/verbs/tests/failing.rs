@@ -451,16 +451,22 @@ fn a_growth_whose_store_fails_leaves_the_snapshot_live_and_fails() {
     assert!(suspended(&server).is_empty());
 }
 
-#[test]
-fn deferred_removal_that_loses_writes_is_done() {
-    let (_all, work, _) = folders();
+/// A server with the written volume `e`, whose file may be made to fail.
+fn over_a_file(work: &Path) -> (TestServer, Shared, PathBuf) {
     let (faults, opener) = (Shared::default(), DeviceOpener::default());
     let opener = FailingOpener { faults: faults.clone(), opener };
-    let server = TestServer::start_over(&work, OTHER, Box::new(opener)).unwrap();
+    let server = TestServer::start_over(work, OTHER, Box::new(opener)).unwrap();
     let file = work.join("file");
     std::fs::write(&file, vec![0; SECTORS as usize * 512]).unwrap();
     server.verbs.create("e", &format!("0 {SECTORS} linear {} 0", file.display())).unwrap();
     server.write("e", 0, 8, 3);
+    (server, faults, file)
+}
+
+#[test]
+fn deferred_removal_that_loses_writes_is_done() {
+    let (_all, work, _) = folders();
+    let (server, faults, file) = over_a_file(&work);
     server.world.defer_removal("e");
     faults.lock().failing = Some(file);
     // No retry: the volume is gone. The loss is in the log.
@@ -472,13 +478,7 @@ fn deferred_removal_that_loses_writes_is_done() {
 #[test]
 fn rename_that_loses_writes_is_undone_and_says_so() {
     let (_all, work, _) = folders();
-    let (faults, opener) = (Shared::default(), DeviceOpener::default());
-    let opener = FailingOpener { faults: faults.clone(), opener };
-    let server = TestServer::start_over(&work, OTHER, Box::new(opener)).unwrap();
-    let file = work.join("file");
-    std::fs::write(&file, vec![0; SECTORS as usize * 512]).unwrap();
-    server.verbs.create("e", &format!("0 {SECTORS} linear {} 0", file.display())).unwrap();
-    server.write("e", 0, 8, 3);
+    let (server, faults, file) = over_a_file(&work);
     faults.lock().failing = Some(file);
     let error = server.verbs.rename_volume("e", "f", &Patient).unwrap_err();
     faults.lock().failing = None;

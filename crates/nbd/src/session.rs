@@ -27,6 +27,9 @@
 //!   only.
 //! - N7. One flush is under way at a time, the session's own or the owner's: a server tells a
 //!   failed flush to one of two, and the other's success would cover what is lost.
+//! - N8. A connection that is lost while the kept writes are sent again has the next one send them
+//!   in groups, each followed by a flush, after which the group is not kept any more. A group is
+//!   half as large as what was lost before, so that connections which are always lost get on, too.
 //!
 //! Why N3 restores what a client may rely on: by N1 the server took overlapping writes in the order
 //! of their answers. For each sector it holds after the loss the last answered write, or an older
@@ -103,6 +106,8 @@ enum Sending<T, D> {
     OwnFlush,
     /// A kept write, by its start.
     Again(u64),
+    /// A flush of those that were sent again (N8).
+    AgainFlush,
 }
 
 /// A write that was answered.
@@ -176,6 +181,11 @@ pub struct Session<T, D> {
     bytes: u64,
     care: Care,
     own_flush: bool,
+    /// The most kept writes that are sent again before a flush (N8).
+    group: usize,
+    /// How many of these have no answer, and the starts of those that were answered.
+    resending: usize,
+    resent: Vec<u64>,
     /// The owner's flushes that are ready or sent.
     flushes: u32,
     /// Those that wait for the session's own (N7).
@@ -214,6 +224,9 @@ impl<T, D: Data> Session<T, D> {
             bytes: 0,
             care,
             own_flush: false,
+            group: usize::MAX,
+            resending: 0,
+            resent: Vec::new(),
             flushes: 0,
             held: VecDeque::new(),
             has_begun: care == Care::Nothing || mutants::skips("session: flush at the beginning"),
@@ -314,7 +327,7 @@ impl<T, D: Data> Session<T, D> {
                 (Sending::First, 0)
             }
             Phase::Replay(_) if self.overtakes() => self.ready.pop_front()?,
-            Phase::Replay(from) => (self.next_kept(from)?, 0),
+            Phase::Replay(from) => (self.next_again(from)?, 0),
             Phase::Up => self.ready.pop_front()?,
         };
         let cookie = self.next_cookie;
@@ -328,7 +341,7 @@ impl<T, D: Data> Session<T, D> {
         let wire = |what, range, flags, data| Wire { cookie, what, range, flags, data };
         Some(match &self.sent.get(&cookie)?.ask {
             Sending::Asked(ask) => wire(ask.what, ask.range, ask.flags, Some(&ask.data)),
-            Sending::First | Sending::OwnFlush => {
+            Sending::First | Sending::OwnFlush | Sending::AgainFlush => {
                 wire(What::Op(Op::Flush), NOWHERE, Flags::empty(), None)
             }
             Sending::Again(start) => {
@@ -344,7 +357,10 @@ impl<T, D: Data> Session<T, D> {
             Phase::Down => false,
             Phase::First(is_sent) => !is_sent,
             Phase::Replay(_) if self.overtakes() => true,
-            Phase::Replay(from) => self.kept.range(from..).next().is_some(),
+            Phase::Replay(from) => match self.is_group_full() {
+                true => self.may_flush_group(),
+                false => self.kept.range(from..).next().is_some(),
+            },
             Phase::Up => !self.ready.is_empty(),
         }
     }
@@ -354,10 +370,23 @@ impl<T, D: Data> Session<T, D> {
         mutants::skips("session: wait for what is sent again") && !self.ready.is_empty()
     }
 
-    fn next_kept(&mut self, from: u64) -> Option<Sending<T, D>> {
+    fn is_group_full(&self) -> bool {
+        self.resending + self.resent.len() >= self.group
+    }
+
+    /// True if each write of the group was answered, and its flush was not sent yet.
+    fn may_flush_group(&self) -> bool {
+        self.resending == 0 && self.sent.is_empty()
+    }
+
+    fn next_again(&mut self, from: u64) -> Option<Sending<T, D>> {
+        if self.is_group_full() {
+            return self.may_flush_group().then_some(Sending::AgainFlush);
+        }
         let (start, _) = self.kept.range(from..).next()?;
         let start = *start;
         self.phase = Phase::Replay(start + 1);
+        self.resending += 1;
         Some(Sending::Again(start))
     }
 
@@ -400,11 +429,21 @@ impl<T, D: Data> Session<T, D> {
                 }
             }
             Sending::Again(start) => {
-                if result.is_err() {
-                    tell(Told::Lost);
-                    if let Some(kept) = self.kept.remove(&start) {
-                        self.drop_part(kept.number);
+                self.resending -= 1;
+                match result {
+                    Ok(()) => self.resent.push(start),
+                    Err(_) => {
+                        tell(Told::Lost);
+                        self.drop_kept(start);
                     }
+                }
+                self.end_replay();
+            }
+            Sending::AgainFlush => {
+                let group = std::mem::take(&mut self.resent);
+                match result {
+                    Ok(()) => group.into_iter().for_each(|start| self.drop_kept(start)),
+                    Err(_) => tell(Told::Lost),
                 }
                 self.end_replay();
             }
@@ -476,6 +515,13 @@ impl<T, D: Data> Session<T, D> {
         }
     }
 
+    /// What is kept from this start on is not kept any more.
+    fn drop_kept(&mut self, start: u64) {
+        if let Some(kept) = self.kept.remove(&start) {
+            self.drop_part(kept.number);
+        }
+    }
+
     /// A part of this write is not kept any more.
     fn drop_part(&mut self, number: u64) {
         let Some((parts, cost)) = self.parts.get_mut(&number) else { return };
@@ -511,10 +557,13 @@ impl<T, D: Data> Session<T, D> {
 
     /// The connection is lost. What has no answer is sent again over the next one.
     pub fn lost(&mut self, tell: &mut dyn FnMut(Told<T, D>)) {
+        if matches!(self.phase, Phase::Replay(_)) {
+            self.group = (self.group.min(self.kept.len()) / 2).max(1);
+        }
         self.phase = Phase::Down;
         let sent = std::mem::take(&mut self.sent);
         for (_, Sent { ask, after }) in sent.into_iter().rev() {
-            if !matches!(ask, Sending::First | Sending::Again(_)) {
+            if matches!(ask, Sending::Asked(_) | Sending::OwnFlush) {
                 self.ready.push_front((ask, after));
             }
         }
@@ -541,6 +590,8 @@ impl<T, D: Data> Session<T, D> {
             return;
         }
         self.phase = Phase::Replay(0);
+        self.resending = 0;
+        self.resent.clear();
         self.end_replay();
     }
 
@@ -548,6 +599,7 @@ impl<T, D: Data> Session<T, D> {
         let Phase::Replay(from) = self.phase else { return };
         if self.sent.is_empty() && self.kept.range(from..).next().is_none() {
             self.phase = Phase::Up;
+            self.group = usize::MAX;
         }
     }
 
@@ -557,7 +609,7 @@ impl<T, D: Data> Session<T, D> {
         let ready = std::mem::take(&mut self.ready).into_iter();
         let asked = ready.filter_map(|(sending, _)| match sending {
             Sending::Asked(ask) => Some(ask),
-            Sending::First | Sending::OwnFlush | Sending::Again(_) => None,
+            Sending::First | Sending::OwnFlush | Sending::Again(_) | Sending::AgainFlush => None,
         });
         (self.own_flush, self.flushes) = (false, 0);
         let held = std::mem::take(&mut self.held).into_iter().map(|(ask, _)| ask);

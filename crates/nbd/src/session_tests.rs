@@ -396,3 +396,30 @@ fn a_session_begins_with_a_flush_and_sends_nothing_else_before_its_answer() {
     assert_eq!(losses, 1, "what was left may be lost");
     assert_eq!(session.take_next().map(|wire| wire.what), Some(What::Op(Op::Read)));
 }
+
+/// Each connection ends after so many answers.
+#[test]
+fn connections_that_are_always_lost_get_on_with_what_is_sent_again() {
+    let mut client = Client::new(Care::Keep(1 << 20));
+    for at in (0..SECTORS).step_by(2) {
+        client.run(&Step::Write { start: at, count: 1, fua: false });
+    }
+    client.settle();
+    client.server.kill(0);
+    client.cut();
+    let mut connections = 0;
+    while client.session.kept_bytes() > 4 * 4352 {
+        connections += 1;
+        assert!(connections < 100, "it does not get on");
+        client.send(usize::MAX);
+        for _ in 0..4 {
+            client.answer(0);
+            client.send(usize::MAX);
+        }
+        client.server.kill(0);
+        client.cut();
+    }
+    client.settle();
+    assert_eq!(client.server.content(), client.answered);
+    assert_eq!(client.losses, 0);
+}

@@ -213,7 +213,8 @@ impl SimWorld {
     /// An opener of the drives added so far, by their names.
     pub fn opener(&self) -> SimOpener {
         let opener = SimOpener::new();
-        self.drives.borrow().iter().fold(opener, |all, (name, disk)| all.with(name, disk.clone()))
+        let drives = self.drives.borrow();
+        drives.iter().fold(opener, |all, (name, drive)| all.with_drive(name, drive.clone()))
     }
 
     /// Runs a future on a reactor until it is done.

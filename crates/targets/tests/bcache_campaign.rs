@@ -373,6 +373,11 @@ fn deaths_of_the_server_of_a_backing_device_lose_nothing() {
 }
 
 #[test]
+fn deaths_of_the_server_of_a_cache_device_lose_nothing() {
+    campaign(Failing::Nothing).elsewhere(&["cache"], Links::ServersDie).cuts(60).run();
+}
+
+#[test]
 fn deaths_of_the_server_of_a_backing_device_are_told_where_nothing_is_kept() {
     campaign(Failing::Everything).elsewhere(&["backing"], Links::Told).cuts(60).run();
 }

@@ -437,6 +437,11 @@ fn deaths_of_the_server_of_an_origin_lose_nothing() {
 }
 
 #[test]
+fn deaths_of_the_server_of_a_store_lose_nothing() {
+    campaign(SERVING).elsewhere(&["cow0"], Links::ServersDie).cuts(60).run();
+}
+
+#[test]
 fn deaths_of_the_server_of_an_origin_are_told_where_nothing_is_kept() {
     losing_campaign(SERVING).elsewhere(&["origin"], Links::Told).cuts(60).run();
 }

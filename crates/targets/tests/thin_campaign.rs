@@ -465,6 +465,11 @@ fn deaths_of_servers_lose_nothing_of_a_pool() {
     campaign(SHAPES).elsewhere(drives, Links::ServersDie).cuts(60).run();
 }
 
+#[test]
+fn deaths_of_the_server_of_the_data_lose_nothing_of_a_pool() {
+    campaign(SHAPES).elsewhere(&["data"], Links::ServersDie).cuts(60).run();
+}
+
 #[cfg(feature = "canary")]
 mod canaries {
     use super::{FULL, SHAPES, Shape, campaign};

@@ -250,6 +250,11 @@ fn deaths_of_servers_lose_nothing() {
     elsewhere(&["origin", "cache"], Links::ServersDie).run();
 }
 
+#[test]
+fn deaths_of_the_server_of_a_cache_device_lose_nothing() {
+    elsewhere(&["cache"], Links::ServersDie).run();
+}
+
 /// Not of that of the cache device: what is read from it after it forgot is not what was written
 /// there, until the loss is told.
 #[test]

@@ -340,11 +340,16 @@ fn thin_volume_has_every_write_that_a_killed_server_acknowledged() {
     let reads = "qemu-io -r -f raw -c 'read -P 1 0 4k' -c 'read -P 3 4k 4k' \
                  -c 'read -P 1 8k 56k' -c 'read -P 2 1M 4k' -c 'read -P 0 1028k 60k' \
                  -c 'read -P 0 3M 64k' \"$uri\"";
+    // Data that goes with its process has no log, but the one of other data stays.
+    let elsewhere = ["--table", "p=0 16384 thin-pool meta mem:8M 128 0"];
+    let ran = place.serve_run(&elsewhere, "true");
+    assert!(ran.code != 0 && ran.err.contains("with another data device"), "{ran:?}");
     // The second server replays nothing.
     for _ in 0..2 {
         let ran = place.serve_run(&volume, reads);
         assert_eq!(ran.code, 0, "{ran:?}");
     }
+    place.serve_run(&elsewhere, "true").ok();
     place.cairn(&["check", "meta"]).ok();
     assert_eq!(std::fs::read_dir(place.crash_logs.path()).unwrap().count(), 0, "nothing is left");
 }

@@ -268,6 +268,10 @@ pub(super) struct Place {
     memory: Arc<dyn CrashMemory>,
     /// Stands for the data device and its blocks.
     owner: u64,
+    /// What is on the data device outlives this process. A record says that a block has its data:
+    /// without that it would show what was in the block before. So there are none then, and the
+    /// memory is what an earlier process with another data device left.
+    is_kept: bool,
 }
 
 impl Place {
@@ -276,12 +280,15 @@ impl Place {
     /// # Errors
     /// Another process has the log.
     pub fn of(ctor: &Ctor<'_>, config: &PoolConfig) -> Result<Option<Place>, ConfigError> {
+        let data = ctor.registry.lasting_name_of(&config.data.disk, Sector(0));
+        let is_kept = data.is_some();
         let at = (&config.metadata.disk, Sector(0));
-        let memory = ctor.registry.crash_log_of("thin", at, config.options.read_only)?;
+        let looks = config.options.read_only || !is_kept;
+        let memory = ctor.registry.crash_log_of("thin", at, looks)?;
         let Some(memory) = memory else { return Ok(None) };
-        let data = ctor.registry.lasting_name_of(&config.data.disk, Sector(0)).unwrap_or_default();
+        let data = data.unwrap_or_default();
         let owner = crc64(format!("{data} {}", config.block_sectors).as_bytes());
-        Ok(Some(Place { memory, owner }))
+        Ok(Some(Place { memory, owner, is_kept }))
     }
 }
 
@@ -397,11 +404,14 @@ impl ThinPool {
 
     /// The log of metadata in this state, with what a killed process left in it.
     fn find_log(&self, state: u64) -> Result<Option<(Log, Left)>, ConfigError> {
-        let Some(&Place { ref memory, owner }) = self.crash_log.as_ref() else { return Ok(None) };
+        let Some(place) = self.crash_log.as_ref() else { return Ok(None) };
+        let &Place { ref memory, owner, is_kept } = place;
         let failures = failures_at_opening(self.config.data.disk.as_ref());
         let base = Base { owner, state, failures };
         let (log, left) = CrashLog::open(memory.clone(), &base);
-        let Left::Foreign(states) = &left else { return Ok(Some((Log { log, owner }, left))) };
+        let Left::Foreign(states) = &left else {
+            return Ok(is_kept.then_some((Log { log, owner }, left)));
+        };
         let name = |state: u64| format!("{state:016x}");
         let states: Vec<String> = states.iter().copied().map(name).collect();
         let expected = if state == BLANK { "none".to_owned() } else { name(state) };

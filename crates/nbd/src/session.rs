@@ -30,6 +30,9 @@
 //! - N8. A connection that is lost while the kept writes are sent again has the next one send them
 //!   in groups, each followed by a flush, after which the group is not kept any more. A group is
 //!   half as large as what was lost before, so that connections which are always lost get on, too.
+//! - N9. A connection that is lost before any answer has the next one send half as many requests at
+//!   once, down to one. Each answer doubles that. So connections that last for a few messages get
+//!   on, however many requests wait.
 //!
 //! Why N3 restores what a client may rely on: by N1 the server took overlapping writes in the order
 //! of their answers. For each sector it holds after the loss the last answered write, or an older
@@ -186,6 +189,9 @@ pub struct Session<T, D> {
     /// How many of these have no answer, and the starts of those that were answered.
     resending: usize,
     resent: Vec<u64>,
+    /// The most requests without an answer, and whether one was answered over this connection (N9).
+    window: usize,
+    has_answer: bool,
     /// The owner's flushes that are ready or sent.
     flushes: u32,
     /// Those that wait for the session's own (N7).
@@ -227,6 +233,8 @@ impl<T, D: Data> Session<T, D> {
             group: usize::MAX,
             resending: 0,
             resent: Vec::new(),
+            window: usize::MAX,
+            has_answer: false,
             flushes: 0,
             held: VecDeque::new(),
             has_begun: care == Care::Nothing || mutants::skips("session: flush at the beginning"),
@@ -320,6 +328,9 @@ impl<T, D: Data> Session<T, D> {
 
     /// The next request for the wire, if one may be sent now.
     pub fn take_next(&mut self) -> Option<Wire<'_, D>> {
+        if self.sent.len() >= self.window {
+            return None;
+        }
         let (ask, after) = match self.phase {
             Phase::Down | Phase::First(true) => return None,
             Phase::First(false) => {
@@ -355,6 +366,7 @@ impl<T, D: Data> Session<T, D> {
     pub fn has_next(&self) -> bool {
         match self.phase {
             Phase::Down => false,
+            _ if self.sent.len() >= self.window => false,
             Phase::First(is_sent) => !is_sent,
             Phase::Replay(_) if self.overtakes() => true,
             Phase::Replay(from) => match self.is_group_full() {
@@ -398,6 +410,7 @@ impl<T, D: Data> Session<T, D> {
         tell: &mut dyn FnMut(Told<T, D>),
     ) -> bool {
         let Some(Sent { ask, after }) = self.sent.remove(&cookie) else { return false };
+        (self.window, self.has_answer) = (self.window.saturating_mul(2), true);
         match ask {
             Sending::Asked(ask) if ask.writes() => self.end_write(ask, result, tell),
             Sending::Asked(ask) => {
@@ -562,6 +575,9 @@ impl<T, D: Data> Session<T, D> {
         }
         self.phase = Phase::Down;
         let sent = std::mem::take(&mut self.sent);
+        if !self.has_answer && !sent.is_empty() {
+            self.window = (sent.len() / 2).max(1);
+        }
         for (_, Sent { ask, after }) in sent.into_iter().rev() {
             if matches!(ask, Sending::Asked(_) | Sending::OwnFlush) {
                 self.ready.push_front((ask, after));
@@ -578,6 +594,7 @@ impl<T, D: Data> Session<T, D> {
     /// There is a connection.
     pub fn connected(&mut self) {
         debug_assert!(self.phase == Phase::Down && self.sent.is_empty());
+        self.has_answer = false;
         match self.has_begun {
             true => self.begin_replay(),
             false => self.phase = Phase::First(false),

@@ -423,3 +423,26 @@ fn connections_that_are_always_lost_get_on_with_what_is_sent_again() {
     assert_eq!(client.server.content(), client.answered);
     assert_eq!(client.losses, 0);
 }
+
+/// Each connection ends at its fourth request, or after three answers.
+#[test]
+fn connections_that_end_soon_get_on_with_what_waits() {
+    let mut client = Client::new(Care::Tell);
+    for start in 0..SECTORS {
+        client.run(&Step::Write { start, count: 1, fua: false });
+    }
+    let mut connections = 0;
+    while client.session.is_busy() {
+        connections += 1;
+        assert!(connections < 50, "{} requests have no answer", client.open.len());
+        for _ in 0..3 {
+            client.send(usize::MAX);
+            if client.server.arrived.len() > 3 {
+                break;
+            }
+            client.answer(0);
+        }
+        client.run(&Step::Cut);
+    }
+    assert_eq!(client.server.content(), client.answered);
+}

@@ -311,10 +311,10 @@ impl PackedRing {
         self.has_next()
     }
 
-    /// Asks not to be notified. With `EVENT_IDX` the driver has passed the place already, and passes
-    /// it again two laps later: that notification costs less than one that is lost. libblkio's
-    /// driver counts what it adds while notifications are off with 16 bits, and omits one after a
-    /// multiple of 65536 descriptors.
+    /// Asks not to be notified. With `EVENT_IDX` the driver has passed the place already, and
+    /// passes it again two laps later: that notification costs less than one that is lost.
+    /// libblkio's driver counts what it adds while notifications are off with 16 bits, and omits
+    /// one after a multiple of 65536 descriptors.
     pub(super) fn refuse_kicks(&mut self) {
         if !self.event_idx {
             self.device_events.store_u16(EVENT_FLAGS_AT, EVENTS_OFF);

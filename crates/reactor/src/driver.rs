@@ -20,6 +20,7 @@ use cairn_block::{Env, IoError, IoResult, Request, RequestId, Segs};
 use rustix::net::SocketAddrAny;
 
 use crate::ring::{Io, IoVecs, Ring, Token};
+use crate::watch::{Watch, Watches};
 
 /// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,6 +155,7 @@ pub struct Driver {
     ring: RefCell<Option<Box<dyn Ring>>>,
     ops: RefCell<Ops>,
     reaped: RefCell<Vec<(Token, i32)>>,
+    pub(crate) watches: Rc<Watches>,
 }
 
 impl Driver {
@@ -163,6 +165,7 @@ impl Driver {
             ring: RefCell::new(Some(ring)),
             ops: RefCell::default(),
             reaped: RefCell::default(),
+            watches: Rc::default(),
         }
     }
 
@@ -275,6 +278,12 @@ impl Driver {
         let keep = Keep { _fd: Some(socket.clone()), ..Keep::default() };
         let events = self.future(Io::PollHup { fd: socket.as_raw_fd() }, keep).await;
         events < 0 || events & i32::from(libc::POLLHUP | libc::POLLERR) != 0
+    }
+
+    /// Has the reactor look at memory while it is awake: `is_ready` says whether something came. It
+    /// is called between tasks, often.
+    pub fn watch(&self, is_ready: impl Fn() -> bool + 'static) -> Watch {
+        Watch::new(self.watches.clone(), is_ready)
     }
 
     /// Connects `socket`; returns 0 or `-errno`.

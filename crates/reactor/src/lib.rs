@@ -14,9 +14,11 @@ mod spin;
 pub mod threads;
 mod timers;
 pub mod uring;
+mod watch;
 
 pub use crate::core::{Core, CoreParts};
 pub use driver::{Direction, Driver, Keep, OpFuture, TransferFile};
 pub use mailbox::{PostOffice, ReactorWaker};
 pub use reactors::{Clock, MonotonicClock, Options, Reactors};
 pub use ring::RingKind;
+pub use watch::Watch;

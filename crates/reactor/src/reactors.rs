@@ -4,7 +4,7 @@
 //! runnable tasks. When no task is runnable, one system call submits all queued operations and
 //! sleeps until a completion, a message or the next timer. A loop that is never idle submits them
 //! every few turns. With a spin budget, a reactor polls for a while before it sleeps: see
-//! [`Spinner`].
+//! [`Spinner`]. Each turn looks at the watches, and so does polling.
 
 use std::future::Future;
 use std::io;
@@ -115,10 +115,9 @@ impl Reactors {
         self.ring_name
     }
 
-    /// Sets how long an idle reactor polls before it sleeps; zero, the default, means not at all. A
-    /// reactor polls only while its pauses are shorter than the budget, so an idle server uses no
-    /// processor time. A short budget (20 to 50 microseconds) lowers latency on a processor that
-    /// would otherwise sleep and wake up again and again.
+    /// Sets how long an idle reactor polls before it sleeps; zero means not at all. It polls less
+    /// often while it finds nothing by that, so an idle server uses no processor time. Unless this
+    /// is called, reactors poll while they have a [`Watch`](crate::Watch), for 32 microseconds.
     pub fn set_spin(&self, budget: Duration) {
         self.spin.set(budget);
     }
@@ -217,31 +216,34 @@ impl Reactor {
 
     fn serve(&self, stop: &AtomicBool, mut spinner: Spinner) {
         let (mut mail, mut turns) = (Vec::new(), 0);
+        let watches = &self.driver.watches;
         while !stop.load(Ordering::Acquire) {
             let now = self.clock.now();
             self.core.env().set_now(now);
+            watches.set_polls(spinner.tries(!watches.is_empty()));
             let reaped = self.driver.reap(self.core.env());
+            watches.wake_ready();
             self.post.collect(self.id, &mut mail);
             if self.core.turn_with(now, &mut mail) || reaped {
-                spinner.busy(now);
+                spinner.busy();
                 turns += 1;
                 if !self.core.is_idle() && turns < TURNS_PER_KICK {
                     continue;
                 }
-            } else if let Some(until) = spinner.idle(now) {
-                self.spin(until, stop);
-                continue;
             }
             turns = 0;
-            self.pause();
+            if !self.core.is_idle() || !self.post.is_empty(self.id) {
+                self.driver.ring().kick();
+            } else if let Some(until) = spinner.idle(self.clock.now(), !watches.is_empty()) {
+                self.spin(until, stop);
+            } else if !watches.end() {
+                self.sleep();
+                spinner.slept();
+            }
         }
     }
 
-    /// Submits what was queued, and sleeps if there is nothing to do.
-    fn pause(&self) {
-        if !self.core.is_idle() || !self.post.is_empty(self.id) {
-            return self.driver.ring().kick();
-        }
+    fn sleep(&self) {
         let timeout = self.core.next_timer().map(|at| at.since(self.clock.now()));
         self.driver.ring().wait(timeout);
     }
@@ -249,9 +251,10 @@ impl Reactor {
     /// Polls for something to do until `until`, or until the next timer if that is earlier.
     fn spin(&self, until: Time, stop: &AtomicBool) {
         let until = self.core.next_timer().map_or(until, |at| at.min(until));
-        let mut ring = self.driver.ring();
+        let (mut ring, watches) = (self.driver.ring(), &self.driver.watches);
         ring.kick();
-        while !ring.is_ready() && self.core.is_idle() && self.post.is_empty(self.id) {
+        let is_quiet = || self.core.is_idle() && self.post.is_empty(self.id);
+        while !ring.is_ready() && !watches.is_ready() && is_quiet() {
             if self.clock.now() >= until || stop.load(Ordering::Acquire) {
                 return;
             }

@@ -121,8 +121,8 @@ pub struct ServeArgs {
     /// How requests reach the system
     #[arg(long, value_enum)]
     pub ring: Option<RingChoice>,
-    /// How long an idle reactor polls before it sleeps, in microseconds, while requests come
-    /// at least that often (default: 0, sleep at once)
+    /// How long an idle reactor polls before it sleeps, in microseconds, while that finds
+    /// something (default: 32 if it serves a virtual machine, otherwise 0, sleep at once)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=SPIN_US_MAX))]
     pub spin_us: Option<u32>,
     /// How many NBD connections are open at most; further ones are refused (default: 256)

@@ -230,8 +230,9 @@ fn start_world(
     if let Some(limits) = background {
         world.reactors().post().background().set(&limits.of_throttle());
     }
-    let spin_us = args.spin_us.or(config.spin_us).unwrap_or(0).into();
-    world.reactors().set_spin(Duration::from_micros(spin_us));
+    if let Some(spin_us) = args.spin_us.or(config.spin_us) {
+        world.reactors().set_spin(Duration::from_micros(spin_us.into()));
+    }
     Ok(world)
 }
 

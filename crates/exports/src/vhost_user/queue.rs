@@ -4,6 +4,10 @@
 //! ones ended at once; the publisher shows it the others, once per turn of the loop; the watcher
 //! tells the taker that the ring is stopped. Requests complete here in any order.
 //!
+//! A taker that finds nothing leaves the driver's notifications off and has the reactor
+//! [watch](cairn_reactor::Watch) the ring. Only when the reactor is about to sleep, it asks for a
+//! notification, and looks once more.
+//!
 //! Invariants, beside those of its [queue](crate::front) and of its [ring](super::ring):
 //! - Q1. A chain that was taken is used exactly once, unless the driver broke the protocol. Data,
 //!   then the status byte, then what says that the chain was used, then what shows this are
@@ -219,6 +223,8 @@ impl VirtQueue {
     /// Takes chains until the ring is stopped.
     async fn take_all(self: &Rc<Self>, kick: &Notifier) -> Result<(), Breach> {
         let (mut kicks, mut chain) = (true, Chain::default());
+        let this = self.clone();
+        let watch = self.driver.watch(move || this.ring.borrow().has_next());
         loop {
             while self.ring.borrow().has_next() {
                 let Some(room) = self.room().await else { break };
@@ -238,7 +244,13 @@ impl VirtQueue {
                 }
             }
             self.look_at_memory();
+            let halted = self.intake.until(|| self.intake.is_halted().then_some(()));
+            // Kicks stay off as long as the reactor looks by itself.
+            if !matches!(first(halted, watch.ready()).await, First::Right(false)) {
+                continue;
+            }
             if self.ring.borrow_mut().ask_for_kick() {
+                self.ring.borrow_mut().refuse_kicks();
                 continue;
             }
             let halted = self.intake.until(|| self.intake.is_halted().then_some(()));

@@ -122,7 +122,9 @@ async fn travel(env: &Env) {
 impl Line {
     /// A first connection to the server that has this drive.
     pub fn new(remote: Remote, medium: Arc<DriveShared>, gate: Arc<FlushGate>) -> Line {
-        let mut session = Session::new(remote.care);
+        // As the programs' client: such a server has made durable what it has answered.
+        let care = if medium.options.volatile_cache { remote.care } else { Care::Nothing };
+        let mut session = Session::new(care);
         session.connected();
         let state = State { session, number: 0, is_up: true, is_over: false, begun: 0 };
         Line(Arc::new(Inner { remote, medium, gate, state: Mutex::new(state) }))

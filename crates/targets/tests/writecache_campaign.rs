@@ -307,15 +307,6 @@ mod canaries {
     }
 
     #[test]
-    fn a_session_that_does_not_begin_with_a_flush_is_caught() {
-        let name = "session: flush at the beginning";
-        skip(Some(name));
-        let drives = &["origin", "cache"];
-        elsewhere(drives, Links::ServersDie).cuts(5000).expect_caught(name);
-        skip(None);
-    }
-
-    #[test]
     fn a_lost_connection_of_which_no_client_is_told_is_caught() {
         taken_out_of_a_session("session: count of a lost connection", Links::Told);
     }

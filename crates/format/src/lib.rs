@@ -9,9 +9,11 @@
 //! - [`writecache`]: the dm-writecache cache device, its geometry and its checker
 //! - [`snapshot`]: the exception store of dm-snapshot, its layout, its checker and its repair
 //! - [`thin`]: the metadata of a thin pool, its checker, its XML and its repair
+//! - [`clone`]: the metadata of a clone: its bitset and its checker
 //! - [`probe`]: what a device holds, by the signatures in its first and last bytes
 
 pub mod bcache;
+pub mod clone;
 mod field;
 pub mod probe;
 mod severity;

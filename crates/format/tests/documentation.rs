@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use cairn_format::writecache::{
     ENTRY_BYTES, ENTRY_FIELDS, MAGIC, SUPERBLOCK_BYTES, SUPERBLOCK_FIELDS, VERSION,
 };
-use cairn_format::{Field, bcache, snapshot, thin};
+use cairn_format::{Field, bcache, clone, snapshot, thin};
 
 fn document(name: &str) -> String {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/formats");
@@ -86,6 +86,21 @@ fn the_thin_tables_match_the_codec() {
     let salts: Vec<_> = salts.iter().map(|row| (row[0], row[1].to_owned())).collect();
     let coded = thin::Kind::ALL.map(|kind| (kind.name(), kind.salt().to_string()));
     assert_eq!(salts, coded);
+}
+
+#[test]
+fn the_clone_tables_match_the_codec() {
+    let document = document("clone.md");
+    let superblock = table(&document, "### Superblock, 196 bytes");
+    assert_fields(&superblock, &clone::SUPERBLOCK_FIELDS, 196);
+    assert_eq!(superblock[4][3], format!("{:#x}", clone::MAGIC));
+    assert_eq!(superblock[5][3], clone::VERSION.to_string());
+    let header = table(&document, "### Array block header, 24 bytes");
+    assert_fields(&header, &clone::ARRAY_FIELDS, clone::ARRAY_HEADER_BYTES);
+    let salts = table(&document, "# The metadata of a clone");
+    let salts: Vec<_> = salts.iter().map(|row| (row[0], row[1].to_owned())).collect();
+    let kinds = [thin::Kind::CloneSuperblock, thin::Kind::Array];
+    assert_eq!(salts, kinds.map(|kind| (kind.name(), kind.salt().to_string())));
 }
 
 #[test]

@@ -11,9 +11,9 @@ pub const BLOCK_BYTES: usize = 4096;
 pub type Block = [u8; BLOCK_BYTES];
 
 const CHECKSUM: core::ops::Range<usize> = 0..4;
-const NUMBER: core::ops::Range<usize> = 8..16;
 
-/// What a block is; only the salt of its checksum distinguishes the kinds.
+/// What a block is; only the salt of its checksum distinguishes the kinds. The metadata of a clone
+/// is made of the same blocks, with a superblock of its own and array blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// The superblock, or the held copy of it.
@@ -24,10 +24,14 @@ pub enum Kind {
     Bitmap,
     /// The index of the metadata space map's bitmaps.
     Index,
+    /// The superblock of a clone.
+    CloneSuperblock,
+    /// An array block of a clone's bitset.
+    Array,
 }
 
 impl Kind {
-    /// Every kind.
+    /// Every kind that a thin pool has.
     pub const ALL: [Kind; 4] = [Kind::Superblock, Kind::Node, Kind::Bitmap, Kind::Index];
 
     /// The number that the checksum is combined with.
@@ -38,6 +42,16 @@ impl Kind {
             Kind::Node => 121_107,
             Kind::Bitmap => 240_779,
             Kind::Index => 160_478,
+            Kind::CloneSuperblock => 257_649_492,
+            Kind::Array => 595_846_735,
+        }
+    }
+
+    /// Where a block of this kind has its own number.
+    fn number(self) -> core::ops::Range<usize> {
+        match self {
+            Kind::Array => 16..24,
+            _ => 8..16,
         }
     }
 
@@ -49,6 +63,8 @@ impl Kind {
             Kind::Node => "node",
             Kind::Bitmap => "bitmap",
             Kind::Index => "index block",
+            Kind::CloneSuperblock => "clone superblock",
+            Kind::Array => "array block",
         }
     }
 }
@@ -62,7 +78,7 @@ pub fn checksum(bytes: &Block, kind: Kind) -> u32 {
 
 /// Sets the number and the checksum of a block: the last change before it is written.
 pub fn seal(bytes: &mut Block, kind: Kind, at: MetadataBlock) {
-    bytes[NUMBER].copy_from_slice(&at.0.to_le_bytes());
+    bytes[kind.number()].copy_from_slice(&at.0.to_le_bytes());
     let sum = checksum(bytes, kind);
     bytes[CHECKSUM].copy_from_slice(&sum.to_le_bytes());
 }
@@ -77,7 +93,7 @@ pub fn verify(bytes: &Block, kind: Kind, at: MetadataBlock) -> Result<(), Error>
         let looks_like = looks_like(bytes, found, expected, kind);
         return Err(Error::WrongChecksum { at, kind, found, expected, looks_like });
     }
-    match number(bytes) {
+    match number_at(bytes, kind.number()) {
         number if number == at => Ok(()),
         found => Err(Error::WrongBlockNumber { at, kind, found }),
     }
@@ -91,11 +107,15 @@ pub fn identify(bytes: &Block) -> Option<Kind> {
     Kind::ALL.into_iter().find(|kind| unsalted ^ kind.salt() == found)
 }
 
-/// The number that the block contains.
+/// The number that a block of a thin pool contains.
 #[must_use]
 pub fn number(bytes: &Block) -> MetadataBlock {
+    number_at(bytes, Kind::Node.number())
+}
+
+fn number_at(bytes: &Block, place: core::ops::Range<usize>) -> MetadataBlock {
     let mut field = [0; 8];
-    field.copy_from_slice(&bytes[NUMBER]);
+    field.copy_from_slice(&bytes[place]);
     MetadataBlock(u64::from_le_bytes(field))
 }
 

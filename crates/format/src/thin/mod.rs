@@ -49,6 +49,7 @@ pub use block::{BLOCK_BYTES, Block, Kind};
 pub use error::{Error, Feature};
 pub use node::{NODE_FIELDS, NODE_HEADER_BYTES, Node, NodeKind, capacity};
 pub use node_mut::NodeMut;
+pub(crate) use space_map::RawSpaceMapRoot;
 pub use space_map::{
     BITMAP_ENTRIES, BITMAPS_MAX, Bitmap, BitmapMut, COUNT_IN_TREE, INDEX_ENTRY_BYTES,
     INDEX_ENTRY_FIELDS, IndexBlock, IndexBlockMut, IndexEntry, METADATA_BLOCKS_MAX,

@@ -52,7 +52,7 @@ pub fn bitmap_of(block: u64) -> (u64, usize) {
 /// The root of a space map as it lies in a superblock.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-pub(super) struct RawSpaceMapRoot {
+pub(crate) struct RawSpaceMapRoot {
     nr_blocks: U64,
     nr_allocated: U64,
     bitmap_root: U64,
@@ -105,7 +105,7 @@ impl SpaceMapRoot {
 }
 
 impl RawSpaceMapRoot {
-    pub(super) fn decode(&self) -> SpaceMapRoot {
+    pub(crate) fn decode(&self) -> SpaceMapRoot {
         SpaceMapRoot {
             blocks: self.nr_blocks.get(),
             allocated: self.nr_allocated.get(),
@@ -114,7 +114,7 @@ impl RawSpaceMapRoot {
         }
     }
 
-    pub(super) fn encode(root: &SpaceMapRoot) -> RawSpaceMapRoot {
+    pub(crate) fn encode(root: &SpaceMapRoot) -> RawSpaceMapRoot {
         RawSpaceMapRoot {
             nr_blocks: U64::new(root.blocks),
             nr_allocated: U64::new(root.allocated),

@@ -108,7 +108,7 @@ impl Scan {
                 }
             }
             Some(Kind::Bitmap | Kind::Index) => {}
-            None => class = Class::Lost,
+            None | Some(block::Kind::CloneSuperblock | block::Kind::Array) => class = Class::Lost,
         }
         self.classes[at.0 as usize] = class;
     }

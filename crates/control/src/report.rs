@@ -288,7 +288,7 @@ pub fn spec_json(spec: &Spec) -> Value {
         "version": spec.version,
         "syntax": spec.synopsis(),
         "arguments": spec.arguments.iter().map(argument).collect::<Vec<_>>(),
-        "options": spec.group.options.iter().map(option).collect::<Vec<_>>(),
+        "options": spec.options().map(option).collect::<Vec<_>>(),
         "status": spec.status_fields.iter().map(field).collect::<Vec<_>>(),
         "messages": spec.messages,
     })

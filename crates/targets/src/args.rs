@@ -79,7 +79,7 @@ impl Args {
         let parsed =
             fixed.into_iter().map(|(arg, word)| Ok((arg, value(spec, arg, arg.name, word, ctor)?)));
         let fixed = parsed.collect::<Result<_, ConfigError>>()?;
-        let options = spec.group.options.iter().zip(options).map(|(option, words)| {
+        let options = spec.options().zip(options).map(|(option, words)| {
             let Some(words) = words else { return Ok(None) };
             let parsed = option.values.iter().zip(words).map(|(arg, word)| {
                 let field = match option.values.len() {
@@ -186,7 +186,7 @@ impl Args {
                 None => option.default.map_or(Told::Absent, Told::Gauge),
             },
         };
-        spec.group.options.iter().zip(&self.options).map(attribute).collect()
+        spec.options().zip(&self.options).map(attribute).collect()
     }
 
     /// The areas that the line names, in order: `len` sectors from each offset of the device before

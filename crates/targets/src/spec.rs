@@ -289,6 +289,8 @@ pub struct Spec {
     pub arguments: &'static [Arg],
     /// The optional arguments after those.
     pub group: Group,
+    /// A second group of them, with a count of its own. It stands only after the first one's count.
+    pub second: Group,
     /// The fields of the status line after the target's name, in order.
     pub status_fields: &'static [Field],
     /// The first words of its messages.
@@ -333,16 +335,21 @@ impl Spec {
             own: false,
             arguments,
             group: Group::NONE,
+            second: Group::NONE,
             status_fields: &[],
             messages: &[],
             measure: None,
         }
     }
 
+    /// The options of both groups, in the order in which they are printed.
+    pub fn options(&self) -> impl Iterator<Item = &'static Opt> + use<> {
+        self.group.options.iter().chain(self.second.options)
+    }
+
     /// The option of this keyword: its number and its declaration.
     pub fn option(&self, word: &str) -> Option<(usize, &'static Opt)> {
-        let options: &'static [Opt] = self.group.options;
-        options.iter().enumerate().find(|(_, known)| known.word.eq_ignore_ascii_case(word))
+        self.options().enumerate().find(|(_, known)| known.word.eq_ignore_ascii_case(word))
     }
 
     /// Splits the words after the target's name. If one is missing or superfluous, the first answer
@@ -352,7 +359,7 @@ impl Spec {
         words: impl IntoIterator<Item = &'a str>,
     ) -> (Words<'a>, Result<(), ConfigError>) {
         let words: Vec<&str> = words.into_iter().collect();
-        let options = vec![None; self.group.options.len()];
+        let options = vec![None; self.options().count()];
         let mut split = Words { fixed: Vec::new(), options };
         let done = self.split_into(&mut split, &words);
         (split, done)
@@ -370,7 +377,9 @@ impl Spec {
         for _ in 0..times {
             self.take(split, often, &mut left)?;
         }
-        left = self.take_group(split, left)?;
+        for group in [&self.group, &self.second] {
+            left = self.take_group(group, split, left)?;
+        }
         match left.first() {
             None => Ok(()),
             Some(word) => {
@@ -409,10 +418,11 @@ impl Spec {
     /// Takes the optional arguments; answers with what is left after them.
     fn take_group<'s, 'a>(
         &self,
+        group: &Group,
         split: &mut Words<'a>,
         words: &'s [&'a str],
     ) -> Result<&'s [&'a str], ConfigError> {
-        let Group { count: field, most, needed, options, .. } = self.group;
+        let Group { count: field, most, needed, options, .. } = *group;
         if words.is_empty() && needed {
             let expected = "the count of the option words after it (it may be 0)";
             return Err(refuse(self.name, field, "nothing", expected));
@@ -421,24 +431,26 @@ impl Spec {
             return Ok(words);
         }
         let count = self.count(field, Kind::Number(0, most as u64), words)?;
-        let Some((mut group, rest)) = words[1..].split_at_checked(count) else {
+        let Some((mut counted, rest)) = words[1..].split_at_checked(count) else {
             let found = format!("{count} with {} words after it", words.len() - 1);
             return Err(refuse(self.name, field, found, "a count of the words after it"));
         };
-        while let Some((word, after)) = group.split_first() {
-            group = self.take_option(split, word, after)?;
+        while let Some((word, after)) = counted.split_first() {
+            counted = self.take_option(group, split, word, after)?;
         }
         Ok(rest)
     }
 
     fn take_option<'s, 'a>(
         &self,
+        group: &Group,
         split: &mut Words<'a>,
         word: &str,
         after: &'s [&'a str],
     ) -> Result<&'s [&'a str], ConfigError> {
-        let Some((at, option)) = self.option(word) else {
-            let words: Vec<_> = self.group.options.iter().map(|option| option.word).collect();
+        let is_of_group = |option: &&Opt| group.options.iter().any(|own| own.word == option.word);
+        let Some((at, option)) = self.option(word).filter(|(_, option)| is_of_group(option)) else {
+            let words: Vec<_> = group.options.iter().map(|option| option.word).collect();
             let expected = format!("one of {}", words.join(", "));
             return Err(refuse(self.name, "option", format!("'{word}'"), &expected));
         };
@@ -450,7 +462,7 @@ impl Spec {
         };
         if option.once && split.options[at].is_some() {
             let found = format!("'{}'", option.word);
-            let field = self.group.count.trim_start_matches('#');
+            let field = group.count.trim_start_matches('#');
             return Err(refuse(self.name, field, found, "it once"));
         }
         if let Some((other, _)) = option.instead_of.and_then(|other| self.option(other)) {
@@ -519,16 +531,24 @@ impl Spec {
         for_kernel: bool,
     ) -> String {
         let mut words: Vec<String> = fixed.map(|word| word.to_string()).collect();
-        let given = self.group.options.iter().zip(options);
-        let given = given.filter(|(option, _)| !(for_kernel && option.own));
-        let given = given.filter_map(|(option, values)| Some((option.word, values?)));
-        let group: Vec<String> = given
-            .flat_map(|(word, values)| std::iter::once(word.to_owned()).chain(values))
-            .collect();
-        if !group.is_empty() || self.group.prints_zero {
-            words.push(group.len().to_string());
+        let given: Vec<_> = self.options().zip(options).collect();
+        let (first, second) = given.split_at(self.group.options.len().min(given.len()));
+        let words_of = |given: &[(&'static Opt, Option<Vec<String>>)]| -> Vec<String> {
+            let given = given.iter().filter(|(option, _)| !(for_kernel && option.own));
+            let given = given.filter_map(|(option, values)| Some((option.word, values.as_ref()?)));
+            given
+                .flat_map(|(word, values)| std::iter::once(word.to_owned()).chain(values.clone()))
+                .collect()
+        };
+        let (first, second) = (words_of(first), words_of(second));
+        if !first.is_empty() || !second.is_empty() || self.group.prints_zero {
+            words.push(first.len().to_string());
         }
-        words.extend(group);
+        words.extend(first);
+        if !second.is_empty() {
+            words.push(second.len().to_string());
+        }
+        words.extend(second);
         words.join(" ")
     }
 
@@ -553,10 +573,14 @@ impl Spec {
         }
         text.push_str(&closing);
         let Group { count, item, needed, options, .. } = self.group;
+        let second = match self.second {
+            Group { options: [], .. } => String::new(),
+            Group { count, item, .. } => format!(" [<{count}> [<{item}>]...]"),
+        };
         match (options, needed) {
             ([], _) => {}
-            (_, true) => write!(text, " <{count}> [<{item}>]...").expect(STRING),
-            (_, false) => write!(text, " [<{count}> [<{item}>]...]").expect(STRING),
+            (_, true) => write!(text, " <{count}> [<{item}>]...{second}").expect(STRING),
+            (_, false) => write!(text, " [<{count}> [<{item}>]...{second}]").expect(STRING),
         }
         text
     }
@@ -570,7 +594,7 @@ impl fmt::Display for Spec {
         for Arg { name, kind, doc, .. } in self.arguments {
             rows.push((format!("<{name}>"), format!("{doc} ({})", kind.expected())));
         }
-        for option in self.group.options {
+        for option in self.options() {
             rows.push((option.to_string(), option.explained()));
         }
         let width = rows.iter().map(|(word, _)| word.len()).max().unwrap_or(0);

@@ -249,8 +249,7 @@ fn arguments_of_the_synopsis_are_explained_and_no_others() {
 #[test]
 fn the_parsers_options_are_the_manuals() {
     for manual in manuals() {
-        let known: BTreeSet<_> =
-            manual.spec.group.options.iter().map(ToString::to_string).collect();
+        let known: BTreeSet<_> = manual.spec.options().map(ToString::to_string).collect();
         assert_eq!(manual.options(), known, "{}", manual.name);
     }
 }
@@ -259,7 +258,7 @@ fn the_parsers_options_are_the_manuals() {
 fn every_option_stands_in_an_example() {
     for manual in manuals() {
         let examples = manual.examples();
-        for option in manual.spec.group.options {
+        for option in manual.spec.options() {
             let stands = |line: &TableLine| line.args.iter().any(|word| word == option.word);
             assert!(examples.iter().any(stands), "{}: {}", manual.name, option.word);
         }

@@ -184,7 +184,7 @@ fn is_settable(option: &Opt) -> bool {
 }
 
 fn settable(spec: &Spec) -> String {
-    let options = spec.group.options.iter().filter(|option| is_settable(option));
+    let options = spec.options().filter(|option| is_settable(option));
     options.map(|option| option.word).collect::<Vec<_>>().join(", ")
 }
 

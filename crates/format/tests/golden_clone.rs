@@ -102,6 +102,6 @@ fn a_count_that_is_wrong_is_named() {
     wrong.target_sectors = 1 << 40;
     bytes[..BLOCK_BYTES].copy_from_slice(&wrong.encode());
     let said = read_all(&bytes).unwrap_err().to_string();
-    let expected = "superblock target_size: array blocks that it needs: found 4219136, expected 16";
+    let expected = "superblock target_size: array blocks that it needs: found 4219025, expected 16";
     assert_eq!(said, expected);
 }

@@ -25,11 +25,7 @@
 //! by opening a device of which a flush failed before.
 //!
 //! # The fixed point of step 1
-//! The metadata space map counts its own blocks. To write a changed bitmap, a block is allocated
-//! for its shadow and the old block is freed. This changes two counts, perhaps in bitmaps that had
-//! not changed. But every bitmap and every node is shadowed at most once in a transaction, and
-//! their contents are taken from memory in step 2. So the loop ends, at the latest when every
-//! bitmap has been shadowed.
+//! See `shadow`.
 
 use std::sync::Arc;
 
@@ -38,8 +34,8 @@ use cairn_block::{Disk, Env, invariants, mutants};
 use cairn_format::bcache::crc64;
 use cairn_format::thin::block::{Kind, seal};
 use cairn_format::thin::{
-    Block, DataBlockSize, DeviceDetails, IndexBlockMut, IndexEntry, METADATA_BLOCKS_MAX,
-    MetadataBlock, Opening, RefCount, SpaceMapRoot, Superblock, VERSION,
+    Block, DataBlockSize, DeviceDetails, IndexEntry, METADATA_BLOCKS_MAX, MetadataBlock, Opening,
+    RefCount, SpaceMapRoot, Superblock, VERSION,
 };
 
 use super::allocator::DataRun;
@@ -49,6 +45,7 @@ use super::disk::MetaDisk;
 use super::edit::Editor;
 use super::error::{Error, MetadataPart};
 use super::nodes::TreeValue;
+use super::shadow::{MapBlock, shadow_metadata_map};
 use super::store::{Options, Store, check_device, read_superblock};
 use super::transaction::{Transaction, outside};
 use super::working::Working;
@@ -58,8 +55,7 @@ use super::working::Working;
 enum Source {
     Node,
     DataPage(usize),
-    MetadataPage(usize),
-    MetadataIndex,
+    Map(MapBlock),
     Held,
 }
 
@@ -126,7 +122,9 @@ impl Working {
     async fn prepare(&mut self, env: &Env) -> Result<Vec<(MetadataBlock, Source)>, Error> {
         self.enter_devices(env).await?;
         let mut sources = self.shadow_data_map(env).await?;
-        sources.append(&mut self.shadow_metadata_map(env).await?);
+        let (store, map) = (self.store.clone(), &mut self.next.metadata_space_map);
+        let shadows = shadow_metadata_map(env, &store.nodes, &mut self.txn, map).await?;
+        sources.extend(shadows.into_iter().map(|(at, block)| (at, Source::Map(block))));
         sources.extend(self.held.iter().map(|(at, _)| (*at, Source::Held)));
         let nodes = self.txn.fresh.iter().filter(|(_, bytes)| bytes.is_some());
         sources.extend(nodes.map(|(at, _)| (*at, Source::Node)));
@@ -201,41 +199,6 @@ impl Working {
         Ok(sources)
     }
 
-    /// The fixed point.
-    async fn shadow_metadata_map(
-        &mut self,
-        env: &Env,
-    ) -> Result<Vec<(MetadataBlock, Source)>, Error> {
-        let index = self.txn.allocate()?;
-        let old = self.next.metadata_space_map.bitmap_root;
-        if old != MetadataBlock::SUPERBLOCK {
-            self.txn.lower(&outside(MetadataPart::MetadataIndex, old), old)?;
-        }
-        self.next.metadata_space_map.bitmap_root = index;
-        let mut sources = vec![(index, Source::MetadataIndex)];
-        let mut shadowed = vec![false; self.txn.metadata.pages().len()];
-        loop {
-            let large = self.txn.metadata.take_changed_large();
-            let root = self.next.metadata_space_map.ref_count_root;
-            self.next.metadata_space_map.ref_count_root =
-                self.edit_tree::<RefCount>(env, MetadataPart::MetadataCounts, root, &large).await?;
-            let pages = self.txn.metadata.take_changed_pages();
-            if large.is_empty() && pages.iter().all(|&page| shadowed[page]) {
-                return Ok(sources);
-            }
-            for page in pages {
-                if std::mem::replace(&mut shadowed[page], true) {
-                    continue;
-                }
-                let shadow = self.txn.allocate()?;
-                if let Some(old) = self.txn.metadata.move_page(page, shadow) {
-                    self.txn.lower(&outside(MetadataPart::MetadataBitmap, old), old)?;
-                }
-                sources.push((shadow, Source::MetadataPage(page)));
-            }
-        }
-    }
-
     /// Step 2.
     async fn write(&self, env: &Env, sources: &[(MetadataBlock, Source)]) -> Result<(), Error> {
         let blocks: Vec<MetadataBlock> = sources.iter().map(|(at, _)| *at).collect();
@@ -261,17 +224,7 @@ impl Working {
                 out.copy_from_slice(&self.txn.data.pages()[page].bits[..]);
                 Kind::Bitmap
             }
-            Source::MetadataPage(page) => {
-                out.copy_from_slice(&self.txn.metadata.pages()[page].bits[..]);
-                Kind::Bitmap
-            }
-            Source::MetadataIndex => {
-                let mut index = IndexBlockMut::init(out);
-                for page in 0..self.txn.metadata.pages().len() {
-                    index.set(page, self.txn.metadata.index_entry(page));
-                }
-                Kind::Index
-            }
+            Source::Map(block) => block.fill(&self.txn, out),
             Source::Held => {
                 let (_, bytes) = self.held.as_ref().expect("it is one of the fresh blocks");
                 out.copy_from_slice(&bytes[..]);

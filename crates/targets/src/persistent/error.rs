@@ -34,6 +34,10 @@ pub enum MetadataPart {
     MetadataBitmap,
     /// The reference counts of 3 and more of the metadata space map.
     MetadataCounts,
+    /// The tree of a clone's bitset.
+    Bitset,
+    /// An array block of a clone's bitset.
+    BitsetArray,
 }
 
 impl fmt::Display for MetadataPart {
@@ -50,6 +54,8 @@ impl fmt::Display for MetadataPart {
             MetadataPart::MetadataIndex => f.write_str("metadata space map, index block"),
             MetadataPart::MetadataBitmap => f.write_str("metadata space map, bitmap"),
             MetadataPart::MetadataCounts => f.write_str("metadata space map, count tree"),
+            MetadataPart::Bitset => f.write_str("bitset"),
+            MetadataPart::BitsetArray => f.write_str("bitset, array block"),
         }
     }
 }

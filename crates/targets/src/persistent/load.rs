@@ -122,7 +122,7 @@ fn bounds_of(nodes: &Nodes, superblock: &Superblock) -> Result<Bounds, Error> {
     Ok(Bounds { metadata_blocks: found, data_blocks: data.blocks })
 }
 
-async fn load_metadata_map(
+pub(super) async fn load_metadata_map(
     env: &Env,
     nodes: &Nodes,
     root: &SpaceMapRoot,

@@ -21,6 +21,9 @@
 //! changes durable in one step. Nothing that readers see is ever changed in place, and only the
 //! committer needs a lock.
 //!
+//! The metadata of a clone is the same without data blocks and devices: a bitset, and a map of the
+//! metadata. [`BitStore`] is its only owner, reader and committer.
+//!
 //! # Invariants
 //! - P1. No block that the durable superblock leads to is ever overwritten (T1, T2 of
 //!   `transaction`).
@@ -39,6 +42,7 @@
 //! The steps are in `commit`. There is no journal: recovery is the same as opening.
 
 mod allocator;
+mod bits;
 mod cache;
 mod canary;
 mod commit;
@@ -55,6 +59,7 @@ mod load;
 mod model;
 mod nodes;
 mod read;
+mod shadow;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -62,6 +67,7 @@ mod transaction;
 mod working;
 
 pub use allocator::{DataAllocator, DataRun};
+pub use bits::BitStore;
 pub use compare::Stretch;
 pub use cost::Change;
 pub use error::{Error, MetadataPart, Path};

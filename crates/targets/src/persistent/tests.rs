@@ -5,7 +5,7 @@ mod comparing;
 mod crashes;
 mod damage;
 mod faults;
-mod fixture;
+pub(super) mod fixture;
 mod golden;
 mod properties;
 mod readers;

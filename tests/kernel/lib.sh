@@ -70,3 +70,18 @@ thin_close() { # ID...
   dm_remove pool
   losetup -d "$slow" "$fast"
 }
+
+# clone_open NAME REGION: NAME.meta, NAME.dest and NAME.src as /dev/mapper/c, without hydration
+clone_open() {
+  mp dm-clone
+  meta=$(loop "$1.meta") slow=$(loop "$1.dest") fast=$(loop "$1.src")
+  dm_create c "0 $(sectors "$1.src") clone $meta $slow $fast $2 1 no_hydration"
+}
+clone_fields() { dmsetup status c | cut -d ' ' -f "$1"; } # FIELDS
+clone_rests() { [ "$(clone_fields 8)" = 0 ]; }
+clone_is_complete() { local now; now=$(clone_fields 7); [ "${now%%/*}" = "${now##*/}" ]; }
+clone_report() { echo "$(content /dev/mapper/c) $(clone_fields 7)"; } # content, hydrated regions
+clone_close() {
+  dm_remove c
+  losetup -d "$meta" "$slow" "$fast"
+}

@@ -112,6 +112,17 @@ impl Formatting<'_> {
         way_on(self.kind, &self.device.argument, &self.options)
     }
 
+    /// What the range holds, unless it is blank.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub async fn found(&self, env: &Env) -> Result<Option<String>, ConfigError> {
+        match self.judge(env).await? {
+            Verdict::Blank => Ok(None),
+            found => Ok(Some(found.to_string())),
+        }
+    }
+
     async fn judge(&self, env: &Env) -> Result<Verdict, ConfigError> {
         let size = self.device.disk.sectors().to_bytes();
         let area = Area::new(size, self.start.to_bytes()).or_own_remainder(self.is_own_remainder);

@@ -504,11 +504,13 @@ pub fn image(sectors: u64, byte: impl Fn(u64) -> u8) -> Image {
     Image::of_bytes(&bytes)
 }
 
-/// Shows `look` a line of 4096 sectors with these words, over drives `/o` and `/c` as large.
+/// Shows `look` a line of 4096 sectors with these words, over drives `/o`, `/c` and `/m` as
+/// large.
 pub fn with_ctor<R>(line: &str, look: impl FnOnce(&Ctor) -> R) -> R {
     let len = SectorCount(4096);
     let drive = |name| Arc::new(SimDrive::new(DriveOptions::named(name), Image::new(len)));
     let opener = SimOpener::new().with("/o", drive("/o")).with("/c", drive("/c"));
+    let opener = opener.with("/m", drive("/m"));
     let registry = &Registry::new(Box::new(opener));
     let words: Vec<&str> = line.split_whitespace().collect();
     let (start, events, failures) = (Sector(0), &Events::default(), &Arc::default());

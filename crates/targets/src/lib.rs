@@ -15,7 +15,7 @@ pub mod area;
 pub mod args;
 pub mod bcache;
 pub mod blank;
-
+pub mod clone;
 pub mod delay;
 mod epochs;
 pub mod error;
@@ -63,6 +63,7 @@ pub const KINDS: &[TargetKind] = &[
     snapshot::MERGE_KIND,
     thin::POOL_KIND,
     thin::KIND,
+    clone::KIND,
 ];
 
 /// Every kind of target, for a server.

@@ -1,0 +1,186 @@
+//! Verdicts and completions.
+//!
+//! The ready path is a look at the bits: reads take no lock, and writes to hydrated regions enter
+//! an epoch. Whatever finds a region that is not hydrated looks again under the lock (R1).
+
+use cairn_block::{
+    EndIo, Env, Extent, Flags, IoError, IoResult, Op, Request, RequestId, Sector, SectorCount,
+    SectorRange, Verdict,
+};
+
+use super::Clone;
+use super::canary::{Bug, planted};
+use super::regions::{Cause, Job, Span, State};
+use crate::epochs::Epoch;
+use crate::group_commit::Waiter;
+
+/// In the word of a request: it covers the regions of a job. Else it is in an epoch.
+const COVERS: u64 = 1 << 32;
+
+impl Clone {
+    pub(super) fn span_of(&self, range: SectorRange) -> Span {
+        Span::of(range, self.config.region_size.sectors(), self.config.sectors)
+    }
+
+    pub(super) fn map_request<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
+        match request.op {
+            Op::Read => self.map_read(request),
+            Op::Flush => self.map_flush(env, request.id()),
+            Op::Write | Op::WriteZeroes | Op::Discard => self.map_change(env, request),
+        }
+    }
+
+    fn map_read<'a>(&'a self, request: &mut Request) -> Verdict<'a> {
+        let span = self.span_of(request.range);
+        let (is_hydrated, count) = self.bits.run(&span.regions);
+        request.accept(SectorCount(span.head(count)));
+        let disk = if is_hydrated { &self.destination } else { &self.source };
+        Verdict::Remapped { disk: disk.as_ref(), sector: request.range.start }
+    }
+
+    fn map_flush<'a>(&'a self, env: &Env, id: RequestId) -> Verdict<'a> {
+        let mut state = self.state.lock();
+        let is_quiet = state.uncommitted == 0 && !state.commits.is_running();
+        if is_quiet || planted(Bug::FlushWithoutCommit) {
+            return Verdict::Remapped { disk: self.destination.as_ref(), sector: Sector(0) };
+        }
+        state.commits.join(Waiter::Request(id));
+        drop(state);
+        self.kick_commit(env);
+        Verdict::Queued
+    }
+
+    fn to_destination(&self, request: &Request) -> Verdict<'_> {
+        Verdict::Remapped { disk: self.destination.as_ref(), sector: request.range.start }
+    }
+
+    /// True if discards go to the destination.
+    pub(super) fn passes_down(&self) -> bool {
+        !self.config.args.has(super::config::NO_PASSDOWN) && self.destination.limits().discard
+    }
+
+    fn map_change<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
+        let span = self.span_of(request.range);
+        if request.op == Op::Discard && !self.passes_down() {
+            return Verdict::Completed;
+        }
+        loop {
+            let epoch = self.writers.announce(env.reactor(), 0);
+            let (is_hydrated, count) = self.bits.run(&span.regions);
+            if is_hydrated {
+                request.accept(SectorCount(span.head(count)));
+                request.watch(epoch.to_word());
+                return self.to_destination(request);
+            }
+            self.writers.leave(env.reactor(), epoch);
+            if let Some(verdict) = self.map_missing(env, request, &span) {
+                return verdict;
+            }
+        }
+    }
+
+    /// A change whose first region is not hydrated. None if it is by now.
+    fn map_missing<'a>(
+        &'a self,
+        env: &Env,
+        request: &mut Request,
+        span: &Span,
+    ) -> Option<Verdict<'a>> {
+        let (first, id) = (span.regions.start, request.id());
+        let mut state = self.state.lock();
+        let (is_hydrated, count) = self.bits.run(&span.regions);
+        if is_hydrated {
+            return None;
+        }
+        let mut whole = span.whole().min(count).min(state.free(&span.regions));
+        if planted(Bug::PartForWhole) && request.op == Op::Write {
+            whole = whole.max(u64::from(state.free(&span.regions) > 0));
+        }
+        // A part of a region that is on the source stays as it is.
+        if request.op == Op::Discard && whole == 0 {
+            request.accept(SectorCount(span.head(1)));
+            return Some(Verdict::Completed);
+        }
+        if let Some(job) = state.job_of(first) {
+            job.waiters.push(id);
+            request.accept(SectorCount(span.head(job.end - first)));
+            return Some(Verdict::Queued);
+        }
+        if !state.acknowledged.reserve() {
+            state.room_waiters.push(id);
+            drop(state);
+            request.accept(SectorCount(span.head(1)));
+            self.kick_commit(env);
+            return Some(Verdict::Queued);
+        }
+        let failures = self.destination.failures();
+        if whole > 0 {
+            let job =
+                Job { end: first + whole, cause: Cause::Cover, failures, waiters: Vec::new() };
+            state.jobs.insert(first, job);
+            request.accept(SectorCount(span.head(whole)));
+            request.watch(COVERS);
+            return Some(self.to_destination(request));
+        }
+        let job = Job { end: first + 1, cause: Cause::Wanted, failures, waiters: vec![id] };
+        state.jobs.insert(first, job);
+        drop(state);
+        request.accept(SectorCount(span.head(1)));
+        self.spawn(env, async move |clone, env| clone.copy(env, first..first + 1).await);
+        Some(Verdict::Queued)
+    }
+
+    pub(super) fn end_request(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {
+        if request.word() & COVERS == 0 {
+            self.writers.leave(env.reactor(), Epoch::of_word(request.word()));
+        } else {
+            let first = self.span_of(request.range).regions.start;
+            if !self.end_job(env, first, result) && result.is_ok() {
+                // A failure of the destination may have dropped a part of it.
+                return EndIo::Requeue;
+            }
+        }
+        match request.flags.contains(Flags::FUA) && result.is_ok() {
+            true => self.hold_until_durable(env, request.id()),
+            false => EndIo::Done(result),
+        }
+    }
+
+    /// I5: the content is durable, the bit of its region may not be.
+    fn hold_until_durable(&self, env: &Env, id: RequestId) -> EndIo {
+        let mut state = self.state.lock();
+        if state.uncommitted == 0 {
+            return EndIo::Done(Ok(()));
+        }
+        state.commits.join(Waiter::Request(id));
+        drop(state);
+        self.kick_commit(env);
+        EndIo::Held
+    }
+
+    /// What holds the content of a range says what is there.
+    pub(super) async fn extents_of(
+        &self,
+        env: &Env,
+        range: SectorRange,
+    ) -> Result<Vec<Extent>, IoError> {
+        let (mut all, mut rest) = (Vec::new(), range);
+        while !rest.is_empty() {
+            let span = self.span_of(rest);
+            let (is_hydrated, count) = self.bits.run(&span.regions);
+            let head = SectorCount(span.head(count));
+            let disk = if is_hydrated { &self.destination } else { &self.source };
+            let part = disk.extents(env, SectorRange::new(rest.start, head)).await?;
+            all.extend(part);
+            rest = SectorRange::new(rest.start + head, rest.count - head);
+        }
+        Ok(all)
+    }
+}
+
+impl State {
+    /// The requests that wait for room, to be mapped again.
+    pub(super) fn take_room_waiters(&mut self) -> Vec<RequestId> {
+        std::mem::take(&mut self.room_waiters)
+    }
+}

@@ -1,0 +1,80 @@
+//! Kills of the process: what was answered is there again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cairn_block::{Disk, Io, Op};
+
+use super::fixture::{CloneFixture, PAUSED, TABLE, source};
+use crate::fixture::{SECTOR, range, write_io};
+
+#[test]
+fn answered_writes_survive_a_kill_without_a_flush() {
+    let test = CloneFixture::loaded(PAUSED);
+    let mut model = source();
+    test.write(13, 2, 200).unwrap();
+    test.write(14, 1, 201).unwrap();
+    test.write(64, 16, 202).unwrap();
+    model[13 * SECTOR..14 * SECTOR].fill(200);
+    model[14 * SECTOR..15 * SECTOR].fill(201);
+    model[64 * SECTOR..80 * SECTOR].fill(202);
+    assert_eq!(test.durable_bits().hydrated(), 0);
+    let test = test.killed();
+    test.load(PAUSED);
+    assert_eq!(test.durable_bits().hydrated(), 3, "committed before anything is served");
+    assert_eq!((test.hydrated(), test.all()), (3, model.clone()));
+    let test = test.killed();
+    test.load(PAUSED);
+    assert!(test.all() == model);
+}
+
+#[test]
+fn a_log_that_is_full_makes_writes_wait_for_a_commit() {
+    let test = CloneFixture::loaded(PAUSED);
+    for region in 0..120 {
+        test.start(1, "write", move |env| write_io(env, region * 8, 8, region as u8 + 1));
+    }
+    test.run(Duration::from_millis(500));
+    assert_eq!((test.ends.count(), test.hydrated()), (120, 120));
+    let before = test.all();
+    let test = test.killed();
+    test.load(PAUSED);
+    assert!(test.all() == before);
+}
+
+#[test]
+fn a_kill_during_hydration_or_a_commit_loses_nothing() {
+    for steps in 1..60 {
+        let test = CloneFixture::loaded(TABLE);
+        let mut model = source();
+        test.write(13, 2, 200).unwrap();
+        model[13 * SECTOR..15 * SECTOR].fill(200);
+        test.start(1, "flush", |_| cairn_block::Io::flush());
+        test.run(Duration::from_micros(steps * 50));
+        let test = test.killed();
+        test.load(TABLE);
+        assert_eq!(test.all(), model, "{steps}");
+        test.run(Duration::from_secs(3));
+        assert_eq!((test.hydrated(), test.all()), (126, model), "{steps}");
+    }
+}
+
+#[test]
+fn records_for_another_state_of_the_metadata_are_refused() {
+    let test = CloneFixture::loaded(PAUSED);
+    let old = test.drive("meta").durable();
+    test.write(0, 8, 1).unwrap();
+    test.on(Op::Flush, 0, 0).unwrap();
+    test.write(8, 8, 1).unwrap();
+    let test = test.killed();
+    let disk: Arc<dyn Disk> = test.drive("meta");
+    let overwritten = test.sim.block_on(0, |env| async move {
+        let whole = range(0, 24 * 8);
+        let segs = env.segs(whole.count);
+        segs.copy_in(0, &old.to_vec());
+        env.io(&disk, Io::write(whole, segs)).await
+    });
+    overwritten.unwrap();
+    let error = test.swap(PAUSED).err().expect("refused").to_string();
+    assert!(error.starts_with("meta: crash log: found acknowledged writes"), "{error}");
+}

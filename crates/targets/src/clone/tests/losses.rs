@@ -1,0 +1,103 @@
+//! Failures of each device.
+
+use std::time::Duration;
+
+use cairn_block::Op;
+use cairn_sim::{Fault, OpSet};
+
+use super::fixture::{CloneFixture, PAUSED, TABLE, source};
+use crate::fixture::{SECTOR, range};
+
+#[test]
+fn a_source_that_cannot_be_read_fails_what_needs_it_and_nothing_else() {
+    let test = CloneFixture::loaded(TABLE);
+    test.drive("src").faults().add(Fault::error(OpSet::READS).on(range(80, 8)));
+    assert!(test.write(81, 1, 5).is_err());
+    test.write(80, 8, 6).unwrap();
+    assert!(test.read(80, 8).unwrap().iter().all(|byte| *byte == 6));
+    let test = CloneFixture::loaded(TABLE);
+    let fault = test.drive("src").faults().add(Fault::error(OpSet::READS).on(range(80, 8)));
+    test.run(Duration::from_secs(5));
+    assert_eq!(test.hydrated(), 125, "hydration passes over it");
+    assert!(test.read(80, 1).is_err());
+    test.drive("src").faults().remove(fault);
+    test.run(Duration::from_secs(5));
+    assert_eq!((test.hydrated(), test.all()), (126, source()));
+}
+
+#[test]
+fn a_destination_that_fails_a_write_fails_the_request_and_the_region_stays() {
+    let test = CloneFixture::loaded(PAUSED);
+    test.drive("dest").faults().add(Fault::error(OpSet::WRITES).shots(2));
+    assert!(test.write(81, 1, 5).is_err());
+    assert!(test.write(160, 8, 5).is_err());
+    assert_eq!((test.hydrated(), test.all()), (0, source()));
+    test.write(81, 1, 5).unwrap();
+    assert_eq!(test.hydrated(), 1);
+}
+
+#[test]
+fn regions_that_a_failed_flush_may_have_lost_are_copied_again() {
+    let test = CloneFixture::loaded(PAUSED);
+    let client = test.client();
+    test.write(81, 1, 5).unwrap();
+    assert_eq!(test.hydrated(), 1);
+    test.drive("dest").faults().add(Fault::losing_flushes().shots(1));
+    assert!(test.on(Op::Flush, 0, 0).is_err());
+    assert_eq!((test.hydrated(), test.durable_bits().hydrated()), (0, 0));
+    assert_eq!(test.all(), source(), "the write is lost, and the client knows");
+    test.write(82, 1, 6).unwrap();
+    assert!(test.flush_of(&client).is_err(), "each client is told once");
+    test.flush_of(&client).unwrap();
+    let mut model = source();
+    model[82 * SECTOR..83 * SECTOR].fill(6);
+    assert!(test.all() == model);
+    assert_eq!(
+        test.drive("dest").durable().to_vec()[80 * SECTOR..88 * SECTOR],
+        model[80 * SECTOR..88 * SECTOR]
+    );
+}
+
+#[test]
+fn a_failure_by_another_user_is_noticed_by_the_next_commit() {
+    let test = CloneFixture::loaded(TABLE);
+    test.run(Duration::from_millis(2));
+    let hydrated = test.hydrated();
+    assert!(hydrated > 0);
+    test.lose_by_another("dest");
+    test.run(Duration::from_secs(8));
+    assert_eq!((test.hydrated(), test.durable_bits().hydrated()), (126, 126));
+    assert_eq!(test.drive("dest").durable().to_vec(), source());
+    // The failure concerns the clients of the volume; nothing else is lost.
+    assert!(test.on(Op::Flush, 0, 0).is_ok());
+}
+
+#[test]
+fn metadata_that_cannot_be_written_fails_flushes_until_it_can() {
+    let test = CloneFixture::loaded(PAUSED);
+    test.write(80, 8, 5).unwrap();
+    let fault = test.drive("meta").faults().add(Fault::error(OpSet::WRITES));
+    assert!(test.on(Op::Flush, 0, 0).is_err());
+    assert!(test.target().status().ends_with(" ro"), "{}", test.target().status());
+    test.write(160, 4, 6).unwrap();
+    assert!(test.on(Op::Flush, 0, 0).is_err());
+    assert_eq!(test.durable_bits().hydrated(), 0);
+    test.drive("meta").faults().remove(fault);
+    test.on(Op::Flush, 0, 0).unwrap();
+    assert!(test.target().status().ends_with(" rw"));
+    assert_eq!(test.durable_bits().hydrated(), 2);
+}
+
+#[test]
+fn a_kill_while_metadata_cannot_be_written_loses_nothing() {
+    let test = CloneFixture::loaded(PAUSED);
+    test.write(80, 8, 5).unwrap();
+    test.drive("meta").faults().add(Fault::error(OpSet::WRITES));
+    assert!(test.on(Op::Flush, 0, 0).is_err());
+    test.write(160, 8, 6).unwrap();
+    let before = test.all();
+    test.drive("meta").faults().clear();
+    let test = test.killed();
+    test.load(PAUSED);
+    assert!(test.all() == before);
+}

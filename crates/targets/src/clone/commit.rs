@@ -267,7 +267,10 @@ impl Clone {
         state.known = known;
         self.restart_log(&mut state, metadata, beneath);
         waiters.extend(state.take_room_waiters());
+        // A write with FUA may have joined before its region was withdrawn.
+        let joined = state.commits.take();
         drop(state);
+        tell(env, joined, Err(IoError::IO));
         waiters.into_iter().for_each(|id| env.remap(id));
         let (volume, device) = (&self.config.volume, &self.config.destination.argument);
         tracing::error!(

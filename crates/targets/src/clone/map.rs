@@ -120,6 +120,10 @@ impl Clone {
             state.jobs.insert(first, job);
             request.accept(SectorCount(span.head(whole)));
             request.watch(COVERS);
+            if request.op == Op::Discard {
+                // A discard may leave what the destination held before it was one.
+                request.op = Op::WriteZeroes;
+            }
             return Some(self.to_destination(request));
         }
         let job = Job { end: first + 1, cause: Cause::Wanted, failures, waiters: vec![id] };
@@ -132,7 +136,13 @@ impl Clone {
 
     pub(super) fn end_request(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {
         if request.word() & COVERS == 0 {
+            // Looked at before it leaves: a region that is withdrawn is not copied until then.
+            let regions = self.span_of(request.range).regions;
+            let is_there = self.bits.run(&regions) == (true, regions.end - regions.start);
             self.writers.leave(env.reactor(), Epoch::of_word(request.word()));
+            if !is_there && result.is_ok() {
+                return EndIo::Requeue;
+            }
         } else {
             let first = self.span_of(request.range).regions.start;
             if !self.end_job(env, first, result) && result.is_ok() {
@@ -141,18 +151,23 @@ impl Clone {
             }
         }
         match request.flags.contains(Flags::FUA) && result.is_ok() {
-            true => self.hold_until_durable(env, request.id()),
+            true => self.hold_until_durable(env, request),
             false => EndIo::Done(result),
         }
     }
 
-    /// I5: the content is durable, the bit of its region may not be.
-    fn hold_until_durable(&self, env: &Env, id: RequestId) -> EndIo {
+    /// I5: the content is durable, the bits of its regions may not be. If one was withdrawn since
+    /// (I6), the content is not there.
+    fn hold_until_durable(&self, env: &Env, request: &Request) -> EndIo {
+        let regions = self.span_of(request.range).regions;
         let mut state = self.state.lock();
+        if self.bits.run(&regions) != (true, regions.end - regions.start) {
+            return EndIo::Requeue;
+        }
         if state.uncommitted == 0 {
             return EndIo::Done(Ok(()));
         }
-        state.commits.join(Waiter::Request(id));
+        state.commits.join(Waiter::Request(request.id()));
         drop(state);
         self.kick_commit(env);
         EndIo::Held

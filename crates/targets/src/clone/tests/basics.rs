@@ -98,7 +98,7 @@ fn a_discard_hydrates_the_whole_regions_inside_it() {
     test.forget();
     test.on(Op::Discard, 20, 30).unwrap();
     assert_eq!(test.hydrated(), 3, "regions 3, 4 and 5");
-    assert_eq!(test.ops("dest"), [(Op::Discard, 24, 24)]);
+    assert_eq!(test.ops("dest"), [(Op::WriteZeroes, 24, 24)]);
     assert_eq!(test.read(20, 4).unwrap(), source()[20 * SECTOR..24 * SECTOR]);
     assert_eq!(test.read(48, 2).unwrap(), source()[48 * SECTOR..50 * SECTOR]);
     let test =

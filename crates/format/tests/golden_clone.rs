@@ -12,7 +12,7 @@ fn read_all(bytes: &[u8]) -> Result<Bitset, Fault> {
 }
 
 fn superblock(meta: &[u8]) -> Superblock {
-    match Opening::decide(block::of(&meta[..BLOCK_BYTES]).unwrap()) {
+    match Opening::decide(block::of(&meta[..BLOCK_BYTES]).expect("a block")) {
         Ok(Opening::Existing(superblock)) => superblock,
         other => panic!("{other:?}"),
     }

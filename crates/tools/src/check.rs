@@ -1,5 +1,5 @@
-//! `cairn check`: is a cache, a store, a pool or a bcache device sound? The worst of several
-//! decides the exit code.
+//! `cairn check`: is a cache, a store, a pool, a clone or a bcache device sound? The worst of
+//! several decides the exit code.
 
 use cairn_backends::CrashFiles;
 use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
@@ -8,10 +8,10 @@ use cairn_outcome::failure::{Outcome, wrong};
 use cairn_outcome::{exit, stdout};
 use serde_json::{Value, json};
 
-use super::kind::{FORMATS, Kind, not_a};
+use super::kind::{CHECKED, Kind, not_a};
 use super::source::{Source, sectors};
 use super::verdict::Verdict;
-use super::{bcache, snapshot, thin, writecache};
+use super::{bcache, clone, snapshot, thin, writecache};
 use crate::args::{CheckArgs, ListLost};
 
 /// Runs the verb.
@@ -70,6 +70,7 @@ fn judge(args: &CheckArgs, told: &mut dyn FnMut(&str, &Verdict) -> Outcome<()>) 
             Some(Kind::Snapshot) => {
                 snapshot::check::verdict(&source, start_sector, origin_sectors)?
             }
+            Some(Kind::Clone) => clone::verdict(&source, start_sector)?,
             Some(Kind::Bcache) => {
                 bcache::check::verdict(&source, start_sector, &args.backing, list_lost)?
             }
@@ -150,7 +151,7 @@ fn kind_of(source: &Source, start_sector: u64, given: Option<Kind>) -> Outcome<O
         Some(kind) => Ok(Some(kind)),
         None if found.is_empty() => Ok(Kind::without_header(source, start_sector)?.or(given)),
         None => {
-            let detail = not_a(FORMATS, &found);
+            let detail = not_a(CHECKED, &found);
             Err(ConfigError::new(ConfigKind::Unsupported, &source.name, detail))
         }
     }
@@ -162,7 +163,7 @@ fn unknown() -> Verdict {
     Verdict {
         format: None,
         severity,
-        findings: vec![(severity, not_a(FORMATS, &[]))],
+        findings: vec![(severity, not_a(CHECKED, &[]))],
         findings_left_out: 0,
         summary: None,
         lines: Vec::new(),

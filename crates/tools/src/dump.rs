@@ -30,7 +30,7 @@ pub fn run(args: &DumpArgs) -> Outcome<u8> {
         Some(Kind::Bcache | Kind::BcacheBacking) => {
             bcache::dump::show(&source, start_sector, all, as_json)
         }
-        None => {
+        Some(Kind::Clone) | None => {
             let detail = not_a(FORMATS, &found);
             Err(ConfigError::new(ConfigKind::Damaged, &source.name, detail))
         }

@@ -12,6 +12,9 @@ const POOL_BLOCKS: u64 = 64;
 /// What the tools can read.
 pub const FORMATS: &str =
     "a dm-writecache cache, a dm-snapshot store, a dm-thin metadata device or a bcache device";
+/// What the check can read.
+pub const CHECKED: &str = "a dm-writecache cache, a dm-snapshot store, a dm-thin or dm-clone \
+                           metadata device or a bcache device";
 
 /// Says that a device on which probing `found` these signatures is none of `formats`.
 pub fn not_a(formats: &str, found: &[Signature]) -> String {
@@ -31,6 +34,8 @@ pub enum Kind {
     Snapshot,
     /// The metadata of a dm-thin pool.
     Thin,
+    /// The metadata of a dm-clone.
+    Clone,
     /// A bcache cache device.
     Bcache,
     /// A bcache backing device.
@@ -44,6 +49,7 @@ impl Kind {
             probe::Kind::Writecache => Some(Kind::Writecache),
             probe::Kind::Snapshot => Some(Kind::Snapshot),
             probe::Kind::ThinMetadata => Some(Kind::Thin),
+            probe::Kind::Other("dm-clone-metadata") => Some(Kind::Clone),
             probe::Kind::BcacheCache => Some(Kind::Bcache),
             probe::Kind::BcacheBacking => Some(Kind::BcacheBacking),
             _ => None,

@@ -10,6 +10,7 @@
 pub mod args;
 mod bcache;
 pub mod check;
+mod clone;
 mod dirty;
 pub mod dump;
 pub mod format;

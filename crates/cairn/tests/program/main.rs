@@ -14,6 +14,7 @@ mod bcache_verbs;
 mod bcache_zones;
 mod bench;
 mod cache;
+mod clone_tools;
 mod kept;
 mod killed;
 mod losses;

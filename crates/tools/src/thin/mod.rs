@@ -24,7 +24,7 @@ use cairn_outcome::failure::{Outcome, refused, wrong};
 use serde_json::{Value, json};
 
 use super::source::Source;
-use blocks::MetadataDevice;
+pub use blocks::MetadataDevice;
 
 /// Opens a device; if `held`, only the metadata snapshot will be read.
 ///

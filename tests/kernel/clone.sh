@@ -22,7 +22,7 @@ devices() { # NAME: a blank metadata device, a destination that was used, a sour
   pattern dd $((sectors * 512)) >"$1.dest"
   pattern ss $((sectors * 512)) >"$1.src"
 }
-copy() { for part in meta dest src; do cp "$1.$part" "$2.$part"; done; } # NAME NAME
+copy() { local part; for part in meta dest src; do cp "$1.$part" "$2.$part"; done; } # NAME NAME
 line() { echo "c=0 $sectors clone $1.meta $1.dest $1.src $2 $3"; } # NAME REGION OPTIONS
 
 # Inside --run: `sh sum` of the content, `sh hydrated` of the status line.
@@ -71,6 +71,8 @@ while read -r name region; do
   before=$(sha "$clone.meta" "$clone.dest" "$clone.src")
   same "$(read_only "$clone" "$region")" "$(kernel "$clone")" "$clone, read-only"
   same "$(sha "$clone.meta" "$clone.dest" "$clone.src")" "$before" "$clone: files after it"
+  part=$(kernel "$clone" | cut -d ' ' -f 2)
+  [ "${part%%/*}" -lt "${part##*/}" ] || fail "$clone: the kernel hydrated all of it"
   copy "$clone" "$name-khydrated"
   write_on "$clone" "$region"
   same "$(cat "$clone.before")" "$(kernel "$clone")" "$clone, as cairn reads it"
@@ -78,7 +80,7 @@ while read -r name region; do
   content=$(kernel "$clone" | cut -d ' ' -f 1)
   same "$(hydrate "$name-khydrated" "$region")" "$content" "$name-khydrated, hydrated"
   same "$(sha "$name-khydrated.dest")" "$content" "$name-khydrated: the destination alone"
-  echo "ok $clone: $(cat "$clone.after")"
+  echo "ok $clone: $part from the kernel, then $(cut -d ' ' -f 2 "$clone.after")"
 done <cases
 
 echo "--- 3. cairn makes"

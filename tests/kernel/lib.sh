@@ -71,11 +71,14 @@ thin_close() { # ID...
   losetup -d "$slow" "$fast"
 }
 
-# clone_open NAME REGION: NAME.meta, NAME.dest and NAME.src as /dev/mapper/c, without hydration
+# clone_open NAME REGION [MS]: NAME.meta, NAME.dest and NAME.src as /dev/mapper/c, without
+# hydration; each read of the source takes so long
 clone_open() {
   mp dm-clone
+  mp dm-delay
   meta=$(loop "$1.meta") slow=$(loop "$1.dest") fast=$(loop "$1.src")
-  dm_create c "0 $(sectors "$1.src") clone $meta $slow $fast $2 1 no_hydration"
+  dm_create src "0 $(sectors "$1.src") delay $fast 0 ${3:-0}"
+  dm_create c "0 $(sectors "$1.src") clone $meta $slow /dev/mapper/src $2 1 no_hydration"
 }
 clone_fields() { dmsetup status c | cut -d ' ' -f "$1"; } # FIELDS
 clone_rests() { [ "$(clone_fields 8)" = 0 ]; }
@@ -83,5 +86,6 @@ clone_is_complete() { local now; now=$(clone_fields 7); [ "${now%%/*}" = "${now#
 clone_report() { echo "$(content /dev/mapper/c) $(clone_fields 7)"; } # content, hydrated regions
 clone_close() {
   dm_remove c
+  dm_remove src
   losetup -d "$meta" "$slow" "$fast"
 }

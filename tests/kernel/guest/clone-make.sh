@@ -7,15 +7,14 @@
 cd "$(dirname "$1")"
 
 while read -r name region; do
-  clone_open "$name-kernel" "$region"
+  clone_open "$name-kernel" "$region" 100
   fill /dev/mapper/c aa 6 4 512
   fill /dev/mapper/c bb 100 60 4096
   blkdiscard -o $((1024 * 1024)) -l $((1024 * 1024 * 2)) /dev/mapper/c
   flush /dev/mapper/c
   fill /dev/mapper/c cc 12000 2 512
-  dmsetup message c 0 hydration_batch_size 2
   dmsetup message c 0 enable_hydration
-  sleep 0.05
+  sleep 0.2
   dmsetup message c 0 disable_hydration
   await "no copy is under way" clone_rests
   echo "$name-kernel $(clone_report)"

@@ -36,6 +36,7 @@ macro_rules! targets {
 
 targets![
     "bcache",
+    "clone",
     "delay",
     "error",
     "flakey",

@@ -195,10 +195,6 @@ impl Target for Clone {
         self.make_report()
     }
 
-    fn status(&self) -> String {
-        self.kernel_status()
-    }
-
     fn attributes(&self) -> Vec<Attribute> {
         self.state.lock().settings.args.attributes()
     }

@@ -259,12 +259,13 @@ impl Clone {
         let mut metadata = self.metadata.lock().await;
         let flushed = env.make_durable(&self.destination).await;
         flushed.map_err(|error| failed(&self.config.destination.argument, error))?;
-        let mut state = self.state.lock();
-        let arrays: Vec<usize> = std::mem::take(&mut state.changed).into_iter().collect();
-        if state.known != self.destination.failures() {
+        let (arrays, known): (Vec<usize>, _) = {
+            let mut state = self.state.lock();
+            (std::mem::take(&mut state.changed).into_iter().collect(), state.known)
+        };
+        if known != self.destination.failures() {
             return Err(failed(&self.config.destination.argument, IoError::IO));
         }
-        drop(state);
         let words = (0..self.bits.words()).map(|at| self.bits.word(at)).collect();
         let Metadata { store, durable } = &mut *metadata;
         *durable = words;

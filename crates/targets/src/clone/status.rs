@@ -25,7 +25,7 @@ pub(super) const MESSAGES: &[&str] =
     &["enable_hydration", "disable_hydration", "hydration_threshold", "hydration_batch_size"];
 
 impl Clone {
-    /// The words of both groups as they are now, as the kernel prints them.
+    /// Both groups as they are now, as the kernel prints them: a count of words, then the words.
     fn groups(&self) -> [Vec<String>; 2] {
         let passes_down = self.passes_down();
         let state = self.state.lock();
@@ -34,7 +34,10 @@ impl Clone {
         let features = features.into_iter().filter(|(is_on, _)| *is_on);
         let core = [(THRESHOLD, settings.threshold), (BATCH, settings.batch)];
         let core = core.into_iter().flat_map(|(word, value)| [word.to_owned(), value.to_string()]);
-        [features.map(|(_, word)| word.to_owned()).collect(), core.collect()]
+        let counted = |words: Vec<String>| -> Vec<String> {
+            std::iter::once(words.len().to_string()).chain(words).collect()
+        };
+        [counted(features.map(|(_, word)| word.to_owned()).collect()), counted(core.collect())]
     }
 
     pub(super) fn make_report(&self) -> Report {
@@ -55,17 +58,6 @@ impl Clone {
             Value::State(mode),
         ];
         Report::new(STATUS_FIELDS, values)
-    }
-
-    /// The kernel counts the words of both groups.
-    pub(super) fn kernel_status(&self) -> String {
-        let counted = |value: &Value| match value {
-            Value::Names(words) if words.is_empty() => "0".to_owned(),
-            Value::Names(words) => format!("{} {value}", words.len()),
-            other => other.to_string(),
-        };
-        let report = self.make_report();
-        report.fields().map(|(_, value)| counted(value)).collect::<Vec<_>>().join(" ")
     }
 
     pub(super) fn act_on_message(&self, words: &[&str]) -> Result<String, MessageError> {

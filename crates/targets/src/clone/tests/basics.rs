@@ -230,7 +230,7 @@ fn a_metadata_device_with_something_behind_its_first_block_is_not_formatted() {
 #[test]
 fn a_metadata_device_that_is_too_small_is_refused() {
     let test = CloneFixture::with_metadata(cairn_sim::Image::new(cairn_block::SectorCount(40)));
-    let error = test.swap(TABLE).err().expect("refused").to_string();
+    let error = test.swap(TABLE).expect_err("refused").to_string();
     assert_eq!(error, "meta: metadata: no free block is left");
     assert!(test.contents("meta").iter().all(|byte| *byte == 0));
 }

@@ -75,6 +75,6 @@ fn records_for_another_state_of_the_metadata_are_refused() {
         env.io(&disk, Io::write(whole, segs)).await
     });
     overwritten.unwrap();
-    let error = test.swap(PAUSED).err().expect("refused").to_string();
+    let error = test.swap(PAUSED).expect_err("refused").to_string();
     assert!(error.starts_with("meta: crash log: found acknowledged writes"), "{error}");
 }

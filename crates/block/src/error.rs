@@ -26,6 +26,8 @@ pub enum ErrorKind {
     NoMemory,
     /// The operation was cancelled or the server is going away (ESHUTDOWN).
     Shutdown,
+    /// Another server has taken the device over, and this one must not use it any more (EIO).
+    Fenced,
 }
 
 /// The result of a failed request; fits in a register.
@@ -58,6 +60,8 @@ impl IoError {
     pub const READ_ONLY: IoError = IoError::new(ErrorKind::ReadOnly);
     /// The device was removed.
     pub const SHUTDOWN: IoError = IoError::new(ErrorKind::Shutdown);
+    /// Another server has taken the device over. Never retried.
+    pub const FENCED: IoError = IoError::new(ErrorKind::Fenced);
 
     /// The error of a negative `-errno` or positive `errno` of Linux.
     pub fn from_errno(errno: i32) -> IoError {
@@ -96,6 +100,7 @@ impl fmt::Display for IoError {
             ErrorKind::Busy => "device is busy",
             ErrorKind::NoMemory => "out of memory",
             ErrorKind::Shutdown => "device is going away",
+            ErrorKind::Fenced => "device was taken over by another server",
         };
         f.write_str(text)?;
         if self.injected { f.write_str(" (injected)") } else { Ok(()) }

@@ -515,7 +515,7 @@ impl Client for Connection {
 /// The error number for the client.
 fn error_code(error: IoError) -> ErrorCode {
     match error.kind {
-        ErrorKind::Io | ErrorKind::Busy => ErrorCode::Io,
+        ErrorKind::Io | ErrorKind::Busy | ErrorKind::Fenced => ErrorCode::Io,
         ErrorKind::NoSpace => ErrorCode::NoSpace,
         ErrorKind::Invalid => ErrorCode::Invalid,
         ErrorKind::Unsupported => ErrorCode::NotSupported,

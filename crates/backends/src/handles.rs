@@ -32,6 +32,8 @@ pub struct Handles {
     in_memory: Mutex<Vec<Weak<dyn Disk>>>,
     /// Exports of NBD servers.
     remote: Mutex<Vec<Weak<NbdDisk>>>,
+    /// Images of Ceph.
+    images: Mutex<Vec<Weak<dyn Disk>>>,
 }
 
 impl Handles {
@@ -67,7 +69,8 @@ impl Handles {
 
     /// The name of an open disk that another process or machine serves, if there is one.
     pub fn remote(&self) -> Option<String> {
-        self.remotes().first().map(|disk| disk.name())
+        let image = || self.images.lock().iter().find_map(Weak::upgrade).map(|disk| disk.name());
+        self.remotes().first().map(|disk| disk.name()).or_else(image)
     }
 
     /// The inherited descriptor, locked, of the file that was found at a path. One to write serves
@@ -89,6 +92,10 @@ impl Handles {
 
     pub(crate) fn note_remote(&self, disk: &Arc<NbdDisk>) {
         note(&self.remote, Arc::downgrade(disk));
+    }
+
+    pub(crate) fn note_image(&self, disk: &Arc<impl Disk + 'static>) {
+        note(&self.images, Arc::downgrade(disk) as Weak<dyn Disk>);
     }
 
     pub(crate) fn note_in_memory(&self, disk: &Arc<impl Disk + 'static>) {

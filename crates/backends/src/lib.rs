@@ -13,6 +13,7 @@ mod memory;
 pub mod nbd;
 mod null;
 mod opener;
+pub mod rbd;
 mod size;
 #[cfg(test)]
 mod tests;
@@ -25,4 +26,5 @@ pub use memory::MemoryDisk;
 pub use nbd::NbdDisk;
 pub use null::NullDisk;
 pub use opener::{DeviceOpener, is_path};
+pub use rbd::RbdDisk;
 pub use size::{SizeError, parse_size};

@@ -2,7 +2,7 @@
 //!
 //! `PATH` is a file or block device. `mem:SIZE` is a new disk in memory each time it is named;
 //! `mem:SIZE,name=NAME` is the same disk as long as it is open. `null:SIZE` is a disk without
-//! contents. `nbd://` and `nbd+unix://` name exports of NBD servers. A file with such a name is
+//! contents. `nbd://` and `nbd+unix://` name exports of NBD servers, `rbd:` images of Ceph. A file with such a name is
 //! opened as `./mem:1M`.
 
 use std::collections::HashMap;
@@ -20,6 +20,7 @@ use crate::handles::Handles;
 use crate::memory::MemoryDisk;
 use crate::nbd::{self, NbdDisk};
 use crate::null::NullDisk;
+use crate::rbd::{self, RbdDisk, TakeOver};
 use crate::size::parse_size;
 
 /// Identities made here begin at this number; the registry counts its own from zero.
@@ -31,6 +32,7 @@ pub struct DeviceOpener {
     options: FileOptions,
     handles: Arc<Handles>,
     uniques: Mutex<Uniques>,
+    take_overs: Arc<[TakeOver]>,
 }
 
 /// The identity of an export. A disk that is open for it has to treat it as this URI says.
@@ -60,6 +62,17 @@ fn open_export(
     Ok(disk)
 }
 
+fn open_image(
+    uri: &str,
+    read_only: bool,
+    (handles, take_overs): (&Handles, &[TakeOver]),
+    failures: Arc<FailureCount>,
+) -> Result<Arc<dyn Disk>, ConfigError> {
+    let disk = Arc::new(RbdDisk::open(uri, read_only, take_overs, failures)?);
+    handles.note_image(&disk);
+    Ok(disk)
+}
+
 #[derive(Default)]
 struct Uniques {
     count: u64,
@@ -77,13 +90,14 @@ enum Device<'a> {
     Memory { sectors: SectorCount, named: bool },
     Null(SectorCount),
     Nbd(&'a str),
+    Rbd(&'a str),
     Path(&'a str),
 }
 
 /// True if an argument is the path of a file or block device.
 pub fn is_path(argument: &str) -> bool {
     let is_other = ["mem:", "null:"].iter().any(|scheme| argument.starts_with(scheme));
-    !is_other && !nbd::is_uri(argument)
+    !is_other && !nbd::is_uri(argument) && !rbd::is_uri(argument)
 }
 
 impl<'a> Device<'a> {
@@ -93,6 +107,9 @@ impl<'a> Device<'a> {
         }
         if nbd::is_uri(argument) {
             return Ok(Device::Nbd(argument));
+        }
+        if rbd::is_uri(argument) {
+            return Ok(Device::Rbd(argument));
         }
         let Some(rest) = argument.strip_prefix("mem:") else {
             return Ok(Device::Path(argument));
@@ -136,6 +153,12 @@ impl DeviceOpener {
     pub fn with_handles(handles: Arc<Handles>) -> DeviceOpener {
         DeviceOpener { handles, ..DeviceOpener::default() }
     }
+
+    /// The same, which takes the locks of these images from these owners.
+    #[must_use]
+    pub fn taking_over(self, take_overs: Vec<TakeOver>) -> DeviceOpener {
+        DeviceOpener { take_overs: take_overs.into(), ..self }
+    }
 }
 
 impl Opener for DeviceOpener {
@@ -144,6 +167,7 @@ impl Opener for DeviceOpener {
         Ok(Identity::Unique(match Device::parse(argument)? {
             Device::Path(path) => return file::identify(path),
             Device::Nbd(uri) => return identify_export(uri, &self.handles),
+            Device::Rbd(uri) => return Ok(Identity::Remote(rbd::Target::parse(uri)?.identity())),
             Device::Memory { named: true, .. } => match uniques.named.get(argument) {
                 Some(unique) => *unique,
                 None => {
@@ -168,6 +192,9 @@ impl Opener for DeviceOpener {
                 Arc::new(FileDisk::open_counted(path, read_only, how, failures)?)
             }
             Device::Nbd(uri) => open_export(uri, read_only, &self.handles, failures)?,
+            Device::Rbd(uri) => {
+                open_image(uri, read_only, (&self.handles, &self.take_overs), failures)?
+            }
             Device::Memory { sectors, .. } => {
                 let disk = Arc::new(MemoryDisk::new(sectors)?.named(argument));
                 self.handles.note_in_memory(&disk);
@@ -200,6 +227,13 @@ impl Opener for DeviceOpener {
                 Device::Nbd(uri) => {
                     let (uri, handles) = (uri.to_owned(), self.handles.clone());
                     let open = move || open_export(&uri, read_only, &handles, failures);
+                    open_beside(env, argument, open).await
+                }
+                Device::Rbd(uri) => {
+                    let (uri, handles) = (uri.to_owned(), self.handles.clone());
+                    let take_overs = self.take_overs.clone();
+                    let open =
+                        move || open_image(&uri, read_only, (&handles, &take_overs), failures);
                     open_beside(env, argument, open).await
                 }
                 Device::Memory { .. } | Device::Null(_) => self.open(argument, read_only, failures),

@@ -145,6 +145,14 @@ pub enum Command {
     /// Volumes of thin pools: create, snapshot, list, diff, rollback, remove, rename
     #[command(subcommand)]
     Thin(Box<ThinCommand>),
+    /// Let a client that a take-over has fenced use its Ceph cluster again: once its host has restarted
+    Unfence {
+        /// An image of the cluster
+        #[arg(value_name = "rbd:POOL/IMAGE")]
+        device: String,
+        /// The address of the client, as the take-over logged it
+        address: String,
+    },
     /// Show which formats a device has. Exit code 5: a dirty cache
     Probe(DevicesArgs),
     /// Check whether metadata is sound. Exit codes 0, 5, 3, 2

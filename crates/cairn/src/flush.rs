@@ -52,6 +52,7 @@ pub fn run(args: &FlushArgs) -> Outcome<u8> {
         base: None,
         read_only: false,
         guest_sets: false,
+        take_overs: Vec::new(),
     })?;
     let world = Arc::new(world);
     world.begin_start(CRASH_LOG_BYTES, args.discard_crash_log);

@@ -42,7 +42,9 @@ pub fn main() -> ExitCode {
         };
         // Writes the rest of the log when it is dropped.
         let _log = stderr::start_log(log, cli.verbose);
-        run(cli)
+        let outcome = run(cli);
+        cairn_backends::rbd::finish_closing();
+        outcome
     })
 }
 
@@ -57,6 +59,10 @@ fn run(cli: Cli) -> Outcome<u8> {
         Command::Restore(args) => cairn_tools::thin::restore::run(&args),
         Command::Rmap(args) => cairn_tools::thin::rmap::run(&args),
         Command::Format(command) => cairn_tools::format::run(&command),
+        Command::Unfence { device, address } => {
+            cairn_backends::rbd::unfence(&device, &address)?;
+            Ok(cairn_outcome::exit::OK)
+        }
         Command::Flush(args) => flush::run(&args),
         Command::Bench { words } => beside::run(Program::Bench, &words, cli.verbose),
         Command::Lab { words } => beside::run(Program::Lab, &words, cli.verbose),

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
+use cairn_backends::rbd::TakeOver;
 use cairn_backends::{DeviceOpener, Handles};
 use cairn_block::{
     CallOff, Claim, ConfigError, ConfigKind, DeviceTraffic, Dirty, Disk, Env, Line, MappedDevice,
@@ -60,6 +61,8 @@ pub struct WorldOptions {
     /// Sets of bcache on the devices belong to clients: tables may write to backing devices without
     /// their caches.
     pub guest_sets: bool,
+    /// Images whose locks are taken from these owners.
+    pub take_overs: Vec<TakeOver>,
 }
 
 /// Who is who, shared with the reactors.
@@ -108,7 +111,8 @@ impl World {
     /// # Errors
     /// The system refused a thread or a ring.
     pub fn start(options: WorldOptions) -> Outcome<World> {
-        let opener = DeviceOpener::with_handles(options.handles.clone());
+        let opener = DeviceOpener::with_handles(options.handles.clone())
+            .taking_over(options.take_overs.clone());
         World::start_over(options, Box::new(opener))
     }
 

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use cairn_backends::rbd::TakeOver;
 use cairn_control::throttles::Limits;
 use cairn_control::verbs::volume::VolumeMessage;
 use cairn_outcome::failure::{Outcome, wrong};
@@ -108,6 +109,10 @@ pub struct ServeArgs {
     /// these sets
     #[arg(long)]
     pub guest_sets: bool,
+    /// Fence this owner of the lock of a Ceph image, and serve the image in its place: as the refusal
+    /// of the image shows it; may be repeated
+    #[arg(long, value_name = "rbd:POOL/IMAGE=ADDRESS/COOKIE", value_parser = TakeOver::parse)]
+    pub take_over: Vec<TakeOver>,
     /// Serve nothing unless every volume can be brought up
     #[arg(long)]
     pub strict: bool,
@@ -144,7 +149,7 @@ pub struct ServeArgs {
     pub drain_on_stop: bool,
     /// Take over from the server at the other end of standard input (see cairn upgrade)
     #[arg(long, hide = true, conflicts_with = "run")]
-    pub take_over: bool,
+    pub successor: bool,
     /// Tables and messages in command-line order.
     #[arg(skip)]
     pub steps: Vec<Step>,

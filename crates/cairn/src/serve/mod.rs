@@ -74,7 +74,7 @@ use upgrade::Heir;
 /// # Errors
 /// The start failed; nothing is left running.
 pub fn run(args: ServeArgs) -> Outcome<u8> {
-    if !args.take_over {
+    if !args.successor {
         // Before anything opens a descriptor.
         return serve(args, activation::take()?, None);
     }
@@ -224,7 +224,7 @@ fn start_world(
     }
     world.begin_start(
         args.crash_log.or(config.crash_log_bytes).unwrap_or(limits::CRASH_LOG_BYTES),
-        args.discard_crash_log && !args.take_over,
+        args.discard_crash_log && !args.successor,
     );
     let background = args.background.as_ref().or(config.background.as_ref());
     if let Some(limits) = background {
@@ -245,6 +245,7 @@ fn world_of(args: &ServeArgs, config: &Config, handles: Arc<Handles>) -> WorldOp
         base: args.file.is_some().then(|| config.base.clone()),
         read_only: args.read_only || config.read_only,
         guest_sets: args.guest_sets,
+        take_overs: args.take_over.clone(),
     }
 }
 

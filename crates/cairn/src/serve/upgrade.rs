@@ -36,7 +36,7 @@ const INHERIT_PATIENCE: Duration = Duration::from_secs(300);
 const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The option that makes a start take over from another server.
-const TAKE_OVER: &str = "--take-over";
+const SUCCESSOR: &str = "--successor";
 
 /// This process, while it runs.
 const ITSELF: &str = "/proc/self/exe";
@@ -146,8 +146,8 @@ fn own_program() -> Outcome<PathBuf> {
 /// A program with the arguments of this process, which takes over through this end of a channel.
 fn serve_command(program: &Path, end: OwnedFd) -> Command {
     let mut args: Vec<OsString> = std::env::args_os().skip(1).collect();
-    if args.iter().all(|arg| arg != TAKE_OVER) {
-        args.push(TAKE_OVER.into());
+    if args.iter().all(|arg| arg != SUCCESSOR) {
+        args.push(SUCCESSOR.into());
     }
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::from(end));

@@ -77,6 +77,7 @@ impl TestServer {
             base: Some(folder.to_owned()),
             read_only: false,
             guest_sets: false,
+            take_overs: Vec::new(),
         };
         let world = Arc::new(World::start_over(options, opener)?);
         let BroughtUp { changed, failed } = plan.bring_up(&world)?;

@@ -1,0 +1,386 @@
+//! [`RbdDisk`]: an image of a Ceph cluster as a disk.
+//!
+//! - `uri`: what the argument of a table line means. `library`: librbd, loaded at run time.
+//! - `image`: a connection and an open image. `lock`: its exclusive lock, and the fence.
+//! - `operation`: the way of a request through librbd, and its memory.
+//!
+//! # What is durable
+//! The cache of librbd is off: a write that has completed is on every OSD of its placement group. A
+//! user may turn the cache on for an image, so the disk counts as volatile and a flush is sent. A
+//! write with FUA is a write and a flush. Flushes pass a [`FlushGate`].
+//!
+//! # Fences
+//! F1. A fenced client is told so by the cluster: errno 108, or a write that is refused since the
+//!     lock is gone. From then on the disk fails every request with an error of its own
+//!     ([`IoError::FENCED`]) and sends nothing; the failure count has risen before the first of
+//!     them fails. Nothing but opening the image again ends that.
+//! F2. A client that was stopped may wake when another one has the image. The cluster refuses what
+//!     it sends as long as its entry in the blocklist lasts. For entries that expire there is the
+//!     guard: if no request that was started within [`Target::patience`] has succeeded, the disk
+//!     asks the cluster whether it has the lock before it sends anything.
+//! F3. The volume over a fenced disk has no crash log: an image has no lasting name
+//!     ([`cairn_block::Identity::lasting_name`]). So nothing of this process is replayed over what
+//!     the new owner wrote.
+//!
+//! What the guard cannot see is a stop between its look at the time and the system call that sends
+//! the request. That is why entries last 50 years unless the user says otherwise.
+
+mod image;
+mod library;
+mod lock;
+mod operation;
+mod unfence;
+mod uri;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use cairn_block::{
+    ConfigError, ConfigKind, Disk, Env, FailureCount, Flags, Flow, FlushGate, IoError, IoResult,
+    Limits, Nature, Op, Request, SECTOR_BYTES, Sector, SectorCount, SectorRange, Segs, Shape, Time,
+    until,
+};
+use cairn_reactor::Driver;
+use event_listener::Event;
+
+use self::image::{Image, text_of};
+use self::operation::{Answer, Owner, PIECES_MAX, Queues, error_of, start};
+
+pub use self::image::finish_closing;
+pub use self::lock::TakeOver;
+pub use self::unfence::unfence;
+pub(crate) use self::uri::{Target, is_uri};
+
+/// The most bytes of one discard or write of zeros that is sent; longer ones are sent in pieces.
+const PIECE_BYTES: u64 = 64 << 20;
+/// Objects have 4 MiB unless their maker chose otherwise.
+const OBJECT_BYTES: u32 = 4 << 20;
+
+/// An image of a cluster.
+pub struct RbdDisk(Arc<Shared>);
+
+/// What the reactors and librbd share of an image.
+struct Shared {
+    target: Target,
+    /// Taken out when the last user is gone.
+    image: Option<Image>,
+    read_only: bool,
+    sectors: AtomicU64,
+    gate: FlushGate,
+    queues: OnceLock<Queues>,
+    /// F1. It only rises.
+    is_fenced: AtomicBool,
+    /// When a request was started that has since succeeded, or the lock was looked at: the newest.
+    good: AtomicU64,
+    is_checking: AtomicBool,
+    /// A check has ended.
+    checked: Event,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(image) = self.image.take() {
+            image::close(image);
+        }
+    }
+}
+
+impl RbdDisk {
+    /// Opens an image, and takes its lock unless it is for reading only. Blocks the thread.
+    ///
+    /// # Errors
+    /// It is no URI of RBD, there is no such image, its lock is held, or librbd is missing.
+    pub(crate) fn open(
+        uri: &str,
+        read_only: bool,
+        take_overs: &[TakeOver],
+        failures: Arc<FailureCount>,
+    ) -> Result<RbdDisk, ConfigError> {
+        let target = Target::parse(uri)?;
+        let image = Image::open(&target, read_only)?;
+        if !read_only && let Err(refused) = lock::acquire(&image, &target, take_overs) {
+            image::close(image);
+            return Err(refused);
+        }
+        let sectors = sectors_of(&target, &image)?;
+        Ok(RbdDisk(Arc::new(Shared {
+            target,
+            image: Some(image),
+            read_only,
+            sectors: AtomicU64::new(sectors),
+            gate: FlushGate::new(failures),
+            queues: OnceLock::new(),
+            is_fenced: AtomicBool::new(false),
+            good: AtomicU64::new(0),
+            is_checking: AtomicBool::new(false),
+            checked: Event::new(),
+        })))
+    }
+}
+
+fn sectors_of(target: &Target, image: &Image) -> Result<u64, ConfigError> {
+    let bytes = image
+        .bytes()
+        .map_err(|errno| target.refused(ConfigKind::System, format!("size: {}", text_of(errno))))?;
+    Ok(bytes / SECTOR_BYTES)
+}
+
+impl Shared {
+    fn image(&self) -> &Image {
+        self.image.as_ref().expect("only drop takes it out")
+    }
+
+    fn queues(&self, env: &Env) -> &Queues {
+        self.queues.get_or_init(|| Queues::new(env.post()))
+    }
+
+    fn queues_made(&self) -> Option<&Queues> {
+        self.queues.get()
+    }
+
+    /// True if requests may be sent at once: see F2.
+    fn is_good(&self, now: Time) -> bool {
+        let good = Time(self.good.load(Ordering::Acquire));
+        self.read_only || now.since(good) <= self.target.patience()
+    }
+
+    fn is_fenced(&self) -> bool {
+        self.is_fenced.load(Ordering::Acquire)
+    }
+
+    /// What an operation that was started then has shown (F1).
+    fn judge(
+        self: &Arc<Self>,
+        env: &Env,
+        (op, sector): (Op, Sector),
+        started: Time,
+        result: Result<(), i32>,
+    ) -> IoResult {
+        match result {
+            Ok(()) => {
+                self.good.fetch_max(started.0, Ordering::AcqRel);
+                Ok(())
+            }
+            Err(libc::ESHUTDOWN) => Err(self.fence(env, "the cluster refuses this client")),
+            Err(libc::EROFS) if !self.read_only => Err(self.fence(env, "its lock is lost")),
+            Err(errno) => {
+                let key = format!("{}: {} failed", self.target.uri, op.name());
+                env.warn(&key, || format!("{key}: sector {}: {}", sector.0, text_of(errno)));
+                Err(error_of(errno))
+            }
+        }
+    }
+
+    /// F1.
+    #[cold]
+    fn fence(self: &Arc<Self>, env: &Env, why: &str) -> IoError {
+        if self.is_fenced.swap(true, Ordering::AcqRel) {
+            return IoError::FENCED;
+        }
+        self.gate.failures().raise();
+        tracing::error!("{}: fenced: {why}; every request fails from now on", self.target.uri);
+        let (target, driver) = (self.target.clone(), Driver::of(env).clone());
+        env.spawn(async move {
+            // A new connection is another client, which the cluster answers.
+            driver.run(move || log_owner(&target)).await;
+        });
+        IoError::FENCED
+    }
+
+    /// Waits until requests may be sent: looks at the lock if nothing has shown for too long that
+    /// this client has it.
+    async fn ready(self: &Arc<Self>, env: &Env) -> IoResult {
+        loop {
+            if self.is_fenced() {
+                return Err(IoError::FENCED);
+            }
+            if self.is_good(env.now()) {
+                return Ok(());
+            }
+            if self.is_checking.swap(true, Ordering::AcqRel) {
+                until(&self.checked, || !self.is_checking.load(Ordering::Acquire)).await;
+                continue;
+            }
+            let ended = CheckEnd(self);
+            let (started, shared) = (env.now(), self.clone());
+            let look = move || shared.image().is_owner().map_or_else(|errno| errno, i32::from);
+            let found = Driver::of(env).run(look).await;
+            let result = match found {
+                1.. => self.judge(env, (Op::Read, Sector(0)), started, Ok(())),
+                0 => Err(self.fence(env, "another client has its lock")),
+                errno => self.judge(env, (Op::Read, Sector(0)), started, Err(-errno)),
+            };
+            drop(ended);
+            result?;
+            // The look itself may have been stopped for longer than the patience.
+        }
+    }
+
+    /// Sends an operation and waits for its result.
+    async fn ask(self: &Arc<Self>, env: &Env, what: (Op, SectorRange), segs: Segs) -> IoResult {
+        self.ready(env).await?;
+        let answer = Arc::<Answer>::default();
+        start(self, env, what, segs, Owner::Task(answer.clone()));
+        answer.wait().await
+    }
+
+    async fn flush(self: &Arc<Self>, env: &Env) -> IoResult {
+        let what = (Op::Flush, SectorRange::default());
+        self.gate.flush(|| self.ask(env, what, Segs::default())).await
+    }
+
+    /// Sends what may be too long for one operation.
+    async fn send_in_pieces(
+        self: &Arc<Self>,
+        env: &Env,
+        (op, range): (Op, SectorRange),
+        segs: &Segs,
+    ) -> IoResult {
+        let (end, mut at) = (range.end(), range.start);
+        while at < end {
+            let done = (at - range.start).to_bytes() as usize;
+            let count = piece_of(segs, done).min(end - at);
+            let bytes = if op.has_data() { count.to_bytes() as usize } else { 0 };
+            let data = if bytes > 0 { segs.slice(done, bytes) } else { Segs::default() };
+            self.ask(env, (op, SectorRange::new(at, count)), data).await?;
+            at += count;
+        }
+        Ok(())
+    }
+
+    /// Starts the task of a request that takes several steps, or has to wait.
+    fn start_task(self: &Arc<Self>, env: &Env, request: &Request) {
+        let (id, op, range, flags) = (request.id(), request.op, request.range, request.flags);
+        let bytes = if op.has_data() { range.to_bytes() as usize } else { 0 };
+        let segs = request.segs.slice(0, bytes);
+        let (shared, env) = (self.clone(), env.clone());
+        env.clone().spawn(async move {
+            let result = shared.perform(&env, (op, range, flags), &segs).await;
+            env.complete(id, result);
+        });
+    }
+
+    async fn perform(
+        self: &Arc<Self>,
+        env: &Env,
+        (op, range, flags): (Op, SectorRange, Flags),
+        segs: &Segs,
+    ) -> IoResult {
+        let failures = self.gate.failures().count();
+        if op == Op::Flush {
+            return self.flush(env).await;
+        }
+        self.send_in_pieces(env, (op, range), segs).await?;
+        if !flags.contains(Flags::FUA) {
+            return Ok(());
+        }
+        self.flush(env).await?;
+        // A flush may have failed between the write and its flush.
+        let lost = self.gate.failures().count() != failures;
+        if lost { Err(IoError::IO) } else { Ok(()) }
+    }
+}
+
+/// Ends a check, also if its task is dropped.
+struct CheckEnd<'a>(&'a Shared);
+
+impl Drop for CheckEnd<'_> {
+    fn drop(&mut self) {
+        self.0.is_checking.store(false, Ordering::Release);
+        self.0.checked.notify(usize::MAX);
+    }
+}
+
+/// How many sectors from byte `done` on one operation takes: what [`PIECES_MAX`] pieces of the data
+/// have, less what is no whole sector.
+fn piece_of(segs: &Segs, done: usize) -> SectorCount {
+    if segs.bytes() == 0 {
+        return SectorCount::of_bytes(PIECE_BYTES);
+    }
+    let rest = segs.iovecs_of(done, segs.bytes() - done).take(PIECES_MAX);
+    let bytes = rest.map(|(_, len)| len as u64).sum::<u64>();
+    SectorCount::of_bytes((bytes - bytes % SECTOR_BYTES).max(SECTOR_BYTES))
+}
+
+/// Logs which client has the lock of an image. Runs on a helper thread.
+fn log_owner(target: &Target) -> i32 {
+    let found = Image::open(target, true).map(|image| {
+        let owner = lock::owner(&image);
+        image::close(image);
+        owner
+    });
+    match found {
+        Ok(Ok(Some(owner))) => {
+            tracing::error!("{}: fenced: {} has the lock now", target.uri, owner.address);
+        }
+        Ok(Ok(None)) => tracing::error!("{}: fenced: no client has the lock now", target.uri),
+        Ok(Err(errno)) => tracing::debug!("{}: lock: {}", target.uri, text_of(errno)),
+        Err(error) => tracing::debug!("{error}"),
+    }
+    0
+}
+
+impl Disk for RbdDisk {
+    fn name(&self) -> String {
+        self.0.target.uri.clone()
+    }
+
+    fn sectors(&self) -> SectorCount {
+        SectorCount(self.0.sectors.load(Ordering::Relaxed))
+    }
+
+    fn submit(&self, env: &Env, request: &mut Request) -> Flow {
+        let shared = &self.0;
+        if shared.is_fenced() {
+            return Flow::Failed(IoError::FENCED);
+        }
+        if request.flags.contains(Flags::FAST_ZERO) && request.op == Op::WriteZeroes {
+            return Flow::Failed(IoError::UNSUPPORTED);
+        }
+        let is_one = match request.op {
+            Op::Read | Op::Write => request.iovecs().take(PIECES_MAX + 1).count() <= PIECES_MAX,
+            Op::Discard | Op::WriteZeroes => request.range.to_bytes() <= PIECE_BYTES,
+            Op::Flush => false,
+        };
+        if !is_one || request.is_fua() || !shared.is_good(env.now()) {
+            shared.start_task(env, request);
+            return Flow::Queued;
+        }
+        let bytes = if request.op.has_data() { request.range.to_bytes() as usize } else { 0 };
+        let segs = request.segs.slice(0, bytes);
+        let what = (request.op, request.range);
+        start(shared, env, what, segs, Owner::Request(request.id()));
+        Flow::Queued
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            io_opt: OBJECT_BYTES,
+            fast_zero: false,
+            read_only: self.0.read_only,
+            ..Limits::default()
+        }
+    }
+
+    fn nature(&self) -> Nature {
+        Nature { rotational: None, volatile: true, shape: Shape::Unknown }
+    }
+
+    fn refresh(&self) -> Result<(), ConfigError> {
+        let sectors = sectors_of(&self.0.target, self.0.image())?;
+        self.0.sectors.store(sectors, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn failures(&self) -> u64 {
+        self.0.gate.failures().count()
+    }
+
+    fn failures_told(&self) -> u64 {
+        self.0.gate.failures().told()
+    }
+
+    fn acknowledge_failures(&self, upto: u64) {
+        self.0.gate.failures().acknowledge(upto);
+    }
+}

@@ -1,0 +1,77 @@
+#!/bin/bash
+# Volumes over images of a real Ceph cluster: data, sizes, locks, and one clear line for each mistake.
+. "$(dirname "$0")/../lib.sh"
+. "$tests/ceph.sh"
+need fio qemu-io nbdinfo python3
+release() { ceph_end; }
+ceph_start
+
+rbd create vms/a --size 64M
+over() { echo "0 ${2:-131072} linear $1 0"; } # DEVICE [SECTORS]
+refused() { # WORDS DEVICE: exactly one line that names the device and says so
+  expect "${status:-1}" timeout 60 "$CAIRN" serve --strict --table "$(over "$2")" \
+    --listen "unix:$work/no.sock" --control "$work/no.control"
+  grep -q "$1" said || { cat said; fail "$2: expected '$1'"; }
+  same "$(grep -c "$2" said)" 1 "lines about $2"
+}
+
+# What is written reads the same, also with librbd's own client.
+serve --table "$(over rbd:vms/a)"
+fio --name=v --ioengine=nbd --uri="$uri" --rw=randtrimwrite --bs=4k --size=16M --iodepth=16 \
+  --fsync=32 --verify=crc32c --do_verify=1 --verify_fatal=1 --randseed="$CAIRN_SEED" >said 2>&1 ||
+  { tail -n 20 said; fail "fio"; }
+qemu-io -f raw -c "write -f -P 0x5a 1M 30M" -c "write -z 2M 64k" -c "write -z 4097536 1536" \
+  -c "discard 40M 1M" -c flush "$uri" >said 2>&1 || { cat said; fail "qemu-io"; }
+qemu-io -f raw -r -c "read -P 0x5a 1M 1M" -c "read -P 0 2M 64k" -c "read -P 0 4097536 1536" \
+  -c "read -P 0x5a 4099072 1M" "$uri" >said 2>&1 || { cat said; fail "a read"; }
+
+# Another server is refused, with the owner's address and what to do; nothing is lost.
+status=4 refused "has it and is alive; .*--take-over 'rbd:vms/a=127.0.0.1:0/[0-9]*/auto [0-9]*'" \
+  rbd:vms/a
+mine=$(rbd lock ls vms/a --format json | jq -r '.[0].address')
+grep -q "$mine" said || fail "the refusal does not name $mine"
+qemu-io -f raw -c "write -P 0x77 50M 64k" -c flush "$uri" >said 2>&1 || { cat said; fail "a write"; }
+same "$(rbd lock ls vms/a --format json | jq -r '.[0].address')" "$mine" "owner of the lock"
+nbdcopy "$uri" content
+serve_end
+# A server that ends gives the lock back.
+same "$(rbd lock ls vms/a --format json | jq length)" 0 "owners of the lock"
+rbd export --no-progress vms/a theirs
+cmp content theirs || fail "rbd reads something else"
+
+# A snapshot is read, and not written.
+rbd snap create --no-progress vms/a@s
+serve --read-only --table "$(over rbd:vms/a@s)"
+nbdcopy "$uri" again
+cmp content again || fail "the snapshot reads otherwise"
+serve_end
+refused "found a snapshot, expected a writable image" rbd:vms/a@s
+
+# An image that grows: a volume that is loaded again sees it.
+serve --state vm.state --table "vm=$(over rbd:vms/a)"
+rbd resize --no-progress --size 128M vms/a
+verb load vm --table "$(over rbd:vms/a 262144)"
+verb resume vm
+same "$(nbdinfo --size "$uri")" 134217728 "size of a grown image"
+qemu-io -f raw -c "write -P 0x11 127M 64k" -c flush "$uri" >said 2>&1 || { cat said; fail "the end"; }
+serve_end
+
+# Mistakes.
+refused "pool 'nosuch': No such file" rbd:nosuch/a
+refused "image 'nosuch' of pool 'vms': No such file" rbd:vms/nosuch
+refused "the configuration of Ceph: No such file" "rbd:vms/a?conf=/nosuch"
+refused "parameter: found 'nosuch'" "rbd:vms/a?nosuch=1"
+rbd create vms/plain --size 8M --image-feature layering
+refused "exclusive-lock is off" rbd:vms/plain
+# Without the libraries the program serves what needs none, and says what is missing.
+mkdir broken
+touch broken/librados.so.2
+truncate -s 64M file.img
+(
+  export LD_LIBRARY_PATH=$work/broken
+  refused "librados.so.2 is missing (package librbd1)" rbd:vms/a
+)
+serve --table "good=$(linear file.img)" --table "bad=$(over rbd:vms/nosuch)" --export good
+qemu-io -f raw -c "write -P 0x22 0 64k" -c flush "$(at good)" >said 2>&1 || fail "the other volume"
+serve_end
+echo "a volume over Ceph holds its data; locks, snapshots, growth and mistakes are as described"

@@ -116,9 +116,10 @@ impl Target {
         image(self) == image(other) && self.conf == other.conf
     }
 
-    /// After so long without a sign that this client has the lock, it looks before it sends.
+    /// After so long without a sign that this client has the lock, it looks before it sends. Half of
+    /// the expiry, since a request may be on its way for a while.
     pub fn patience(&self) -> Duration {
-        self.expiry.min(WATCH_TIMEOUT)
+        WATCH_TIMEOUT.min(self.expiry / 2)
     }
 
     /// An error about this image.
@@ -146,7 +147,7 @@ mod tests {
         let full = Target::parse(full).expect("a URI");
         assert_eq!((full.namespace.as_str(), full.snapshot.as_deref()), ("n", Some("s")));
         assert_eq!((full.conf.as_deref(), full.user.as_str()), (Some("/etc/c.conf"), "cairn"));
-        assert_eq!((full.expiry.as_secs(), full.patience().as_secs()), (5, 5));
+        assert_eq!((full.expiry.as_secs(), full.patience().as_millis()), (5, 2500));
         assert_eq!(plain.patience(), WATCH_TIMEOUT);
     }
 

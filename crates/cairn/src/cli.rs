@@ -145,7 +145,8 @@ pub enum Command {
     /// Volumes of thin pools: create, snapshot, list, diff, rollback, remove, rename
     #[command(subcommand)]
     Thin(Box<ThinCommand>),
-    /// Let a client that a take-over has fenced use its Ceph cluster again: once its host has restarted
+    /// Let a client that --take-over has fenced use its Ceph cluster again, once its host has
+    /// restarted
     Unfence {
         /// An image of the cluster
         #[arg(value_name = "rbd:POOL/IMAGE")]

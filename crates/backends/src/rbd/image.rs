@@ -47,6 +47,7 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         // SAFETY: the handle is live, and its contexts have been destroyed: they own the cluster.
         unsafe { (self.library.shutdown)(self.handle) };
+        CONNECTED.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -63,6 +64,7 @@ impl Cluster {
         // SAFETY: the arguments are strings that live until the call returns.
         let made = unsafe { (library.create)(&raw mut handle, c"ceph".as_ptr(), name.as_ptr(), 0) };
         check(target, "connect", made)?;
+        CONNECTED.fetch_add(1, Ordering::AcqRel);
         let cluster = Cluster { library, handle };
         cluster.configure(target)?;
         // SAFETY: the handle is live.
@@ -209,7 +211,7 @@ impl Image {
             let detail = "access: found a snapshot, expected a writable image";
             return Err(target.refused(ConfigKind::Unsupported, detail));
         }
-        wait_for_closing(CLOSE_PATIENCE);
+        wait_until_none(&CLOSING);
         let pool = Pool::open(Cluster::connect(target)?, target)?;
         let (library, mut handle) = (pool.cluster.library, std::ptr::null_mut());
         let name = c_string(&target.image);
@@ -249,8 +251,7 @@ impl Image {
         if result < 0 { Err(result) } else { Ok(features & EXCLUSIVE_LOCK != 0) }
     }
 
-    /// Takes the exclusive lock, and never gives it to a client that asks for it. The lock of a
-    /// client that no longer watches the image is broken, and that client fenced.
+    /// Takes the exclusive lock, and never gives it to a client that asks for it.
     pub fn lock(&self) -> Result<(), i32> {
         // SAFETY: the image is live.
         let result = unsafe { (self.library().lock)(self.handle, EXCLUSIVE) };
@@ -372,6 +373,10 @@ pub(super) fn check(target: &Target, what: &str, result: c_int) -> Result<(), Co
     Err(target.refused(kind, format!("{place}: {source}")))
 }
 
+/// Connections that have not ended. A thread of librbd may be the last user of one; and the process
+/// must not end, and take down the libraries, while their threads run.
+static CONNECTED: AtomicUsize = AtomicUsize::new(0);
+
 /// Images that are being closed.
 static CLOSING: AtomicUsize = AtomicUsize::new(0);
 
@@ -393,11 +398,12 @@ pub(super) fn close(image: Image) {
     }
 }
 
-fn wait_for_closing(patience: Duration) -> bool {
+/// Waits until there are none of something, at most for a while; false if there still are.
+fn wait_until_none(count: &AtomicUsize) -> bool {
     const PAUSE: Duration = Duration::from_millis(5);
     let mut waited = Duration::ZERO;
-    while CLOSING.load(Ordering::Acquire) > 0 {
-        if waited >= patience {
+    while count.load(Ordering::Acquire) > 0 {
+        if waited >= CLOSE_PATIENCE {
             return false;
         }
         std::thread::sleep(PAUSE);
@@ -406,10 +412,10 @@ fn wait_for_closing(patience: Duration) -> bool {
     true
 }
 
-/// Waits until images that were dropped have been closed, and their locks given back. The process
-/// calls it before it ends.
+/// Waits until every image has been closed, and its lock given back. The process calls it before it
+/// ends, when it has no disk any more.
 pub fn finish_closing() {
-    if !wait_for_closing(CLOSE_PATIENCE) {
+    if !wait_until_none(&CONNECTED) {
         tracing::warn!("a Ceph cluster does not answer: its lock of an image was not given back");
     }
 }

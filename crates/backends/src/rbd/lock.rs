@@ -2,15 +2,15 @@
 //!
 //! L1. A disk that may write has the lock before its first read: what it reads then, no other
 //!     client changes.
-//! L2. The lock of an owner that still watches the image is taken only from the owner that the user
-//!     named by address and cookie. A host that has restarted has another address and cookie, so
-//!     a stale name fences nothing.
-//! L3. The owner is fenced before its lock is broken: at no moment may two clients write. The
+//! L2. The lock of an owner that still watches the image is taken only if the user named that owner
+//!     by address and cookie. A host that has restarted has another address and cookie, so a stale
+//!     name fences nothing. An owner whose watch has timed out is taken for dead.
+//! L3. An owner, dead or not, is fenced before its lock is broken: at no moment may two clients write. The
 //!     entry in the blocklist does not expire in practice, so it does not matter for how long the
 //!     owner is stopped.
 //!
-//! A kill between the steps of L3 leaves an owner that is fenced and has the lock. It no longer
-//! watches once its watch has timed out; then the next start takes the lock as that of a dead one.
+//! A kill between the steps of L3 leaves an owner that is fenced and has the lock. The cluster drops
+//! its watch; then the next start takes the lock as that of a dead one.
 
 use cairn_block::{ConfigError, ConfigKind};
 
@@ -80,17 +80,11 @@ pub(super) fn acquire(
         return Err(target.refused(ConfigKind::Unsupported, detail));
     }
     if let Some(owner) = owner(image).map_err(failed("lock"))? {
-        if take_overs.iter().any(|named| named.names(target, &owner)) {
-            fence(image, target, &owner)?;
-        } else if image.is_watched_by(&owner.address).map_err(failed("watchers"))? {
+        let is_named = take_overs.iter().any(|named| named.names(target, &owner));
+        if !is_named && image.is_watched_by(&owner.address).map_err(failed("watchers"))? {
             return Err(held(target, &owner));
-        } else {
-            tracing::warn!(
-                "{}: the lock of {}, which is gone, is broken",
-                target.uri,
-                owner.address
-            );
         }
+        fence(image, target, &owner)?;
     }
     match image.lock() {
         Ok(()) => Ok(()),

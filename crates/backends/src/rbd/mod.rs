@@ -23,7 +23,8 @@
 //!     the new owner wrote.
 //!
 //! What the guard cannot see is a stop between its look at the time and the system call that sends
-//! the request. That is why entries last 50 years unless the user says otherwise.
+//! the request, in a thread of librbd. Such a request is sent when the host wakes. That is why
+//! entries last 50 years unless the user says otherwise.
 
 mod image;
 mod library;

@@ -1,9 +1,9 @@
 //! [`Operation`]: a request on its way through librbd, and back to its reactor.
 //!
 //! librbd reads and writes the memory of the request. O1: this memory lives until librbd has
-//! answered, whatever becomes of the request, the disk or the reactor: the operation has a handle of
-//! its own on it. Handles belong to a thread, so only the reactor that made one drops it; if that
-//! reactor is gone, the memory is never freed.
+//! answered, whatever becomes of the request, the disk or the reactor: the operation has a handle
+//! of its own on it. Handles belong to a thread, so only the reactor that made one drops it; if
+//! that reactor is gone, the memory is never freed.
 //!
 //! An answer comes on a thread of librbd, which appends the operation to a list of its reactor. The
 //! first of a list posts one message, so answers that come together wake the reactor once.
@@ -148,7 +148,7 @@ pub(super) fn start(
     let made = unsafe { (library.completion)(raw.cast(), answered, &raw mut completion) };
     let result = match made {
         // SAFETY: the list of pieces and the memory that it names belong to the operation, which
-        // lives until the callback (O1), and so does the image, which the operation's `shared` holds.
+        // lives until the callback (O1), and so does the image, which its `shared` holds.
         // The operation itself is used no more here: the callback may have it before this returns.
         0.. => unsafe { send(library, image, (op, range), pieces, completion) },
         _ => made,

@@ -116,8 +116,8 @@ impl Target {
         image(self) == image(other) && self.conf == other.conf
     }
 
-    /// After so long without a sign that this client has the lock, it looks before it sends. Half of
-    /// the expiry, since a request may be on its way for a while.
+    /// After so long without a sign that this client has the lock, it looks before it sends. Half
+    /// of the expiry, since a request may be on its way for a while.
     pub fn patience(&self) -> Duration {
         WATCH_TIMEOUT.min(self.expiry / 2)
     }

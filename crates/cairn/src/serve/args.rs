@@ -109,8 +109,8 @@ pub struct ServeArgs {
     /// these sets
     #[arg(long)]
     pub guest_sets: bool,
-    /// Fence this owner of the lock of a Ceph image, and serve the image in its place: as the refusal
-    /// of the image shows it; may be repeated
+    /// Fence this owner of the lock of a Ceph image, and serve the image in its place: as the
+    /// refusal of the image shows it; may be repeated
     #[arg(long, value_name = "rbd:POOL/IMAGE=ADDRESS/COOKIE", value_parser = TakeOver::parse)]
     pub take_over: Vec<TakeOver>,
     /// Serve nothing unless every volume can be brought up

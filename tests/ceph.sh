@@ -1,6 +1,6 @@
 # A Ceph cluster of one monitor and one OSD in memory, on 127.0.0.1, without authentication and
-# without root: `. "$tests/ceph.sh"`, then `ceph_start`. It is in $work/ceph and ends with the script.
-# Its programs are Debian's: installed, or unpacked by scripts/install-tools.
+# without root: `. "$tests/ceph.sh"`, then `ceph_start`. It is in $work/ceph and ends with the
+# script. Its programs are Debian's: installed, or unpacked by scripts/install-tools.
 # shellcheck shell=bash
 ceph_folder="${XDG_CACHE_HOME:-$HOME/.cache}/cairn/ceph"
 ceph_pids=()

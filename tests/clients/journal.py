@@ -1,12 +1,13 @@
 """Writes through NBD with a journal, and checks another export by it.
 
   journal.py write SOCKET EXPORT JOURNAL BLOCKS   until a request fails; then ten more must fail
-  journal.py check SOCKET EXPORT JOURNAL BLOCKS   each block holds its last flushed write, or a later
+  journal.py check SOCKET EXPORT JOURNAL BLOCKS   blocks hold what was flushed, or later writes
 
 A block is 4096 bytes that repeat the number of the write. The journal has a line for each write
-before it is sent ("s NUMBER BLOCK") and when it has succeeded ("a NUMBER"). "d NUMBER" is a write with
-FUA that has succeeded. "f" is a flush that has succeeded: it covers what has succeeded before it in the
-same connection, which begins at "b". A write that succeeds after one has failed is an error.
+before it is sent ("s NUMBER BLOCK") and when it has succeeded ("a NUMBER"). "d NUMBER" is a write
+with FUA that has succeeded. "f" is a flush that has succeeded: it covers what has succeeded before
+it in the same connection, which begins at "b". A write that succeeds after one has failed is an
+error.
 """
 
 import random
@@ -48,7 +49,8 @@ class Export:
 
     def ask(self, kind, block=0, data=b"", flags=0, length=0):
         """The error number, and what was read."""
-        head = struct.pack(">IHHQQI", 0x25609513, flags, kind, 1, block * BLOCK, length or len(data))
+        length = length or len(data)
+        head = struct.pack(">IHHQQI", 0x25609513, flags, kind, 1, block * BLOCK, length)
         self.socket.sendall(head + data)
         _, error, _ = struct.unpack(">IIQ", self.receive(16))
         return error, self.receive(length) if kind == READ and not error else b""

@@ -1,5 +1,6 @@
 #!/bin/bash
-# Volumes over images of a real Ceph cluster: data, sizes, locks, and one clear line for each mistake.
+# Volumes over images of a real Ceph cluster: data, sizes, locks, fences, and one clear line for each
+# mistake.
 . "$(dirname "$0")/../lib.sh"
 . "$tests/ceph.sh"
 need fio qemu-io nbdinfo python3
@@ -8,6 +9,7 @@ ceph_start
 
 rbd create vms/a --size 64M
 over() { echo "0 ${2:-131072} linear $1 0"; } # DEVICE [SECTORS]
+entries() { ceph osd blocklist ls 2>/dev/null | { grep -c "$1" || true; }; } # PATTERN
 refused() { # WORDS DEVICE: exactly one line that names the device and says so
   expect "${status:-1}" timeout 60 "$CAIRN" serve --strict --table "$(over "$2")" \
     --listen "unix:$work/no.sock" --control "$work/no.control"
@@ -55,6 +57,48 @@ verb resume vm
 same "$(nbdinfo --size "$uri")" 134217728 "size of a grown image"
 qemu-io -f raw -c "write -P 0x11 127M 64k" -c flush "$uri" >said 2>&1 || { cat said; fail "the end"; }
 serve_end
+
+# A server that is killed can start again: at once or when its watch has ended.
+serve --table "$(over rbd:vms/a)"
+qemu-io -f raw -c "write -P 0x33 60M 64k" "$uri" >said 2>&1 || { cat said; fail "a write"; }
+serve_kill
+starts_again() {
+  timeout 60 "$CAIRN" serve --strict --table "$(over rbd:vms/a)" --run true >again.log 2>&1
+}
+await "a killed server starts again" starts_again
+
+# Only the owner that is named is fenced. It fails every request from then on, and says by whom.
+serve --table "$(over rbd:vms/a)"
+address=$(rbd lock ls vms/a --format json | jq -r '.[0].address')
+cookie=$(rbd lock ls vms/a --format json | jq -r '.[0].id')
+other() { # ADDRESS COOKIE COMMAND: a second server, for a while
+  timeout 60 "$CAIRN" serve --strict --table "$(over rbd:vms/a)" --take-over "rbd:vms/a=$1/$2" \
+    --run "$3"
+}
+expect 4 other "$address" "auto 1" true
+expect 4 other "127.0.0.1:0/1" "$cookie" true
+same "$(entries "$address")" 0 "entries of an owner not named"
+qemu-io -f raw -c "write -P 0x44 60M 64k" -c flush "$uri" >said 2>&1 || { cat said; fail "a write"; }
+export uri
+expect 0 other "$address" "$cookie" \
+  "qemu-io -f raw -c 'read -P 0x44 60M 64k' -c 'write -P 0x45 60M 64k' -c flush \$uri"
+! grep -q 'verification failed' said || fail "what was flushed is not there: $(cat said)"
+same "$(entries "$address.* 207[0-9]-")" 1 "entries that last"
+for _ in 1 2; do
+  qemu-io -f raw -c "write -P 0x46 60M 64k" "$uri" >said 2>&1 || true
+  grep -q 'write failed: Input/output error' said || { cat said; fail "a fenced server writes"; }
+done
+same "$(grep -c 'rbd:vms/a: fenced: the cluster refuses' serve.log)" 1 "lines of the fence"
+await "the log says by whom" grep -q "rbd:vms/a: fenced: .*the lock now" serve.log
+serve_kill
+rbd export --no-progress vms/a later
+dd if=later bs=64K skip=960 count=1 status=none >found
+head -c 65536 /dev/zero | tr '\0' '\105' >expected
+cmp found expected || fail "a fenced server wrote"
+expect 0 "$CAIRN" unfence rbd:vms/a "$address"
+same "$(entries "$address")" 0 "entries after unfence"
+expect 1 "$CAIRN" unfence rbd:vms/a "nonsense!"
+expect 1 "$CAIRN" serve --table "$(over rbd:vms/a)" --take-over rbd:vms/a --run true
 
 # Mistakes.
 refused "pool 'nosuch': No such file" rbd:nosuch/a

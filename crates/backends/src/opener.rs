@@ -2,8 +2,8 @@
 //!
 //! `PATH` is a file or block device. `mem:SIZE` is a new disk in memory each time it is named;
 //! `mem:SIZE,name=NAME` is the same disk as long as it is open. `null:SIZE` is a disk without
-//! contents. `nbd://` and `nbd+unix://` name exports of NBD servers, `rbd:` images of Ceph. A file with such a name is
-//! opened as `./mem:1M`.
+//! contents. `nbd://` and `nbd+unix://` name exports of NBD servers, `rbd:` images of Ceph. A file
+//! with such a name is opened as `./mem:1M`.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -2,15 +2,15 @@
 //!
 //! L1. A disk that may write has the lock before its first read: what it reads then, no other
 //!     client changes.
-//! L2. The lock of an owner that still watches the image is taken only if the user named that owner
-//!     by address and cookie. A host that has restarted has another address and cookie, so a stale
-//!     name fences nothing. An owner whose watch has timed out is taken for dead.
-//! L3. An owner, dead or not, is fenced before its lock is broken: at no moment may two clients write. The
-//!     entry in the blocklist does not expire in practice, so it does not matter for how long the
-//!     owner is stopped.
+//! L2. The lock of an owner that still watches the image is taken only if the user named that
+//!     owner by address and cookie. A host that has restarted has another address and cookie, so a
+//!     stale name fences nothing. An owner whose watch has timed out is taken for dead.
+//! L3. An owner, dead or not, is fenced before its lock is broken: at no moment may two clients
+//!     write. The entry in the blocklist does not expire in practice, so it does not matter for how
+//!     long the owner is stopped.
 //!
-//! A kill between the steps of L3 leaves an owner that is fenced and has the lock. The cluster drops
-//! its watch; then the next start takes the lock as that of a dead one.
+//! A kill between the steps of L3 leaves an owner that is fenced and has the lock. The cluster
+//! drops its watch; then the next start takes the lock as that of a dead one.
 
 use cairn_block::{ConfigError, ConfigKind};
 

@@ -16,8 +16,8 @@
 //!     them fails. Nothing but opening the image again ends that.
 //! F2. A client that was stopped may wake when another one has the image. The cluster refuses what
 //!     it sends as long as its entry in the blocklist lasts. For entries that expire there is the
-//!     guard: if no request that was started within [`Target::patience`] has succeeded, the disk
-//!     asks the cluster whether it has the lock before it sends anything.
+//!     guard: if no request that was started within the patience of the `Target` has succeeded, the
+//!     disk asks the cluster whether it has the lock before it sends anything.
 //! F3. The volume over a fenced disk has no crash log: an image has no lasting name
 //!     ([`cairn_block::Identity::lasting_name`]). So nothing of this process is replayed over what
 //!     the new owner wrote.

@@ -58,6 +58,7 @@ const SECTIONS: &[(&str, bool, &[&str])] = &[
     ("Examples", true, &["cairn"]),
     ("Device arguments", true, &["cairn"]),
     ("Exports of NBD servers", true, &["cairn"]),
+    ("Images of Ceph", true, &["cairn"]),
     ("Owners", true, &["cairn"]),
     ("Verbs for a running server", false, &["cairn"]),
     ("serve", false, &["cairn-serve"]),

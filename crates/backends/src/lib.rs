@@ -12,6 +12,7 @@ mod held;
 mod memory;
 pub mod nbd;
 mod null;
+mod objects;
 mod opener;
 pub mod rbd;
 mod size;

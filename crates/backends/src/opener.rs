@@ -2,7 +2,8 @@
 //!
 //! `PATH` is a file or block device. `mem:SIZE` is a new disk in memory each time it is named;
 //! `mem:SIZE,name=NAME` is the same disk as long as it is open. `null:SIZE` is a disk without
-//! contents. `nbd://` and `nbd+unix://` name exports of NBD servers, `rbd:` images of Ceph. A file
+//! contents. `nbd://` and `nbd+unix://` name exports of NBD servers, `rbd:` images of Ceph;
+//! `http://`, `https://`, `s3://`, `gs://` and `az://` name objects, which are read only. A file
 //! with such a name is opened as `./mem:1M`.
 
 use std::collections::HashMap;
@@ -20,6 +21,7 @@ use crate::handles::Handles;
 use crate::memory::MemoryDisk;
 use crate::nbd::{self, NbdDisk};
 use crate::null::NullDisk;
+use crate::objects;
 use crate::rbd::{self, RbdDisk, TakeOver};
 use crate::size::parse_size;
 
@@ -91,13 +93,15 @@ enum Device<'a> {
     Null(SectorCount),
     Nbd(&'a str),
     Rbd(&'a str),
+    Object(&'a str),
     Path(&'a str),
 }
 
 /// True if an argument is the path of a file or block device.
 pub fn is_path(argument: &str) -> bool {
     let is_other = ["mem:", "null:"].iter().any(|scheme| argument.starts_with(scheme));
-    !is_other && !nbd::is_uri(argument) && !rbd::is_uri(argument)
+    let is_remote = [nbd::is_uri, rbd::is_uri, objects::is_uri].iter().any(|is| is(argument));
+    !is_other && !is_remote
 }
 
 impl<'a> Device<'a> {
@@ -110,6 +114,9 @@ impl<'a> Device<'a> {
         }
         if rbd::is_uri(argument) {
             return Ok(Device::Rbd(argument));
+        }
+        if objects::is_uri(argument) {
+            return Ok(Device::Object(argument));
         }
         let Some(rest) = argument.strip_prefix("mem:") else {
             return Ok(Device::Path(argument));
@@ -168,6 +175,9 @@ impl Opener for DeviceOpener {
             Device::Path(path) => return file::identify(path),
             Device::Nbd(uri) => return identify_export(uri, &self.handles),
             Device::Rbd(uri) => return Ok(Identity::Remote(rbd::Target::parse(uri)?.identity())),
+            Device::Object(uri) => {
+                return Ok(Identity::Remote(objects::Address::parse(uri)?.identity()));
+            }
             Device::Memory { named: true, .. } => match uniques.named.get(argument) {
                 Some(unique) => *unique,
                 None => {
@@ -195,6 +205,7 @@ impl Opener for DeviceOpener {
             Device::Rbd(uri) => {
                 open_image(uri, read_only, (&self.handles, &self.take_overs), failures)?
             }
+            Device::Object(uri) => objects::open(uri)?,
             Device::Memory { sectors, .. } => {
                 let disk = Arc::new(MemoryDisk::new(sectors)?.named(argument));
                 self.handles.note_in_memory(&disk);
@@ -235,6 +246,10 @@ impl Opener for DeviceOpener {
                     let open =
                         move || open_image(&uri, read_only, (&handles, &take_overs), failures);
                     open_beside(env, argument, open).await
+                }
+                Device::Object(uri) => {
+                    let uri = uri.to_owned();
+                    open_beside(env, argument, move || objects::open(&uri)).await
                 }
                 Device::Memory { .. } | Device::Null(_) => self.open(argument, read_only, failures),
             }

@@ -4,6 +4,10 @@ mod disks;
 mod far;
 mod model;
 mod nbd;
+#[cfg(feature = "objects")]
+mod objects;
+#[cfg(feature = "objects")]
+mod web;
 
 use std::cell::UnsafeCell;
 use std::ptr::NonNull;

@@ -1,0 +1,80 @@
+//! [`ObjectDisk`]: an object of a web server or an object store as a read-only disk.
+
+use std::sync::Arc;
+use std::sync::OnceLock;
+
+use cairn_block::sync::atomic::{AtomicBool, Ordering};
+use cairn_block::{
+    ConfigError, ConfigKind, Disk, Env, Flow, IoError, Limits, Nature, Op, Request, SECTOR_BYTES,
+    SectorCount, Shape,
+};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+
+use super::fetch::Object;
+use super::uri::Address;
+use super::worker::{Read, Shared, block_on, serve};
+
+/// See the module's description.
+pub struct ObjectDisk {
+    shared: Arc<Shared>,
+    inbox: UnboundedSender<Read>,
+}
+
+impl ObjectDisk {
+    /// Asks the server for an object. Blocks the thread.
+    ///
+    /// # Errors
+    /// It is no URI of an object, there is none, its server refuses it, or a change of it would not
+    /// be noticed.
+    pub fn open(argument: &str) -> Result<ObjectDisk, ConfigError> {
+        let address = Address::parse(argument)?;
+        let failed = |error: std::io::Error| {
+            let detail = format!("open: a helper thread: {error}");
+            ConfigError::new(ConfigKind::System, argument, detail)
+        };
+        let (object, first) = block_on(Object::open(address)).map_err(failed)??;
+        let is_changed = AtomicBool::new(false);
+        let shared = Arc::new(Shared { object, is_changed, post: OnceLock::new() });
+        let (inbox, reads) = unbounded_channel();
+        serve(shared.clone(), reads, first).map_err(failed)?;
+        Ok(ObjectDisk { shared, inbox })
+    }
+}
+
+impl Disk for ObjectDisk {
+    fn name(&self) -> String {
+        self.shared.object.address.argument.clone()
+    }
+
+    /// A last sector that is not whole ends in zeroes.
+    fn sectors(&self) -> SectorCount {
+        SectorCount(self.shared.object.bytes.div_ceil(SECTOR_BYTES))
+    }
+
+    fn submit(&self, env: &Env, request: &mut Request) -> Flow {
+        match request.op {
+            Op::Flush => return Flow::Done,
+            Op::Read if self.shared.is_changed.load(Ordering::Acquire) => {
+                return Flow::Failed(IoError::IO);
+            }
+            Op::Read => {}
+            _ => return Flow::Failed(IoError::READ_ONLY),
+        }
+        self.shared.post.get_or_init(|| env.post().clone());
+        let start = request.range.start.to_bytes();
+        let range = start..start + request.range.to_bytes();
+        match self.inbox.send(Read { id: request.id(), range }) {
+            Ok(()) => Flow::Queued,
+            // The helper thread has ended.
+            Err(_) => Flow::Failed(IoError::IO),
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { discard: false, fast_zero: false, read_only: true, ..Limits::default() }
+    }
+
+    fn nature(&self) -> Nature {
+        Nature { rotational: None, volatile: false, shape: Shape::Unknown }
+    }
+}

@@ -1,0 +1,250 @@
+//! [`Object`]: one object at its server, and the check of every answer.
+//!
+//! - F1. Bytes are used only if the answer names the range that was asked for, the length that the
+//!   object had when it was opened, and its ETag; and if all of them have come.
+//! - F2. An answer that names another length or ETag, or that refuses the ETag, means that the
+//!   object was changed. What was read before and what would come do not fit together.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use cairn_block::{ConfigError, ConfigKind};
+use futures_util::StreamExt;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::client::{ClientConfigKey, ClientOptions};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::http::HttpBuilder;
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, GetResult, ObjectStore, RetryConfig};
+use tokio::time::timeout;
+
+use super::uri::{Address, Service};
+
+/// How long a connection may take.
+const CONNECT_SECONDS: &str = "10s";
+
+/// How long a server may take until its answer begins, and between two pieces of it.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// How much is read when an object is opened: what looks at a disk first looks there.
+const FIRST_BYTES: u64 = 64 << 10;
+
+/// The longest text of a server that is repeated.
+const TEXT_CHARS_MAX: usize = 160;
+
+/// Why a range was not read.
+#[derive(Debug)]
+pub enum Fault {
+    /// The object is not the one that was opened (F2).
+    Changed(String),
+    /// The server refuses it: the same question has the same answer.
+    Refused(String),
+    /// It may succeed later.
+    Again(String),
+}
+
+/// An object.
+pub struct Object {
+    /// Its URI.
+    pub address: Address,
+    store: Arc<dyn ObjectStore>,
+    path: Path,
+    /// Its length in bytes.
+    pub bytes: u64,
+    etag: Option<String>,
+}
+
+/// A client that leaves repeats and limits of time to this module.
+fn store_of(address: &Address) -> object_store::Result<(Arc<dyn ObjectStore>, Path)> {
+    let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
+    let client = [
+        (ClientConfigKey::ConnectTimeout, CONNECT_SECONDS),
+        // Each piece of an answer has a limit of its own.
+        (ClientConfigKey::Timeout, "1day"),
+    ];
+    let key = || Path::from_url_path(&address.key);
+    Ok(match address.service {
+        Service::Http => {
+            let is_plain = address.url.starts_with("http://");
+            let options = ClientOptions::new().with_allow_http(is_plain);
+            let options = client
+                .into_iter()
+                .fold(options, |options, (key, value)| options.with_config(key, value));
+            let builder = HttpBuilder::new().with_url(&address.url).with_client_options(options);
+            // The URL is the whole of it.
+            (Arc::new(builder.with_retry(retry).build()?), Path::default())
+        }
+        Service::S3 => {
+            let builder = AmazonS3Builder::from_env().with_url(&address.url).with_retry(retry);
+            let builder = client.into_iter().fold(builder, |builder, (key, value)| {
+                builder.with_config(AmazonS3ConfigKey::Client(key), value)
+            });
+            (Arc::new(builder.build()?), key()?)
+        }
+        Service::Gcs => {
+            let builder = GoogleCloudStorageBuilder::from_env().with_url(&address.url);
+            let builder = client.into_iter().fold(builder, |builder, (key, value)| {
+                builder.with_config(GoogleConfigKey::Client(key), value)
+            });
+            (Arc::new(builder.with_retry(retry).build()?), key()?)
+        }
+        Service::Azure => {
+            let builder = MicrosoftAzureBuilder::from_env().with_url(&address.url);
+            let builder = client.into_iter().fold(builder, |builder, (key, value)| {
+                builder.with_config(AzureConfigKey::Client(key), value)
+            });
+            (Arc::new(builder.with_retry(retry).build()?), key()?)
+        }
+    })
+}
+
+/// An ETag that equal objects alone have.
+fn is_strong(etag: &str) -> bool {
+    !etag.starts_with("W/")
+}
+
+impl Object {
+    /// Asks for the begin of an object: its length and ETag, and whether the server has ranges.
+    /// Answers the bytes, too.
+    ///
+    /// # Errors
+    /// There is none, the server does not answer or refuses, or it has no ranges or no strong ETag.
+    pub async fn open(address: Address) -> Result<(Object, Bytes), ConfigError> {
+        let argument = address.argument.clone();
+        let refused = |detail: String| ConfigError::new(ConfigKind::System, &argument, detail);
+        let (store, path) =
+            store_of(&address).map_err(|error| refused(format!("open: {}", line_of(&error))))?;
+        let mut object = Object { address, store, path, bytes: 0, etag: None };
+        let result = object.ask(0..FIRST_BYTES).await.map_err(|fault| match fault {
+            Fault::Changed(why) | Fault::Refused(why) | Fault::Again(why) => {
+                refused(format!("open: {why}"))
+            }
+        })?;
+        (object.bytes, object.etag) = (result.meta.size, result.meta.e_tag.clone());
+        object.accept(&argument)?;
+        let range = result.range.clone();
+        let first = body_of(result, &range).await.map_err(|why| refused(format!("open: {why}")))?;
+        Ok((object, first))
+    }
+
+    /// Refuses an object whose change would not be noticed, or that is not the one that was meant.
+    fn accept(&self, argument: &str) -> Result<(), ConfigError> {
+        let wrong = |found: String, expected: &str| {
+            Err(ConfigError::argument(argument, "ETag", found, expected))
+        };
+        if self.bytes == 0 {
+            return Err(ConfigError::argument(argument, "size", "0 bytes", "some"));
+        }
+        let found = self.etag.as_deref();
+        match &self.address.etag {
+            Some(expected) if found.map(|etag| etag.trim_matches('"')) != Some(expected) => {
+                return wrong(found.unwrap_or("none").to_owned(), &format!("\"{expected}\""));
+            }
+            _ => {}
+        }
+        let is_proof = found.is_some_and(is_strong);
+        if !is_proof && !self.address.unchecked {
+            let expected = "a strong one, or #unchecked if the object never changes";
+            return wrong(found.unwrap_or("none").to_owned(), expected);
+        }
+        Ok(())
+    }
+
+    async fn ask(&self, range: Range<u64>) -> Result<GetResult, Fault> {
+        let strong = self.etag.clone().filter(|etag| is_strong(etag));
+        let options = GetOptions {
+            if_match: strong,
+            range: Some(GetRange::Bounded(range)),
+            ..GetOptions::default()
+        };
+        let asked = timeout(PATIENCE, self.store.get_opts(&self.path, options)).await;
+        asked
+            .map_err(|_| Fault::Again(format!("no answer within {} s", PATIENCE.as_secs())))?
+            .map_err(|error| fault_of(&error))
+    }
+
+    /// Reads a range: one question, one answer.
+    ///
+    /// # Errors
+    /// See [`Fault`].
+    pub async fn read(&self, range: &Range<u64>) -> Result<Bytes, Fault> {
+        let result = self.ask(range.clone()).await?;
+        let (bytes, etag) = (result.meta.size, &result.meta.e_tag);
+        if bytes != self.bytes {
+            let was = self.bytes;
+            return Err(Fault::Changed(format!("length: found {bytes} bytes, expected {was}")));
+        }
+        if *etag != self.etag {
+            let text = |etag: &Option<String>| etag.clone().unwrap_or("none".to_owned());
+            let (found, expected) = (text(etag), text(&self.etag));
+            return Err(Fault::Changed(format!("ETag: found {found}, expected {expected}")));
+        }
+        if result.range != *range {
+            return Err(Fault::Again(format!(
+                "range: found {:?}, expected {range:?}",
+                result.range
+            )));
+        }
+        body_of(result, range).await.map_err(Fault::Again)
+    }
+}
+
+/// The bytes of an answer: as many as it has announced.
+async fn body_of(result: GetResult, range: &Range<u64>) -> Result<Bytes, String> {
+    let expected = (range.end - range.start) as usize;
+    let wrong = |found: usize, more: &str| {
+        Err(format!("data: found {found} bytes{more}, expected {expected}"))
+    };
+    let (mut stream, mut pieces, mut found) = (result.into_stream(), Vec::<Bytes>::new(), 0);
+    loop {
+        let next = timeout(PATIENCE, stream.next()).await;
+        let next = next.map_err(|_| format!("data: nothing for {} s", PATIENCE.as_secs()))?;
+        match next.transpose().map_err(|error| line_of(&error))? {
+            Some(piece) => pieces.push(piece),
+            None if found == expected => break,
+            None => return wrong(found, ""),
+        }
+        found += pieces.last().map_or(0, Bytes::len);
+        if found > expected {
+            return wrong(found, " or more");
+        }
+    }
+    Ok(match &pieces[..] {
+        [one] => one.clone(),
+        _ => pieces.concat().into(),
+    })
+}
+
+fn fault_of(error: &object_store::Error) -> Fault {
+    use object_store::Error::{
+        NotFound, NotModified, PermissionDenied, Precondition, Unauthenticated,
+    };
+    match error {
+        Precondition { .. } => Fault::Changed("the server has another object now".to_owned()),
+        NotFound { .. } => Fault::Refused("the server has no such object (404)".to_owned()),
+        PermissionDenied { .. } => Fault::Refused("the server refuses access (403)".to_owned()),
+        Unauthenticated { .. } => {
+            Fault::Refused("the server asks for credentials (401)".to_owned())
+        }
+        NotModified { .. } => Fault::Refused("the server sends no data (304)".to_owned()),
+        error => Fault::Again(line_of(error)),
+    }
+}
+
+/// The innermost cause of an error, which says what the system or the server said, in one line.
+fn line_of(error: &object_store::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    let text = cause.to_string();
+    let mut line: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    if let Some((end, _)) = line.char_indices().nth(TEXT_CHARS_MAX) {
+        line.truncate(end);
+        line.push_str("...");
+    }
+    line
+}

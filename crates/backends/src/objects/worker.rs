@@ -1,0 +1,207 @@
+//! The helper thread of all disks of objects: it has the client's runtime. Each disk has one task
+//! there, with its [`Planner`]; its requests to the server are tasks beside it. A slow server
+//! therefore delays its own disk alone.
+//!
+//! Must never: touch a request. Its reactor stores the data that comes by its mailbox.
+
+use std::io;
+use std::ops::Range;
+use std::sync::mpsc;
+use std::sync::{Arc, OnceLock};
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use cairn_block::sync::Mutex;
+use cairn_block::sync::atomic::{AtomicBool, Ordering};
+use cairn_block::{Env, IoError, Mail, Post, ReactorId, RequestId};
+use futures_util::StreamExt;
+use futures_util::future::poll_fn;
+use futures_util::stream::FuturesUnordered;
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::fetch::{Fault, Object};
+use super::planner::{Answer, Fetch, Planner};
+
+/// Pauses between two tries.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// A read on its way.
+pub struct Read {
+    /// The request.
+    pub id: RequestId,
+    /// Its bytes, which may end behind the object.
+    pub range: Range<u64>,
+}
+
+/// What a disk and its task share.
+pub struct Shared {
+    /// What is read.
+    pub object: Object,
+    /// The object was changed: every read fails from now on.
+    pub is_changed: AtomicBool,
+    /// The way to the reactors, once there was a request.
+    pub post: OnceLock<Arc<dyn Post>>,
+}
+
+/// The thread's runtime; none if it could not be started.
+fn runtime() -> io::Result<Handle> {
+    static RUNTIME: Mutex<Option<Handle>> = Mutex::new(None);
+    let mut known = RUNTIME.lock();
+    if let Some(handle) = &*known {
+        return Ok(handle.clone());
+    }
+    // An error means that there is a provider already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
+    std::thread::Builder::new()
+        .name("objects".to_owned())
+        .spawn(move || runtime.block_on(std::future::pending::<()>()))?;
+    *known = Some(handle.clone());
+    Ok(handle)
+}
+
+/// Runs a future on the helper thread, and blocks this one until it has ended.
+pub fn block_on<T: Send + 'static>(
+    future: impl Future<Output = T> + Send + 'static,
+) -> io::Result<T> {
+    let (told, result) = mpsc::channel();
+    runtime()?.spawn(async move {
+        // An error means that the caller has gone.
+        let _ = told.send(future.await);
+    });
+    result.recv().map_err(|_| io::Error::other("the helper thread has ended"))
+}
+
+/// Starts the task of a disk. It ends when the disk is dropped.
+pub fn serve(shared: Arc<Shared>, inbox: UnboundedReceiver<Read>, first: Bytes) -> io::Result<()> {
+    runtime()?.spawn(async move {
+        let mut planner = Planner::new(shared.object.bytes);
+        planner.keep(0, first);
+        Task { shared, inbox, planner, is_closed: false }.run().await;
+    });
+    Ok(())
+}
+
+struct Task {
+    shared: Arc<Shared>,
+    inbox: UnboundedReceiver<Read>,
+    planner: Planner<Read>,
+    is_closed: bool,
+}
+
+impl Task {
+    async fn run(mut self) {
+        let mut under_way = FuturesUnordered::new();
+        while !(self.is_closed && self.planner.is_idle()) {
+            let ended = poll_fn(|context| {
+                let has_come = self.take_inbox(context);
+                match under_way.is_empty() {
+                    true if has_come => Poll::Ready(None),
+                    true => Poll::Pending,
+                    false => match under_way.poll_next_unpin(context) {
+                        Poll::Pending if has_come => Poll::Ready(None),
+                        polled => polled,
+                    },
+                }
+            });
+            if let Some((number, data)) = ended.await {
+                self.planner.ended(number, data);
+            }
+            while let Some(fetch) = self.planner.start() {
+                under_way.push(read(self.shared.clone(), fetch));
+            }
+            for answer in self.planner.take_answers() {
+                tell(&self.shared, answer);
+            }
+        }
+    }
+
+    /// Submits the reads that have come. True if there were any, or if it is the end.
+    fn take_inbox(&mut self, context: &mut std::task::Context<'_>) -> bool {
+        let mut any = false;
+        while !self.is_closed
+            && let Poll::Ready(read) = self.inbox.poll_recv(context)
+        {
+            any = true;
+            match read {
+                Some(read) => {
+                    let range = read.range.clone();
+                    self.planner.submit(read, range);
+                }
+                None => self.is_closed = true,
+            }
+        }
+        any
+    }
+}
+
+/// Reads a range, with repeats until the time of the disk is over.
+async fn read(shared: Arc<Shared>, fetch: Fetch) -> (u64, Option<Bytes>) {
+    let object = &shared.object;
+    let uri = &object.address.argument;
+    let end = Instant::now() + object.address.reconnect;
+    let mut pause = PAUSE_MIN;
+    let mut why = String::from("no answer");
+    while !shared.is_changed.load(Ordering::Acquire) {
+        match timeout_at(end, object.read(&fetch.range)).await {
+            Ok(Ok(data)) => return (fetch.number, Some(data)),
+            Ok(Err(Fault::Changed(found))) => {
+                if !shared.is_changed.swap(true, Ordering::AcqRel) {
+                    let line = format!("{uri}: the object was changed: {found}; reads of it fail");
+                    warn(&shared, format!("{uri} changed"), line);
+                }
+                break;
+            }
+            Ok(Err(Fault::Refused(found))) => {
+                warn(&shared, uri.clone(), format!("{uri}: read: {found}"));
+                break;
+            }
+            Ok(Err(Fault::Again(found))) => why = found,
+            Err(_) => {}
+        }
+        if Instant::now() + pause >= end {
+            let time = object.address.reconnect.as_secs();
+            let line = format!("{uri}: read: failed for {time} s: {why}");
+            warn(&shared, uri.clone(), line);
+            break;
+        }
+        warn(&shared, format!("{uri} again"), format!("{uri}: read: {why}; trying again"));
+        sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+    (fetch.number, None)
+}
+
+/// Has a reactor log a line: it has the limit of repeated ones.
+fn warn(shared: &Shared, key: String, line: String) {
+    if let Some(post) = shared.post.get() {
+        let job = move |env: &Env| env.warn(&key, || line);
+        post.post(ReactorId(0), Mail::Call(Box::new(job)));
+    }
+}
+
+/// Has the reactor of a read store its data and end it. A changed object's data is none.
+fn tell(shared: &Shared, Answer { ticket: Read { id, range }, data }: Answer<Read>) {
+    let Some(post) = shared.post.get() else { return };
+    let data = data.filter(|_| !shared.is_changed.load(Ordering::Acquire));
+    let Some(pieces) = data else {
+        return post.post(id.reactor, Mail::Complete(id, Err(IoError::IO)));
+    };
+    let behind = range.end.saturating_sub(shared.object.bytes).min(range.end - range.start);
+    let tail = (range.end - range.start - behind) as usize;
+    let job = move |env: &Env| {
+        if let Some(segs) = env.queued_segs(id) {
+            for (at, piece) in pieces {
+                segs.copy_in(at, &piece);
+            }
+            segs.zero(tail, behind as usize);
+        }
+        env.complete(id, Ok(()));
+    };
+    post.post(id.reactor, Mail::Call(Box::new(job)));
+}

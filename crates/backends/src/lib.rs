@@ -26,6 +26,6 @@ pub use held::{HeldElsewhere, patiently, very_patiently};
 pub use memory::MemoryDisk;
 pub use nbd::NbdDisk;
 pub use null::NullDisk;
-pub use opener::{DeviceOpener, is_path};
+pub use opener::{DeviceOpener, is_path, is_remote};
 pub use rbd::RbdDisk;
 pub use size::{SizeError, parse_size};

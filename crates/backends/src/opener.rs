@@ -104,6 +104,12 @@ pub fn is_path(argument: &str) -> bool {
     !is_other && !is_remote
 }
 
+/// True if an argument names what another process or machine keeps: an export of an NBD server, or
+/// an object.
+pub fn is_remote(argument: &str) -> bool {
+    nbd::is_uri(argument) || objects::is_uri(argument)
+}
+
 impl<'a> Device<'a> {
     fn parse(argument: &'a str) -> Result<Device<'a>, ConfigError> {
         if let Some(size) = argument.strip_prefix("null:") {

@@ -21,6 +21,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, sleep, timeout_at};
+use tracing::subscriber::{NoSubscriber, set_default};
 
 use super::fetch::{Fault, Object};
 use super::planner::{Answer, Fetch, Planner};
@@ -58,9 +59,11 @@ fn runtime() -> io::Result<Handle> {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let handle = runtime.handle().clone();
-    std::thread::Builder::new()
-        .name("objects".to_owned())
-        .spawn(move || runtime.block_on(std::future::pending::<()>()))?;
+    std::thread::Builder::new().name("objects".to_owned()).spawn(move || {
+        // Libraries log what is an error of the caller here, which has its own line.
+        let _silence = set_default(NoSubscriber::default());
+        runtime.block_on(std::future::pending::<()>());
+    })?;
     *known = Some(handle.clone());
     Ok(handle)
 }

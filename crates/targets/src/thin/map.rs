@@ -558,6 +558,8 @@ impl Target for Thin {
     }
 
     fn limits(&self, stacked: Limits) -> Limits {
+        // The origin is only read: one that cannot be written is no hindrance.
+        let stacked = Limits { read_only: self.config.pool.disk.limits().read_only, ..stacked };
         let Ok(Some(pool)) = pool_of(&self.config, false) else { return stacked };
         let block = u32::try_from(pool.block.to_bytes()).unwrap_or(0);
         // A request that ends inside a block that is shared or not mapped has the rest of the block

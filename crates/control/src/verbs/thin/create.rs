@@ -1,5 +1,6 @@
 //! New volumes of a pool: empty ones, and snapshots.
 
+use cairn_backends::is_remote;
 use cairn_outcome::failure::{Outcome, wrong};
 use cairn_targets::thin::{Figures, Plan, ThinDevice};
 
@@ -202,7 +203,11 @@ impl Verbs {
 
 /// Refuses an external origin that no table can name.
 pub(super) fn check_origin(origin: Option<&str>) -> Outcome<()> {
-    origin.filter(|origin| !origin.starts_with('@')).map_or(Ok(()), check_argument)
+    let is_word = |origin: &str| !origin.contains(char::is_whitespace);
+    match origin {
+        Some(origin) if origin.starts_with('@') || is_remote(origin) && is_word(origin) => Ok(()),
+        origin => origin.map_or(Ok(()), check_argument),
+    }
 }
 
 /// Refuses a name with another pool in front than that of the volume.

@@ -6,8 +6,8 @@
 //!
 //! - P1. What is kept, what is under way and what is wanted overlap nowhere: no byte is fetched
 //!   twice at one time, and each byte of a read has one source.
-//! - P2. Bytes that are fetched ahead, kept or under way, are at most [`AHEAD_BYTES_MAX`]. All others
-//!   under way are those of reads that wait.
+//! - P2. Bytes that are fetched ahead, kept or under way, are at most [`AHEAD_BYTES_MAX`]. All
+//!   others under way are those of reads that wait.
 //! - P3. A read is answered once: with all its bytes, or with the failure of one of its ranges.
 
 use std::collections::{HashMap, VecDeque};

@@ -1,8 +1,8 @@
 //! [`Address`]: what a URI of an object means.
 //!
-//! `http://` and `https://` as a browser or curl has them: the query belongs to the server. `s3://`,
-//! `gs://` and `az://` with a bucket (a container) and a key. A fragment is never sent to a server,
-//! so the parameters of the disk are there: `#unchecked&reconnect=5`.
+//! `http://` and `https://` as a browser or curl has them: the query belongs to the server.
+//! `s3://`, `gs://` and `az://` with a bucket (a container) and a key. A fragment is never sent
+//! to a server, so the parameters of the disk are there: `#unchecked&reconnect=5`.
 
 use std::time::Duration;
 

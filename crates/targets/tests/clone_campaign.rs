@@ -13,7 +13,9 @@ use std::time::Duration;
 use cairn_block::{LocalFuture, SectorCount, TargetType};
 use cairn_format::clone::read;
 use cairn_format::thin::blocks::MemoryBlocks;
-use cairn_sim::campaign::{Campaign, Generation, Images, Opened, Scenario, Server, plant_failures};
+use cairn_sim::campaign::{
+    Campaign, Generation, Images, Links, Opened, Scenario, Server, plant_failures,
+};
 use cairn_sim::{DriveOptions, Image, Workload};
 
 const SECTOR: usize = 512;
@@ -158,6 +160,16 @@ fn nothing_acknowledged_is_lost_by_a_power_cut_or_a_kill() {
 #[test]
 fn losses_of_any_drive_are_told_to_each_client() {
     campaign(true).run();
+}
+
+#[test]
+fn deaths_of_the_server_of_a_destination_lose_nothing() {
+    campaign(false).elsewhere(&["dest"], Links::ServersDie).cuts(60).run();
+}
+
+#[test]
+fn deaths_of_servers_lose_nothing() {
+    campaign(false).elsewhere(&["meta", "dest", "src"], Links::ServersDie).cuts(60).run();
 }
 
 #[cfg(feature = "canary")]

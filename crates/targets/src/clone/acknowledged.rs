@@ -25,6 +25,7 @@ use cairn_format::bcache::crc64;
 
 use super::canary::{Bug, planted};
 use super::config::Config;
+use crate::args::Device;
 
 /// The log of a live clone, if there is a place for one. Without one there is room for everything.
 #[derive(Default)]
@@ -123,6 +124,10 @@ pub(super) struct Place {
     memory: Arc<dyn CrashMemory>,
     /// Stands for both devices and the size of a region.
     owner: u64,
+    /// What is on the destination outlives this process. Otherwise there are no records, which say
+    /// that a region has its data there, and the memory is what an earlier process left that had
+    /// another destination.
+    pub is_kept: bool,
 }
 
 impl Place {
@@ -131,15 +136,15 @@ impl Place {
     /// # Errors
     /// Another process has the log.
     pub fn of(ctor: &Ctor<'_>, config: &Config) -> Result<Option<Place>, ConfigError> {
-        let at = (&config.metadata.disk, Sector(0));
-        let memory = ctor.registry.crash_log_of("clone", at, ctor.read_only)?;
-        let Some(memory) = memory else { return Ok(None) };
-        let name = |device: &crate::args::Device| {
-            ctor.registry.lasting_name_of(&device.disk, Sector(0)).unwrap_or_default()
-        };
+        let name = |device: &Device| ctor.registry.lasting_name_of(&device.disk, Sector(0));
         let (destination, source) = (name(&config.destination), name(&config.source));
+        let is_kept = destination.is_some();
+        let at = (&config.metadata.disk, Sector(0));
+        let memory = ctor.registry.crash_log_of("clone", at, ctor.read_only || !is_kept)?;
+        let Some(memory) = memory else { return Ok(None) };
+        let (destination, source) = (destination.unwrap_or_default(), source.unwrap_or_default());
         let owner = format!("{destination} {source} {}", config.region_size.sectors());
-        Ok(Some(Place { memory, owner: crc64(owner.as_bytes()) }))
+        Ok(Some(Place { memory, owner: crc64(owner.as_bytes()), is_kept }))
     }
 
     /// What the clone is now.

@@ -172,8 +172,11 @@ impl Clone {
     /// # Errors
     /// It is of another state of the device.
     fn open_crash_log(&self, state: u64) -> Result<Option<(CrashLog, Left)>, ConfigError> {
-        let opened = self.crash_log.as_ref().map(|place| place.open(state, &self.config));
-        let Some((_, Left::Foreign(states))) = &opened else { return Ok(opened) };
+        let Some(place) = self.crash_log.as_ref() else { return Ok(None) };
+        let (log, left) = place.open(state, &self.config);
+        let Left::Foreign(states) = &left else {
+            return Ok(place.is_kept.then_some((log, left)));
+        };
         let name = |state: u64| format!("{state:016x}");
         let states: Vec<String> = states.iter().copied().map(name).collect();
         let expected = if state == BLANK { "none".to_owned() } else { name(state) };

@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use cairn_block::{Client, Env, ErrorKind, Io, IoError, IoResult, Op, Request, Segs};
 use cairn_reactor::Driver;
+use cairn_tls::{Session, Taken};
 use rustix::net::{Shutdown, shutdown};
 
 use crate::front::{First, Intake, Level, Pause, Phase, Queue, Room, Signal, first};
@@ -33,7 +34,6 @@ use super::payload::{Batch, Payload};
 use super::receiver::{Ended, Rest};
 use super::reply;
 use super::request::Terms;
-use super::tls::{Session, Taken};
 use super::wire::{Echo, ErrorCode, MessageForm, TransmissionFlags};
 
 /// A client whose request waits for longer than this may have gone.
@@ -64,7 +64,7 @@ impl Channel {
         loop {
             self.send_output(session).await?;
             if !session.is_handshaking() {
-                return Ok(session.client_names());
+                return Ok(session.names());
             }
             let fed = session.feed();
             if fed.is_err() {

@@ -14,15 +14,13 @@
 //! - `server`: exports, listening sockets, assignment of connections to reactors, shutdown.
 //! - `negotiate`, `serve`: the two parts of a connection's life.
 //! - `handover`: connections that leave for another process, and those that come from one.
-//! - `connection`: what its tasks share: completions, replies. Admission and memory are the
-//!   [front](crate::front)'s.
+//! - `connection`: what its tasks share: completions, replies, the bytes under [TLS](cairn_tls).
+//!   Admission and memory are the [front](crate::front)'s.
 //! - `receiver`, `payload`: received and sent bytes, with as few copies as possible.
-//! - `tls`, `certificate`: the bytes of a connection under TLS, and the names of its client.
 //! - `status`, `contexts`: block status from extents, and further metadata contexts of an export.
 //!
 //! Deliberately absent: how a volume is built, block status of a choice of contexts.
 
-mod certificate;
 mod connection;
 mod contexts;
 mod export;
@@ -32,21 +30,18 @@ pub mod handshake;
 mod negotiate;
 mod options;
 mod payload;
-#[cfg(feature = "tls-psk")]
-mod psk;
 mod receiver;
 pub mod reply;
 pub mod request;
 mod serve;
 mod server;
 mod status;
-mod tls;
 
 pub use cairn_nbd::wire;
+pub use cairn_tls::{Tls, TlsFiles};
 
 pub use crate::listener::{ListenAddress, Listening};
 pub use contexts::{ContextRun, Contexts, NoContexts};
 pub use export::NbdExport;
 pub use handover::{Estate, Parted, REST_BYTES_MAX};
 pub use server::{NbdOptions, NbdServer};
-pub use tls::{Tls, TlsFiles};

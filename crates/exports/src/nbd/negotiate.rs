@@ -6,12 +6,12 @@
 use std::sync::Arc;
 
 use cairn_block::{Env, Segs};
+use cairn_tls::{Session, Tls};
 
 use super::connection::Channel;
 use super::facts::Exports;
 use super::handshake::{Closing, Handshake, Negotiated, Outcome, Security};
 use super::receiver::{Ended, Receiver};
-use super::tls::{Session, Tls};
 
 /// Negotiates; none if the connection ends here. The reason was logged.
 pub(super) async fn negotiate(
@@ -31,8 +31,8 @@ pub(super) async fn negotiate(
         match (run(env, channel, &mut receiver, &mut handshake).await, tls) {
             (Ok(Outcome::Transmission(negotiated)), _) => return Some((negotiated, receiver)),
             (Ok(Outcome::StartTls), Some(tls)) if receiver.is_empty() => {
-                let client = match Session::new(env, tls) {
-                    Ok(session) => channel.start_tls(session).await,
+                let client = match tls.engine() {
+                    Ok(engine) => channel.start_tls(Session::new(env, engine)).await,
                     Err(error) => {
                         env.warn("nbd: TLS", || format!("nbd: TLS: {error}"));
                         return None;
@@ -43,7 +43,7 @@ pub(super) async fn negotiate(
                     Err(ended) => break ended,
                 }
             }
-            // T2
+            // T2 of the crate `tls`.
             (Ok(Outcome::StartTls), _) => return refused(env, &Closing::BytesBehindStartTls),
             (Ok(Outcome::Closed(closing)), _) => return refused(env, &closing),
             (Err(ended), _) => break ended,

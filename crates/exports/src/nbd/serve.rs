@@ -9,6 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use cairn_block::{Direction, Flags, Io, Op, Passage, Sector};
+use cairn_tls::Session;
 
 use crate::front::{First, Halted, Room, first, widen};
 
@@ -19,7 +20,6 @@ use super::receiver::{Ended, Receiver};
 use super::reply;
 use super::request::{ByteRange, Command, Decoded, Request, decode, peek};
 use super::status;
-use super::tls::Session;
 use super::wire::Echo;
 
 /// Serves requests until the client leaves or breaks the protocol, or until the connection leaves

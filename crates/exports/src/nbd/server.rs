@@ -17,6 +17,7 @@ use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicU16, Ordering};
 use cairn_block::{ConfigError, ConfigKind, Env, Mail, Post, ReactorId, Traffic};
 use cairn_reactor::Driver;
+use cairn_tls::Tls;
 use rustix::net::{SocketFlags, accept_with, sockopt};
 
 use crate::front::{First, Front, Level, Membership, Pause, Phase, Shutdown, first};
@@ -29,7 +30,6 @@ use super::handover::Parted;
 use super::negotiate::{negotiate, refuse};
 use super::receiver::Receiver;
 use super::serve::receive;
-use super::tls::Tls;
 use crate::listener::{ListenAddress, Listener};
 use crate::unix_socket::SocketRights;
 

@@ -14,7 +14,7 @@ use x509_cert::ext::pkix::name::GeneralName;
 const COMMON_NAME: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.4.3");
 
 /// The names in a certificate in DER form.
-pub(super) fn names_of(der: &[u8]) -> Vec<String> {
+pub fn names_of(der: &[u8]) -> Vec<String> {
     let Ok(certificate) = Certificate::from_der(der) else { return Vec::new() };
     let certificate = &certificate.tbs_certificate;
     let subject = certificate.subject.0.iter().flat_map(|part| part.0.iter());

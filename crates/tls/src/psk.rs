@@ -1,6 +1,6 @@
 //! TLS with keys that both sides know (`--tls-psk`), by OpenSSL: rustls has none.
 //!
-//! The promises are those of `tls`. T1: what a session has decrypted and not given out comes from
+//! The promises are those of the crate. T1: what a session has decrypted and not given out comes from
 //! one receive. T4: ChaCha20-Poly1305 alone, whose keys last for as many records as TLS can count.
 
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ use openssl::ssl::{
     ErrorCode, Ssl, SslContext, SslMethod, SslOptions, SslSessionCacheMode, SslStream, SslVersion,
 };
 
-use super::tls::{Engine, Fed};
+use crate::session::{Engine, Fed};
 
 /// The shortest key, in bytes; what the tools make is longer.
 const KEY_BYTES_MIN: usize = 16;
@@ -26,7 +26,7 @@ const KEY_BYTES_MAX: usize = 256;
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// The keys of a server's clients.
-pub(super) struct Keys {
+pub struct Keys {
     context: SslContext,
     /// Where a session has the name of its client.
     name: Index<Ssl, String>,
@@ -145,7 +145,7 @@ impl Write for Pipe {
 }
 
 /// OpenSSL's side of a session.
-pub(super) struct Session {
+pub struct Session {
     stream: SslStream<Pipe>,
     /// Bytes of the client; those before `given` were given out.
     plain: Vec<u8>,
@@ -235,7 +235,7 @@ impl Engine for Session {
         count
     }
 
-    fn client_names(&self) -> Vec<String> {
+    fn names(&self) -> Vec<String> {
         self.stream.ssl().ex_data(self.name).cloned().into_iter().collect()
     }
 }
@@ -243,7 +243,7 @@ impl Engine for Session {
 #[cfg(test)]
 mod tests {
     use super::{Keys, Session, parse};
-    use crate::nbd::tls::Engine;
+    use crate::session::Engine;
     use openssl::ssl::{ErrorCode, Ssl, SslContext, SslMethod, SslStream};
 
     const KEY: &str = "00112233445566778899aabbccddeeff";
@@ -314,7 +314,7 @@ mod tests {
         for step in [1, 100, 1 << 16] {
             let (mut client, mut server) = (client("alice", 7), server());
             shake(&mut client, &mut server, step).unwrap();
-            assert_eq!(server.client_names(), ["alice"]);
+            assert_eq!(server.names(), ["alice"]);
             client.ssl_write(b"from the client").unwrap();
             let sent = std::mem::take(&mut client.get_mut().output);
             for piece in sent.chunks(step) {
@@ -341,7 +341,7 @@ mod tests {
         for (name, key) in [("alice", 8), ("mallory", 7)] {
             let mut server = server();
             shake(&mut client(name, key), &mut server, 1 << 16).unwrap_err();
-            assert!(server.client_names().is_empty() || server.is_handshaking(), "{name}");
+            assert!(server.names().is_empty() || server.is_handshaking(), "{name}");
         }
     }
 }

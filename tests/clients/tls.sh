@@ -3,7 +3,7 @@
 # are refused.
 . "$(dirname "$0")/../lib.sh"
 . "$tests/certificates.sh"
-need nbdinfo nbdcopy qemu-img openssl
+need nbdinfo nbdcopy qemu-img openssl nbdkit fio
 
 authority pki
 authority stranger
@@ -29,6 +29,15 @@ table = "$(linear disk)"
 name = "secret"
 table = "$(linear secret)"
 tls_names = ["bob.example"]
+END
+cat >far.toml <<END
+listen = "unix:far.sock"
+control = "far.control"
+tls_certificates = "pki"
+tls_verify_peer = true
+[[volume]]
+name = "disk"
+table = "$(linear disk)"
 END
 # unix CLIENT [EXPORT]: a URI; the folder of a client's certificates is its own.
 unix() { echo "nbds+unix:///${2:-disk}?socket=$work/nbd.sock&tls-certificates=$work/$1"; }
@@ -60,10 +69,12 @@ fi
 for name in expired mallory bare; do
   expect 1 nbdinfo --size "$(unix $name)"
 done
-grep -q "TLS client refused: invalid peer certificate: .*xpired" serve.log || fail "expired: no line"
-grep -qE "TLS client refused: invalid peer certificate: (Unknown|BadSignature)" serve.log ||
-  fail "mallory: no line: $(cat serve.log)"
-grep -q "TLS client refused: peer sent no certificates" serve.log || fail "bare: no line"
+# The line may come after the client has gone.
+await "a line about expired" \
+  grep -q "TLS client refused: invalid peer certificate: .*xpired" serve.log
+await "a line about mallory" \
+  grep -qE "TLS client refused: invalid peer certificate: (Unknown|BadSignature)" serve.log
+await "a line about bare" grep -q "TLS client refused: peer sent no certificates" serve.log
 expect 1 nbdinfo --size "nbd+unix:///disk?socket=$work/nbd.sock"
 grep -q "requires TLS" said || fail "a plain client is not told why: $(cat said)"
 same "$(nbdinfo --size "$(unix alice)")" 4194304 "size after refusals"
@@ -102,7 +113,8 @@ openssl ca -config ca.cnf -cert pki/ca-cert.pem -keyfile pki/ca-key.pem -gencrl 
   -out pki/ca-crl.pem 2>/dev/null
 start
 expect 1 nbdinfo --size "$(unix alice)"
-grep -q "TLS client refused: invalid peer certificate: Revoked" serve.log || fail "revoked: no line"
+await "a line about alice" \
+  grep -q "TLS client refused: invalid peer certificate: Revoked" serve.log
 same "$(nbdinfo --size "$(unix bob)")" 4194304 "size for one that is not revoked"
 serve_end
 rm pki/ca-crl.pem
@@ -124,6 +136,54 @@ same "$(nbdinfo --size "$(unix alice)")" 4194304 "size after an upgrade"
 kill -TERM "$server"
 await "the next server has ended" sh -c "! kill -0 $server 2>/dev/null"
 server=''
+
+# As a client: nbdkit (by GnuTLS) and cairn, over a unix socket and TCP, with and without a
+# certificate of its own, and servers that are others.
+over() { # CLIENT [PARAMETERS]: a table over far.sock
+  echo "0 8192 linear nbds+unix:///disk?socket=$work/far.sock&tls-certificates=$work/$1${2:-} 0"
+}
+refused() { # WHY TABLE: one line that says it
+  expect 1 "$CAIRN" serve --table "$2" --listen "unix:$work/no.sock" --control no.control
+  same "$(wc -l <said)" 1 "lines of a refusal"
+  grep -qE "$1" said || fail "expected $1: $(cat said)"
+}
+far() { # COMMAND...: a server at far.sock
+  rm -f far.sock
+  "$@" >far.log 2>&1 </dev/null &
+  remote=$!
+  await "the far server listens" test -S far.sock
+}
+release() { kill -9 "${remote:-}" 2>/dev/null || true; }
+far nbdkit --foreground -U far.sock --tls=require --tls-certificates=pki --tls-verify-peer file disk
+serve --table "$(over alice)"
+nbdcopy --flush data "$uri"
+nbdcopy "$uri" - | cmp - data
+same "$(sha disk)" "$(sha data)" "content written over TLS to nbdkit"
+serve_end
+refused 'TLS: .*(UnknownIssuer|BadSignature)' "$(over stranger)"
+refused 'negotiation: ' "$(over mallory)"
+refused 'negotiation: ' "$(over bare)"
+refused 'TLS: .*not valid for name' "$(over alice '&tls-hostname=other.example')"
+refused 'no-such/ca-cert.pem: TLS: there is no such file' "$(over no-such)"
+refused 'TLS: found a server that requires it' "0 8192 linear nbd+unix:///?socket=$work/far.sock 0"
+kill "$remote" && wait "$remote" || true
+far nbdkit --foreground -U far.sock memory 4M
+refused 'TLS: found a server without it, expected one with it' "$(over alice)"
+kill "$remote" && wait "$remote" || true
+
+# A server that is killed: what it forgot is sent again, over a new session.
+far "$CAIRN" serve far.toml
+serve --table "$(over alice '&exclusive')"
+fio --name=v --ioengine=nbd --uri="$uri" --rw=randwrite --bs=4k --size=4M --iodepth=16 --fsync=16 \
+  --verify=crc32c --do_verify=1 --verify_fatal=1 --time_based=0 >said 2>&1 & client=$!
+sleep 0.2
+kill -9 "$remote"
+wait "$remote" 2>/dev/null || true
+far "$CAIRN" serve far.toml
+wait "$client" || fail "fio over a server that was killed: $(tail -n 5 said)"
+serve_end
+kill "$remote" && wait "$remote" || true
+remote=''
 
 # What cannot be is refused at the start, on one line.
 table="$(linear disk)"

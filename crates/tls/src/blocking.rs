@@ -2,7 +2,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 
-use crate::session::Engine;
+use crate::session::{Engine, Fed};
 
 /// The most bytes that are received from the stream, or sent to it, at once.
 const BYTES: usize = 32 << 10;
@@ -12,6 +12,10 @@ pub struct Secured<S> {
     engine: Box<dyn Engine>,
     stream: S,
     room: Box<[u8]>,
+    /// What was received and not fed: `input[start..end]`.
+    input: Box<[u8]>,
+    start: usize,
+    end: usize,
     is_closed: bool,
 }
 
@@ -22,22 +26,29 @@ impl<S: Read + Write> Secured<S> {
     /// The stream's; the other side does not keep to the protocol, or its certificate is refused,
     /// or it refuses that of this side.
     pub fn shake_hands(engine: Box<dyn Engine>, stream: S) -> io::Result<Secured<S>> {
-        let room = vec![0; BYTES].into_boxed_slice();
-        let mut secured = Secured { engine, stream, room, is_closed: false };
+        let [room, input] = [(); 2].map(|()| vec![0; BYTES].into_boxed_slice());
+        let mut secured =
+            Secured { engine, stream, room, input, start: 0, end: 0, is_closed: false };
         loop {
             secured.send()?;
             if !secured.engine.is_handshaking() {
                 return Ok(secured);
             }
-            if secured.is_closed || !secured.receive()? {
+            if !secured.receive()? {
                 return Err(ErrorKind::UnexpectedEof.into());
             }
         }
     }
 
-    /// The session, which has what arrived and was not read, and the stream.
-    pub fn into_parts(self) -> (Box<dyn Engine>, S) {
-        (self.engine, self.stream)
+    /// The session, which has all that arrived and was not read.
+    ///
+    /// # Errors
+    /// It does not take what arrived: the other side sent more than it was asked for.
+    pub fn into_engine(mut self) -> io::Result<Box<dyn Engine>> {
+        while self.start < self.end {
+            self.feed()?;
+        }
+        Ok(self.engine)
     }
 
     fn send(&mut self) -> io::Result<()> {
@@ -48,22 +59,34 @@ impl<S: Read + Write> Secured<S> {
         Ok(())
     }
 
-    /// Receives something; false at the end of the stream.
+    /// Has the session look at something; false at the end of the stream.
     fn receive(&mut self) -> io::Result<bool> {
-        // The engine holds a bounded amount, and takes no more until it has been read.
-        let count = self.stream.read(&mut self.room[..4096])?;
-        let mut fed = 0;
-        while fed < count && !self.is_closed {
-            match self.engine.feed(&self.room[fed..count]) {
-                Ok(some) => (fed, self.is_closed) = (fed + some.taken, some.is_closed),
-                Err(reason) => {
-                    // Tells the other side why; the reason counts, not whether that arrives.
-                    let _ = self.send();
-                    return Err(io::Error::new(ErrorKind::InvalidData, reason));
-                }
+        if self.is_closed {
+            return Ok(false);
+        }
+        if self.start == self.end {
+            (self.start, self.end) = (0, self.stream.read(&mut self.input)?);
+        }
+        let is_open = self.start < self.end;
+        if is_open {
+            self.feed()?;
+        }
+        Ok(is_open)
+    }
+
+    fn feed(&mut self) -> io::Result<()> {
+        match self.engine.feed(&self.input[self.start..self.end]) {
+            Ok(Fed { taken, is_closed }) => {
+                self.start = if is_closed { self.end } else { self.start + taken };
+                self.is_closed = is_closed;
+                Ok(())
+            }
+            Err(reason) => {
+                // Tells the other side why; the reason counts, not whether that arrives.
+                let _ = self.send();
+                Err(io::Error::new(ErrorKind::InvalidData, reason))
             }
         }
-        Ok(count > 0)
     }
 }
 
@@ -71,7 +94,7 @@ impl<S: Read + Write> Read for Secured<S> {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         loop {
             let count = self.engine.read(room);
-            if count > 0 || self.is_closed || room.is_empty() || !self.receive()? {
+            if count > 0 || room.is_empty() || !self.receive()? {
                 return Ok(count);
             }
             self.send()?;

@@ -8,14 +8,15 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use cairn_block::{ConfigError, ConfigKind};
+use cairn_tls::{Engine, Secured};
 use rustix::net::sockopt::{
     Timeout, set_socket_keepalive, set_socket_timeout, set_tcp_keepcnt, set_tcp_keepidle,
     set_tcp_keepintvl, set_tcp_user_timeout,
 };
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
-use super::handshake::{Agreed, Wish, negotiate};
-use super::uri::Place;
+use super::handshake::{Agreed, Wish, agree, negotiate, start_tls};
+use super::uri::{Place, Proof};
 
 /// How long a server may take until transmission begins.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -26,13 +27,19 @@ pub struct Connected {
     pub socket: OwnedFd,
     /// What was agreed on.
     pub agreed: Agreed,
+    /// The session of TLS, if all bytes from now on are its own.
+    pub tls: Option<Box<dyn Engine>>,
 }
 
-/// Connects and negotiates.
+/// Connects and negotiates, under TLS if there is a proof of who both are.
 ///
 /// # Errors
-/// There is no server, or it refuses.
-pub fn connect(place: &Place, wish: Wish<'_>) -> Result<Connected, ConfigError> {
+/// There is no server, or it refuses, or is another one.
+pub fn connect(
+    place: &Place,
+    wish: Wish<'_>,
+    proof: Option<&Proof>,
+) -> Result<Connected, ConfigError> {
     let failed = |error: io::Error| {
         ConfigError::new(ConfigKind::System, wish.device, format!("connect: {error}"))
     };
@@ -42,10 +49,22 @@ pub fn connect(place: &Place, wish: Wish<'_>) -> Result<Connected, ConfigError> 
         Place::Tcp(host, port) => connect_tcp(host, *port, until).map_err(failed)?,
     };
     let mut stream = Timed { socket: File::from(socket), until };
-    let agreed = negotiate(&mut stream, wish)?;
+    let (agreed, tls) = match proof {
+        None => (negotiate(&mut stream, wish)?, None),
+        Some(proof) => {
+            start_tls(&mut stream, wish)?;
+            let refused = |error: io::Error| {
+                ConfigError::new(ConfigKind::System, wish.device, format!("TLS: {error}"))
+            };
+            let mut secured =
+                Secured::shake_hands(proof.engine(place)?, &mut stream).map_err(refused)?;
+            let agreed = agree(&mut secured, wish)?;
+            (agreed, Some(secured.into_engine().map_err(refused)?))
+        }
+    };
     let socket = OwnedFd::from(stream.socket);
     set_timeouts(&socket, None).map_err(failed)?;
-    Ok(Connected { socket, agreed })
+    Ok(Connected { socket, agreed, tls })
 }
 
 /// A stream that ends at a time.

@@ -96,11 +96,40 @@ impl Agreed {
 /// # Errors
 /// The server does not have the export, or is none that this client understands.
 pub fn negotiate(stream: &mut (impl Read + Write), wish: Wish<'_>) -> Result<Agreed, ConfigError> {
+    check_name(wish)?;
+    let mut negotiation = Negotiation { stream, wish };
+    negotiation.greet()?;
+    negotiation.agree()
+}
+
+/// The first part of a negotiation under TLS: from now on all bytes are those of a session.
+///
+/// # Errors
+/// The server has no TLS, or is none that this client understands.
+pub fn start_tls(stream: &mut (impl Read + Write), wish: Wish<'_>) -> Result<(), ConfigError> {
+    let mut negotiation = Negotiation { stream, wish };
+    negotiation.greet()?;
+    match negotiation.takes(option::STARTTLS)? {
+        true => Ok(()),
+        false => Err(negotiation.refused("TLS", "a server without it", "one with it")),
+    }
+}
+
+/// The second part, over the session.
+///
+/// # Errors
+/// Those of [`negotiate`].
+pub fn agree(stream: &mut (impl Read + Write), wish: Wish<'_>) -> Result<Agreed, ConfigError> {
+    check_name(wish)?;
+    Negotiation { stream, wish }.agree()
+}
+
+fn check_name(wish: Wish<'_>) -> Result<(), ConfigError> {
     if wish.export.len() > STRING_BYTES_MAX {
         let found = format!("{} bytes", wish.export.len());
         return Err(ConfigError::argument(wish.device, "export", found, "at most 4096"));
     }
-    Negotiation { stream, wish }.run()
+    Ok(())
 }
 
 struct Negotiation<'a, S> {
@@ -112,8 +141,7 @@ struct Negotiation<'a, S> {
 type Answer = (u32, Vec<u8>);
 
 impl<S: Read + Write> Negotiation<'_, S> {
-    fn run(&mut self) -> Result<Agreed, ConfigError> {
-        self.greet()?;
+    fn agree(&mut self) -> Result<Agreed, ConfigError> {
         let form = self.form()?;
         let allocation = if form.has_chunks() { self.allocation()? } else { None };
         self.go(form, allocation)

@@ -8,7 +8,6 @@
 //! - L3. The failure count rises before any request that ends after a loss is answered (F1).
 
 use std::cell::{Cell, RefCell};
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,11 +19,10 @@ use cairn_block::{
     Time, until_some,
 };
 use cairn_nbd::wire::TransmissionFlags;
-use cairn_reactor::Driver;
 use event_listener::Event;
 use futures_util::future::join;
-use rustix::net::Shutdown;
 
+use super::channel::Channel;
 use super::connect::{Connected, connect};
 use super::handshake::Agreed;
 use super::remote::{Data, Incoming, Owner, Remote};
@@ -56,7 +54,6 @@ pub(super) struct Pieces {
 /// See the module's description.
 pub(super) struct Link {
     pub env: Env,
-    pub driver: Rc<Driver>,
     pub remote: Arc<Remote>,
     pub session: RefCell<Session<Ticket, Segs>>,
     /// What the newest connection agreed on.
@@ -85,7 +82,6 @@ impl Link {
         };
         let link = Rc::new(Link {
             env: env.clone(),
-            driver: Driver::of(env).clone(),
             remote,
             session: RefCell::new(Session::new(care)),
             agreed: Cell::new(first.agreed),
@@ -100,13 +96,13 @@ impl Link {
 
     async fn run(&self, first: Connected) {
         let (mut next, mut since, mut pause) = (Some(first), None, PAUSE_MIN);
-        while let Some(Connected { socket, agreed }) = next.take() {
-            let socket = Arc::new(socket);
-            self.agreed.set(agreed);
+        while let Some(connected) = next.take() {
+            self.agreed.set(connected.agreed);
+            let channel = Channel::new(&self.env, connected);
             self.is_down.set(false);
             self.has_ended.set(false);
             self.session.borrow_mut().connected();
-            let (_, why) = join(self.send(&socket), self.receive(&socket)).await;
+            let (_, why) = join(self.send(&channel), self.receive(&channel)).await;
             if self.remote.is_closing() {
                 break;
             }
@@ -187,7 +183,7 @@ impl Link {
         let (target, told) = (self.remote.target.clone(), result.clone());
         let uri = &self.remote.target.uri;
         let work = move || {
-            let connected = connect(&target.place, target.wish());
+            let connected = connect(&target.place, target.wish(), target.tls.as_ref());
             *told.0.lock() = Some(connected);
             told.1.notify(usize::MAX);
         };
@@ -204,10 +200,9 @@ impl Link {
     }
 
     /// Ends the connection: what is under way on it ends soon.
-    pub fn hang_up(&self, socket: &OwnedFd) {
+    pub fn hang_up(&self, channel: &Channel) {
         self.is_down.set(true);
-        // An error means that the connection has ended already.
-        let _ = rustix::net::shutdown(socket, Shutdown::Both);
+        channel.hang_up();
         self.remote.changed.notify(usize::MAX);
     }
 

@@ -4,12 +4,14 @@
 //! - [`cairn_nbd::session`]: which request is sent when, and what a lost connection loses; the
 //!   crash argument.
 //! - `remote`, `link`: the way of a request between the reactors and the connection.
-//! - `send`, `receive`, `extents`: bytes of the transmission.
+//! - `channel`: the bytes of a connection, plain or under [TLS](cairn_tls).
+//! - `send`, `receive`, `extents`: what the bytes of the transmission mean.
 //!
 //! A flush that fails, or a connection that is lost, may lose writes that the server has answered:
 //! the disk's failure count says so. Flushes, and writes with FUA, pass a [`FlushGate`] as those of
 //! a file do.
 
+mod channel;
 mod connect;
 mod extents;
 mod handshake;
@@ -32,7 +34,7 @@ use cairn_nbd::wire::TransmissionFlags;
 pub use self::connect::{Connected, connect};
 pub use self::handshake::{Agreed, Wish};
 use self::remote::{Data, Owner, Remote};
-pub use self::uri::Place;
+pub use self::uri::{Place, Proof};
 pub(crate) use self::uri::{Target, is_uri};
 use cairn_nbd::session::What;
 
@@ -57,7 +59,7 @@ impl NbdDisk {
         failures: Arc<FailureCount>,
     ) -> Result<NbdDisk, ConfigError> {
         let target = Target::of_device(uri)?;
-        let connected = connect(&target.place, target.wish())?;
+        let connected = connect(&target.place, target.wish(), target.tls.as_ref())?;
         if connected.agreed.flags.contains(TransmissionFlags::READ_ONLY) && !read_only {
             let detail = "access: found a read-only export, expected a writable one";
             return Err(ConfigError::new(ConfigKind::Unsupported, uri, detail));

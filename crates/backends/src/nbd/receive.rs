@@ -7,8 +7,6 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
 use cairn_block::{Buf, Extent, IoError, IoResult, Op, SectorRange, Segs};
 use cairn_nbd::wire::{
@@ -17,6 +15,7 @@ use cairn_nbd::wire::{
 };
 use zerocopy::FromBytes;
 
+use super::channel::Channel;
 use super::extents::extents_of;
 use super::link::Link;
 use cairn_nbd::session::What;
@@ -85,7 +84,7 @@ struct Asked {
 /// The bytes of a connection.
 struct Stream<'a> {
     link: &'a Link,
-    socket: &'a Arc<OwnedFd>,
+    channel: &'a Channel,
     buf: Buf,
     start: usize,
     end: usize,
@@ -93,16 +92,16 @@ struct Stream<'a> {
 
 impl Link {
     /// Receives answers until the connection ends; says why it did.
-    pub(super) async fn receive(&self, socket: &Arc<OwnedFd>) -> Lost {
+    pub(super) async fn receive(&self, channel: &Channel) -> Lost {
         let buf = self.env.buf(STAGE_BYTES);
-        let mut stream = Stream { link: self, socket, buf, start: 0, end: 0 };
+        let mut stream = Stream { link: self, channel, buf, start: 0, end: 0 };
         let partials = RefCell::new(HashMap::new());
         let why = loop {
             if let Err(why) = stream.answer(&partials).await {
                 break why;
             }
         };
-        self.hang_up(socket);
+        self.hang_up(channel);
         why
     }
 
@@ -257,20 +256,9 @@ impl Stream<'_> {
                 (self.start, self.end) = (0, end - start);
             }
             let room = Segs::of(&self.buf, self.end, STAGE_BYTES - self.end);
-            self.end += self.receive(room).await?;
+            self.end += self.channel.receive(room).await?;
         }
         Ok(())
-    }
-
-    async fn receive(&self, room: Segs) -> Result<usize, Lost> {
-        loop {
-            match self.link.driver.recv(self.socket, room.clone(), false).await {
-                received @ 1.. => return Ok(received as usize),
-                0 => return Err("the server has closed it".to_owned()),
-                again if again == -libc::EINTR || again == -libc::EAGAIN => {}
-                errno => return Err(std::io::Error::from_raw_os_error(-errno).to_string()),
-            }
-        }
     }
 
     async fn header<T: FromBytes>(&mut self) -> Result<T, Lost> {
@@ -309,7 +297,7 @@ impl Stream<'_> {
         self.start += staged;
         let mut filled = staged;
         while filled < len {
-            filled += self.receive(data.slice(at + filled, len - filled)).await?;
+            filled += self.channel.receive(data.slice(at + filled, len - filled)).await?;
         }
         Ok(())
     }

@@ -1,9 +1,6 @@
 //! Requests as bytes: what a [`Link`] sends. Headers and payloads of many requests leave in one
 //! send.
 
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
-
 use cairn_block::{Buf, Flags, Op, Segs, until};
 use cairn_nbd::wire::{
     CommandFlags, EXTENDED_REQUEST_MAGIC, ExtendedRequestHeader, MessageForm, REQUEST_MAGIC,
@@ -11,6 +8,7 @@ use cairn_nbd::wire::{
 };
 use zerocopy::IntoBytes;
 
+use super::channel::Channel;
 use super::link::Link;
 use cairn_nbd::session::{What, Wire};
 
@@ -25,7 +23,7 @@ const SEND_BYTES: usize = 1 << 20;
 
 impl Link {
     /// Sends what the session has, until the connection ends.
-    pub(super) async fn send(&self, socket: &Arc<OwnedFd>) {
+    pub(super) async fn send(&self, channel: &Channel) {
         let headers = self.env.buf(HEADERS_BYTES);
         loop {
             until(&self.remote.changed, || {
@@ -39,8 +37,12 @@ impl Link {
             // The disk is gone: nothing else is sent, kept writes the least of all.
             let is_goodbye = self.remote.is_closing();
             let segs = if is_goodbye { self.goodbye(&headers) } else { self.batch(&headers) };
-            if !self.send_all(socket, segs).await || is_goodbye {
-                return self.hang_up(socket);
+            let is_sent = channel.send(segs).await;
+            if is_goodbye {
+                channel.finish().await;
+            }
+            if !is_sent || is_goodbye {
+                return self.hang_up(channel);
             }
         }
     }
@@ -66,17 +68,6 @@ impl Link {
         let header = Header::goodbye(self.agreed.get().form);
         headers.write(0, header.len, |room| room.copy_from_slice(header.bytes()));
         Segs::of(headers, 0, header.len)
-    }
-
-    async fn send_all(&self, socket: &Arc<OwnedFd>, mut segs: Segs) -> bool {
-        while segs.bytes() > 0 {
-            match self.driver.send(socket, segs.clone()).await {
-                sent @ 1.. => segs.advance(sent as usize),
-                again if again == -libc::EINTR || again == -libc::EAGAIN => {}
-                _ => return false,
-            }
-        }
-        true
     }
 }
 

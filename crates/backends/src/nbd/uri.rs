@@ -1,14 +1,16 @@
 //! [`Target`]: what a URI of an NBD export means. Source: `uri.md` of NetworkBlockDevice/nbd.
 //!
-//! `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH`. Further parameters are ours:
-//! `exclusive`, `replay=SIZE`, `reconnect=SECONDS`.
+//! `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH`; with `nbds` in place of `nbd`
+//! under TLS, then with `tls-certificates=FOLDER` and perhaps `tls-hostname=NAME`, as libnbd has
+//! them. Further parameters are ours: `exclusive`, `replay=SIZE`, `reconnect=SECONDS`.
 
 use std::borrow::Cow;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cairn_block::{ConfigError, ConfigKind};
+use cairn_block::ConfigError;
+use cairn_tls::{ClientFiles, Engine};
 use fluent_uri::Uri;
 use fluent_uri::pct_enc::{EStr, Encoder};
 
@@ -37,8 +39,7 @@ pub enum Place {
 impl Place {
     /// The place in a URI. With TLS (`nbds`) it is the same one.
     pub fn of_uri(uri: &str) -> Option<Place> {
-        let plain = uri.strip_prefix("nbds").map(|rest| format!("nbd{rest}"));
-        Target::parse(plain.as_deref().unwrap_or(uri)).ok().map(|target| target.place)
+        Target::parse(uri).ok().map(|target| target.place)
     }
 }
 
@@ -52,6 +53,30 @@ impl fmt::Display for Place {
     }
 }
 
+/// How a client under TLS tells the server from another one, and shows who it is itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proof {
+    /// The folder with the certificates: see [`ClientFiles`].
+    pub certificates: PathBuf,
+    /// The name or address in the server's certificate; none for that of the URI.
+    pub server: Option<String>,
+}
+
+impl Proof {
+    /// The engine of a session with the server at this place.
+    ///
+    /// # Errors
+    /// Those of [`ClientFiles::engine`].
+    pub(super) fn engine(&self, place: &Place) -> Result<Box<dyn Engine>, ConfigError> {
+        let server = match (&self.server, place) {
+            (Some(name), _) => name,
+            (None, Place::Tcp(host, _)) => host,
+            (None, Place::Unix(_)) => "localhost",
+        };
+        ClientFiles { folder: &self.certificates, server }.engine()
+    }
+}
+
 /// An export of a server, and how to treat it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
@@ -61,6 +86,10 @@ pub struct Target {
     pub place: Place,
     /// Its name.
     pub export: String,
+    /// How both sides of TLS are known.
+    pub tls: Option<Proof>,
+    /// The URI asks for TLS.
+    is_secured: bool,
     /// Bytes of writes that are kept for the next connection; none if another client may write.
     pub replay: Option<u64>,
     /// How long requests wait for a lost connection.
@@ -86,23 +115,26 @@ impl Target {
         let shape = "nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH";
         let uri = Uri::parse(argument).map_err(|error| wrong("URI", error.to_string(), shape))?;
         let scheme = uri.scheme().as_str();
-        if scheme.starts_with("nbds") {
-            let detail = "URI: found TLS (nbds), which is there for clients of this program only";
-            return Err(ConfigError::new(ConfigKind::Unsupported, argument, detail));
-        }
         if uri.fragment().is_some() || uri.authority().is_some_and(|it| it.has_userinfo()) {
             return Err(wrong("URI", "a user or a fragment".to_owned(), shape));
         }
-        let Parameters { socket, exclusive, replay, reconnect } =
+        let Parameters { socket, exclusive, replay, reconnect, certificates, hostname } =
             Parameters::parse(&uri, argument)?;
+        let is_secured = scheme.starts_with("nbds");
+        let given = certificates.as_ref().map(|_| "tls-certificates");
+        if let (false, Some(given)) =
+            (is_secured, given.or(hostname.as_ref().map(|_| "tls-hostname")))
+        {
+            return Err(wrong(given, "no TLS".to_owned(), "nbds in place of nbd"));
+        }
         if replay.is_some() && !exclusive {
             let expected = "exclusive beside it: the word that no other client writes";
             return Err(wrong("replay", "no exclusive".to_owned(), expected));
         }
         let authority = uri.authority().filter(|it| !it.host().is_empty());
         let place = match (scheme, authority, socket) {
-            ("nbd+unix", None, Some(path)) => Place::Unix(path),
-            ("nbd", Some(authority), None) => {
+            ("nbd+unix" | "nbds+unix", None, Some(path)) => Place::Unix(path),
+            ("nbd" | "nbds", Some(authority), None) => {
                 let host = authority.host().trim_start_matches('[').trim_end_matches(']');
                 let port = authority.port_to_u16().map_err(|_| {
                     wrong("port", format!("'{}'", authority.as_str()), "one of TCP")
@@ -116,19 +148,28 @@ impl Target {
             .ok_or_else(|| wrong("export", format!("'{path}'"), "a name in UTF-8, with %XX"))?;
         let export = export.strip_prefix('/').unwrap_or_default().to_owned();
         let replay = exclusive.then_some(replay.unwrap_or(REPLAY_BYTES));
-        Ok(Target { uri: argument.to_owned(), place, export, replay, reconnect })
+        let tls = certificates.map(|certificates| Proof { certificates, server: hostname });
+        Ok(Target { uri: argument.to_owned(), place, export, tls, is_secured, replay, reconnect })
     }
 
     /// Parses the URI of a device. Its meaning depends on no folder.
     ///
     /// # Errors
-    /// Those of [`Target::parse`], and a socket with a relative path.
+    /// Those of [`Target::parse`], a relative path, and TLS without certificates.
     pub fn of_device(argument: &str) -> Result<Target, ConfigError> {
         let target = Target::parse(argument)?;
-        match &target.place {
-            Place::Unix(path) if path.is_relative() => {
-                let (found, expected) = (format!("'{}'", path.display()), "an absolute path");
-                Err(ConfigError::argument(argument, "socket", found, expected))
+        let relative = |field: &str, path: &Path| {
+            let (found, expected) = (format!("'{}'", path.display()), "an absolute path");
+            ConfigError::argument(argument, field, found, expected)
+        };
+        match (&target.place, &target.tls) {
+            (Place::Unix(path), _) if path.is_relative() => Err(relative("socket", path)),
+            (_, Some(proof)) if proof.certificates.is_relative() => {
+                Err(relative("tls-certificates", &proof.certificates))
+            }
+            (_, None) if target.is_secured => {
+                let expected = "the folder with ca-cert.pem";
+                Err(ConfigError::argument(argument, "tls-certificates", "none", expected))
             }
             _ => Ok(target),
         }
@@ -150,7 +191,8 @@ impl Target {
 
     /// True if both treat the export the same way.
     pub fn agrees_with(&self, other: &Target) -> bool {
-        (self.replay, self.reconnect) == (other.replay, other.reconnect)
+        let treatment = |it: &Target| (it.replay, it.reconnect, it.tls.clone());
+        treatment(self) == treatment(other)
     }
 }
 
@@ -161,6 +203,8 @@ struct Parameters {
     exclusive: bool,
     replay: Option<u64>,
     reconnect: Duration,
+    certificates: Option<PathBuf>,
+    hostname: Option<String>,
 }
 
 impl Parameters {
@@ -181,6 +225,8 @@ impl Parameters {
             seen.push(name.as_str());
             match name.as_str() {
                 "socket" => told.socket = Some(PathBuf::from(value)),
+                "tls-certificates" => told.certificates = Some(PathBuf::from(value)),
+                "tls-hostname" => told.hostname = Some(value),
                 "exclusive" if value.is_empty() => told.exclusive = true,
                 "exclusive" => {
                     return Err(wrong("exclusive", format!("'{value}'"), "no value: its presence"));
@@ -198,7 +244,8 @@ impl Parameters {
                     told.reconnect = Duration::from_secs(seconds);
                 }
                 _ => {
-                    let expected = "socket, exclusive, replay or reconnect";
+                    let expected =
+                        "socket, tls-certificates, tls-hostname, exclusive, replay or reconnect";
                     return Err(wrong("parameter", format!("'{name}'"), expected));
                 }
             }
@@ -260,6 +307,17 @@ mod tests {
     }
 
     #[test]
+    fn certificates_make_a_connection_one_of_tls() {
+        let uri = "nbds://h/x?tls-certificates=/pki&tls-hostname=vault";
+        let target = Target::of_device(uri).unwrap();
+        let proof = target.tls.clone().unwrap();
+        assert_eq!((proof.certificates, proof.server.as_deref()), ("/pki".into(), Some("vault")));
+        let plain = Target::of_device("nbd://h/x").unwrap();
+        assert_eq!(plain.identity(), target.identity());
+        assert!(!plain.agrees_with(&target));
+    }
+
+    #[test]
     fn exclusive_has_writes_kept() {
         let target = Target::parse("nbd://h/x?exclusive&replay=8M&reconnect=5").unwrap();
         assert_eq!((target.replay, target.reconnect), (Some(8 << 20), Duration::from_secs(5)));
@@ -282,7 +340,10 @@ mod tests {
             ("nbd://h/%f", "URI"),
             ("nbd://h/%ff", "'/%ff'"),
             ("nbd://h:99999/", "99999"),
-            ("nbds://h/x", "TLS"),
+            ("nbds://h/x", "tls-certificates: found none"),
+            ("nbds://h/x?tls-certificates=pki", "'pki'"),
+            ("nbd://h/x?tls-certificates=/pki", "no TLS"),
+            ("nbd://h/x?tls-hostname=h", "no TLS"),
         ] {
             let error = Target::of_device(uri).expect_err(uri).to_string();
             assert!(error.starts_with(uri) && error.contains(found), "{error}");

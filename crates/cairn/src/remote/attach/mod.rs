@@ -165,7 +165,7 @@ impl Wish<'_> {
         let wish = nbd::Wish { device: &device, export: self.export, is_simple: true };
         let mut sockets = Vec::new();
         loop {
-            let connected = nbd::connect(&self.place, wish)?;
+            let connected = nbd::connect(&self.place, wish, None)?;
             sockets.push(connected.socket);
             if sockets.len() >= usize::from(self.connections) {
                 return Ok((connected.agreed, sockets));

@@ -106,7 +106,7 @@ impl<S: Read + Write> Write for Secured<S> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let count = bytes.len().min(BYTES / 2);
         let written = self.engine.write(&bytes[..count]);
-        written.map_err(|()| io::Error::other("the TLS session has failed"))?;
+        written.map_err(|_| io::Error::other("the TLS session has failed"))?;
         self.send()?;
         Ok(count)
     }

@@ -25,4 +25,4 @@ mod session;
 pub use blocking::Secured;
 pub use client::ClientFiles;
 pub use server::{Tls, TlsFiles};
-pub use session::{Engine, Fed, Session, Taken};
+pub use session::{Broken, Engine, Fed, Session, Taken};

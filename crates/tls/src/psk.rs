@@ -14,7 +14,7 @@ use openssl::ssl::{
     ErrorCode, Ssl, SslContext, SslMethod, SslOptions, SslSessionCacheMode, SslStream, SslVersion,
 };
 
-use crate::session::{Engine, Fed};
+use crate::session::{Broken, Engine, Fed};
 
 /// The shortest key, in bytes; what the tools make is longer.
 const KEY_BYTES_MIN: usize = 16;
@@ -208,8 +208,8 @@ impl Engine for Session {
         count
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<(), ()> {
-        self.stream.write_all(bytes).map_err(drop)
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Broken> {
+        self.stream.write_all(bytes).map_err(|_| Broken)
     }
 
     fn end(&mut self) {

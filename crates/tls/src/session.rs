@@ -33,7 +33,7 @@ pub trait Engine: Send {
     fn read(&mut self, room: &mut [u8]) -> usize;
 
     /// Encrypts bytes for the other side. It takes all, unless the session has failed.
-    fn write(&mut self, bytes: &[u8]) -> Result<(), ()>;
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Broken>;
 
     /// Encrypts that nothing more comes.
     fn end(&mut self);
@@ -47,6 +47,10 @@ pub trait Engine: Send {
     /// The names of the other side, which were checked.
     fn names(&self) -> Vec<String>;
 }
+
+/// A session has failed, for a reason that it knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Broken;
 
 /// What came of bytes from the socket.
 pub struct Fed {
@@ -82,8 +86,8 @@ impl Engine for rustls::Connection {
         filled
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<(), ()> {
-        self.writer().write_all(bytes).map_err(drop)
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Broken> {
+        self.writer().write_all(bytes).map_err(|_| Broken)
     }
 
     fn end(&mut self) {
@@ -184,7 +188,7 @@ impl Session {
     /// # Errors
     /// The other side does not keep to the protocol, or its certificate is refused. The reason is kept,
     /// and the output tells the other side.
-    pub fn feed(&self) -> Result<bool, ()> {
+    pub fn feed(&self) -> Result<bool, Broken> {
         let mut input = self.input.borrow_mut();
         // Bytes behind the other side's end mean nothing.
         if input.start == input.end || self.is_closed.get() {
@@ -199,7 +203,7 @@ impl Session {
             }
             Err(reason) => {
                 self.error.borrow_mut().get_or_insert(reason);
-                Err(())
+                Err(Broken)
             }
         }
     }
@@ -225,7 +229,7 @@ impl Session {
     ///
     /// # Errors
     /// The session has failed: nothing more reaches the other side.
-    pub fn encrypt(&self, segs: &Segs) -> Result<usize, ()> {
+    pub fn encrypt(&self, segs: &Segs) -> Result<usize, Broken> {
         let mut engine = self.engine.borrow_mut();
         let count = segs.bytes().min(PLAIN_BYTES_MAX);
         let mut written = Ok(());

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use cairn_block::{Env, Segs};
 use cairn_reactor::Driver;
-use cairn_tls::{Session, Taken};
+use cairn_tls::{Broken, Session, Taken};
 use rustix::net::Shutdown;
 
 use super::connect::Connected;
@@ -38,7 +38,8 @@ impl Channel {
                 Taken::Closed if count == 0 => return Err(closed()),
                 Taken::Closed => {}
             }
-            let is_fed = count < room.bytes() && session.feed().map_err(|()| insecure(session))?;
+            let is_fed =
+                count < room.bytes() && session.feed().map_err(|Broken| insecure(session))?;
             match (is_fed, count) {
                 (true, _) => {}
                 (false, 0) => {

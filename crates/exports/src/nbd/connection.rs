@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use cairn_block::{Client, Env, ErrorKind, Io, IoError, IoResult, Op, Request, Segs};
 use cairn_reactor::Driver;
-use cairn_tls::{Session, Taken};
+use cairn_tls::{Broken, Session, Taken};
 use rustix::net::{Shutdown, shutdown};
 
 use crate::front::{First, Intake, Level, Pause, Phase, Queue, Room, Signal, first};
@@ -108,7 +108,8 @@ impl Channel {
                 Taken::Closed if count == 0 => return Err(Ended::Closed),
                 Taken::Closed => {}
             }
-            let is_fed = count < segs.bytes() && session.feed().map_err(|()| Ended::Insecure)?;
+            let is_fed =
+                count < segs.bytes() && session.feed().map_err(|Broken| Ended::Insecure)?;
             match (is_fed, count) {
                 (true, _) => {}
                 (false, 0) => self.receive_input(session).await?,
@@ -166,7 +167,7 @@ impl Channel {
             let encrypted = session.encrypt(segs);
             // What tells the client of a failure, too.
             self.send_output(session).await?;
-            segs.advance(encrypted.map_err(|()| Ended::Insecure)?);
+            segs.advance(encrypted.map_err(|Broken| Ended::Insecure)?);
         }
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! TLS of NBD connections, for servers and clients: certificates as [`Tls`] and [`ClientFiles`] load
-//! them, and the [`Session`] of one connection. With the feature `tls-psk` also keys that both
+//! TLS of NBD connections, for servers and clients: certificates as [`Tls`] and [`ClientFiles`]
+//! load them, and the [`Session`] of one connection. With the feature `tls-psk` also keys that both
 //! sides know, in place of certificates (`psk`).
 //!
 //! Promises:

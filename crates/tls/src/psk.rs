@@ -1,7 +1,8 @@
 //! TLS with keys that both sides know (`--tls-psk`), by OpenSSL: rustls has none.
 //!
-//! The promises are those of the crate. T1: what a session has decrypted and not given out comes from
-//! one receive. T4: ChaCha20-Poly1305 alone, whose keys last for as many records as TLS can count.
+//! The promises are those of the crate. T1: what a session has decrypted and not given out comes
+//! from one receive. T4: ChaCha20-Poly1305 alone, whose keys last for as many records as TLS can
+//! count.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};

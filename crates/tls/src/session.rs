@@ -185,9 +185,8 @@ impl Session {
     /// Has the session look at what was received, as far as it can hold what comes of it. False if
     /// there was nothing to look at, or the other side has ended its side.
     ///
-    /// # Errors
-    /// The other side does not keep to the protocol, or its certificate is refused. The reason is kept,
-    /// and the output tells the other side.
+    /// # Errors The other side does not keep to the protocol, or its certificate is refused. The
+    /// reason is kept, and the output tells the other side.
     pub fn feed(&self) -> Result<bool, Broken> {
         let mut input = self.input.borrow_mut();
         // Bytes behind the other side's end mean nothing.

@@ -242,7 +242,7 @@ fn an_origin_does_not_say_what_a_device_without_a_header_was() {
     for args in [&["check", "basic-a.cow"][..], &["check", "basic-a.cow", "--origin", "origin"]] {
         let ran = place.cairn(args);
         let told =
-            "basic-a.cow: not a dm-writecache cache, a dm-snapshot store, a dm-thin metadata";
+            "basic-a.cow: not a dm-writecache cache, a dm-snapshot store, a dm-thin or dm-clone";
         assert!(ran.code == 2 && ran.out.contains(told), "{ran:?}");
     }
 }

@@ -1,5 +1,7 @@
 //! Both sides over a pair of sockets: who is refused, and that what was sent arrives.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;

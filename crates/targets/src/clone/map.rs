@@ -173,23 +173,25 @@ impl Clone {
         EndIo::Held
     }
 
-    /// What holds the content of a range says what is there.
+    /// The disk that has the content says what is there: of the first regions that are alike, or
+    /// of a part of them, if the disk answers for less. The caller asks again for the rest.
     pub(super) async fn extents_of(
         &self,
         env: &Env,
         range: SectorRange,
     ) -> Result<Vec<Extent>, IoError> {
-        let (mut all, mut rest) = (Vec::new(), range);
-        while !rest.is_empty() {
-            let span = self.span_of(rest);
+        let span = self.span_of(range);
+        loop {
             let (is_hydrated, count) = self.bits.run(&span.regions);
-            let head = SectorCount(span.head(count));
             let disk = if is_hydrated { &self.destination } else { &self.source };
-            let part = disk.extents(env, SectorRange::new(rest.start, head)).await?;
-            all.extend(part);
-            rest = SectorRange::new(rest.start + head, rest.count - head);
+            let head = SectorRange::new(range.start, SectorCount(span.head(count)));
+            let extents = disk.extents(env, head).await?;
+            // A write may have been answered in between, whose content is on the other disk.
+            let regions = span.regions.start..span.regions.start + count;
+            if self.bits.run(&regions) == (is_hydrated, count) {
+                return Ok(extents);
+            }
         }
-        Ok(all)
     }
 }
 

@@ -1,8 +1,9 @@
 //! Serving, hydrating, messages, suspends.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Io, Op, SuspendMode};
+use cairn_block::{Disk, Extent, ExtentKind, Io, Op, SectorCount, SuspendMode};
 use cairn_sim::{Fault, OpSet};
 
 use super::fixture::{CloneFixture, PAUSED, SECTORS, TABLE, source};
@@ -185,9 +186,40 @@ fn a_read_only_clone_writes_nothing() {
 #[test]
 fn extents_are_those_of_the_device_that_has_the_content() {
     let test = CloneFixture::loaded(PAUSED);
-    test.write(8, 8, 1).unwrap();
-    let extents = test.extents(range(0, 32)).unwrap();
-    assert_eq!(extents.iter().map(|extent| extent.count.0).sum::<u64>(), 32);
+    test.on(Op::WriteZeroes, 8, 8).unwrap();
+    let found = |start, count| test.extents(range(start, count)).unwrap();
+    let extent = |count, kind| vec![Extent { count: SectorCount(count), kind }];
+    assert_eq!(found(0, 32), extent(8, ExtentKind::Data), "one run at a time");
+    assert_eq!(found(8, 24), extent(8, ExtentKind::Hole));
+    assert_eq!(found(16, 16), extent(16, ExtentKind::Data));
+}
+
+#[test]
+fn extents_of_a_disk_that_answers_for_less_stand_at_their_place() {
+    let test = CloneFixture::loaded(PAUSED);
+    test.on(Op::WriteZeroes, 32, 16).unwrap();
+    test.recording("src").set_extent_sectors(4);
+    let mut at = 0;
+    while at < 64 {
+        for extent in test.extents(range(at, 64 - at)).unwrap() {
+            let is_hole = extent.kind == ExtentKind::Hole;
+            assert_eq!(is_hole, (32..48).contains(&at), "{at}");
+            at += extent.count.0;
+        }
+    }
+}
+
+#[test]
+fn extents_are_asked_again_if_a_write_has_changed_where_the_content_is() {
+    let test = CloneFixture::loaded(PAUSED);
+    let volume = test.volume.clone();
+    let disk: Arc<dyn Disk> = test.volume.clone();
+    let extents = test.sim.block_on(0, |env| async move {
+        let write = async { env.io(&disk, Io::on(Op::WriteZeroes, range(0, 16))).await };
+        futures_util::future::join(volume.extents(&env, range(0, 16)), write).await.0
+    });
+    let hole = Extent { count: SectorCount(16), kind: ExtentKind::Hole };
+    assert_eq!(extents.unwrap(), [hole]);
 }
 
 #[test]

@@ -281,21 +281,29 @@ impl Clone {
         self.changed.notify(usize::MAX);
     }
 
-    /// The background task that commits periodically, and says when the clone is complete.
-    pub(super) async fn commit_periodically(&self, env: &Env) {
-        let mut is_told = self.state.lock().hydrated == self.bits.regions();
+    /// The background task that commits periodically, and says when the clone is complete: once the
+    /// bits of all regions are durable.
+    pub(super) async fn commit_periodically(&self, env: &Env, was_complete: bool) {
+        let mut is_told = was_complete;
+        let regions = self.bits.regions();
         loop {
             let end = Some(env.now() + PERIOD);
-            let is_complete = || self.state.lock().hydrated == self.bits.regions();
-            let is_over = || self.state.lock().stopping || (!is_told && is_complete());
+            let is_over = || {
+                let state = self.state.lock();
+                state.stopping || (!is_told && state.hydrated == regions)
+            };
             env.until_or_time(&self.changed, end, is_over).await;
             if self.state.lock().stopping {
                 return;
             }
-            let is_dirty = !self.state.lock().changed.is_empty();
+            let is_dirty = !self.state.lock().is_durable();
             // Clients get a failure from their own flushes.
             let committed = if is_dirty { self.commit(env).await } else { Ok(()) };
-            if !is_told && is_complete() && committed.is_ok() {
+            let is_complete = {
+                let state = self.state.lock();
+                state.hydrated == regions && state.is_durable()
+            };
+            if !is_told && is_complete {
                 is_told = true;
                 let (volume, source) = (&self.config.volume, &self.config.source.argument);
                 tracing::info!("{volume}: all regions are hydrated; {source} is not needed now");

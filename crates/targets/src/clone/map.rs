@@ -40,7 +40,7 @@ impl Clone {
 
     fn map_flush<'a>(&'a self, env: &Env, id: RequestId) -> Verdict<'a> {
         let mut state = self.state.lock();
-        let is_quiet = state.uncommitted == 0 && !state.commits.is_running();
+        let is_quiet = state.is_durable() && !state.commits.is_running();
         if is_quiet || planted(Bug::FlushWithoutCommit) {
             return Verdict::Remapped { disk: self.destination.as_ref(), sector: Sector(0) };
         }
@@ -164,7 +164,7 @@ impl Clone {
         if self.bits.run(&regions) != (true, regions.end - regions.start) {
             return EndIo::Requeue;
         }
-        if state.uncommitted == 0 {
+        if state.is_durable() {
             return EndIo::Done(Ok(()));
         }
         state.commits.join(Waiter::Request(request.id()));

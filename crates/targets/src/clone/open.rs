@@ -144,11 +144,14 @@ impl Clone {
         self.state.lock().blocks = store.blocks();
         *metadata = Metadata { store: Some(store), durable: words };
         drop(metadata);
+        let was_complete = self.state.lock().hydrated == self.bits.regions();
         if let Some((log, left)) = crash_log {
             self.replay(env, log, left, beneath).await?;
         }
         if !self.read_only {
-            self.spawn(env, async |clone, env| clone.commit_periodically(env).await);
+            self.spawn(env, async move |clone, env| {
+                clone.commit_periodically(env, was_complete).await;
+            });
             self.spawn(env, async |clone, env| clone.hydrate(env).await);
         }
         Ok(())
@@ -288,7 +291,7 @@ impl Clone {
         self.state.lock().stopping = true;
         self.changed.notify(usize::MAX);
         self.tasks.idle().await;
-        let is_dirty = !self.state.lock().changed.is_empty();
+        let is_dirty = !self.state.lock().is_durable();
         // What a suspended volume beneath was given is durable since its suspend, and a flush of it
         // would wait.
         let waits = self.destination.mapped().is_some_and(|beneath| beneath.is_suspended());

@@ -202,6 +202,11 @@ impl State {
         jobs.map(|(start, job)| job.end - start).sum()
     }
 
+    /// True if the device has all bits that are set.
+    pub fn is_durable(&self) -> bool {
+        self.uncommitted == 0
+    }
+
     /// Regions are hydrated now (I1); their write began at this failure count.
     pub fn hydrate(&mut self, bits: &Bits, regions: Range<u64>, failures: u64) {
         if self.uncommitted == 0 {

@@ -7,7 +7,7 @@ use cairn_block::{Disk, Extent, ExtentKind, Io, Op, SectorCount, SuspendMode};
 use cairn_sim::{Fault, OpSet};
 
 use super::fixture::{CloneFixture, PAUSED, SECTORS, TABLE, source};
-use crate::fixture::{SECTOR, range, write_io};
+use crate::fixture::{DRIVE_TIME, SECTOR, range, write_io};
 
 fn write(model: &mut [u8], start: usize, count: usize, byte: u8) {
     model[start * SECTOR..(start + count) * SECTOR].fill(byte);
@@ -39,6 +39,24 @@ fn hydration_copies_everything_and_the_source_is_not_needed_then() {
     test.write(5, 20, 9).unwrap();
     test.on(Op::Flush, 0, 0).unwrap();
     assert!(test.volume.events().count() > 0, "an event says that it is complete");
+}
+
+#[test]
+fn the_clone_is_complete_once_the_bits_of_all_regions_are_durable() {
+    let test = CloneFixture::loaded(PAUSED);
+    let step = || test.run(DRIVE_TIME);
+    test.write(0, 1000, 7).unwrap();
+    test.forget();
+    while !test.ops("dest").iter().any(|(op, ..)| *op == Op::Flush) {
+        step();
+    }
+    // The commit that runs has frozen the bits already.
+    test.write(1000, 3, 8).unwrap();
+    assert_eq!((test.hydrated(), test.durable_bits().hydrated()), (126, 0));
+    while test.volume.events().count() == 0 {
+        step();
+    }
+    assert_eq!(test.durable_bits().hydrated(), 126);
 }
 
 #[test]

@@ -29,6 +29,16 @@ fn answered_writes_survive_a_kill_without_a_flush() {
 }
 
 #[test]
+fn a_clone_that_a_replay_completes_says_so() {
+    let test = CloneFixture::loaded(PAUSED);
+    test.write(0, 1003, 7).unwrap();
+    let test = test.killed();
+    test.load(PAUSED);
+    test.run(Duration::from_millis(5));
+    assert_eq!((test.durable_bits().hydrated(), test.volume.events().count()), (126, 1));
+}
+
+#[test]
 fn a_log_that_is_full_makes_writes_wait_for_a_commit() {
     let test = CloneFixture::loaded(PAUSED);
     for region in 0..120 {

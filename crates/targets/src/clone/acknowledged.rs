@@ -14,6 +14,9 @@
 //! A5. If the destination has failed, nothing is replayed (I6): what is there may be lost. The log
 //!     has the failure counts that its records survived, so that a kill before a commit notices
 //!     hides nothing.
+//! A6. A log that has not all records is lost: a kill loses answered writes, and the next process
+//!     tells its clients. That stays so, although clients were told of other losses, until a
+//!     commit is durable. Then the log starts over.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,6 +34,8 @@ use crate::args::Device;
 #[derive(Default)]
 pub(super) struct Acknowledged {
     log: Option<CrashLog>,
+    /// Clients were not told of all losses.
+    owes: bool,
 }
 
 fn record(regions: &Range<u64>) -> Record {
@@ -87,13 +92,25 @@ impl Acknowledged {
     }
 
     /// Starts over, on top of what the device has now: with these regions, whose bits are not
-    /// durable. If they have no room, a kill is reported, and loses them.
-    pub fn restart(&mut self, base: Option<Base>, uncommitted: &[Range<u64>]) {
-        if let Some((log, base)) = self.log.as_mut().zip(base) {
-            log.begin(&base);
-            if !uncommitted.iter().all(|regions| log.append_unreserved(record(regions))) {
-                log.lose();
-            }
+    /// durable. If they have no room, or a failure may have lost them, a kill loses them (A6).
+    pub fn restart(&mut self, base: &Base, uncommitted: &[Range<u64>], are_kept: bool) {
+        let Some(log) = &mut self.log else { return };
+        // A kill before all records are there is a loss.
+        log.count_loss();
+        log.begin(base);
+        let mut records = uncommitted.iter().map(record);
+        if !(are_kept && records.all(|record| log.append_unreserved(record))) {
+            log.lose();
+        } else if !self.owes {
+            log.told();
+        }
+    }
+
+    /// Clients are to be told of a loss, also after a kill.
+    pub fn count_loss(&mut self) {
+        self.owes = true;
+        if let Some(log) = &mut self.log {
+            log.count_loss();
         }
     }
 
@@ -111,9 +128,15 @@ impl Acknowledged {
         }
     }
 
-    /// A client was told of all losses.
+    /// True if a kill now would lose what was answered, since the log has not all of it.
+    pub fn is_lost(&self) -> bool {
+        self.log.as_ref().is_some_and(CrashLog::is_lost)
+    }
+
+    /// A client was told of all losses. A kill may still lose more (A6).
     pub fn told(&mut self) {
-        if let Some(log) = &mut self.log {
+        self.owes = false;
+        if let Some(log) = self.log.as_mut().filter(|log| !log.is_lost()) {
             log.told();
         }
     }

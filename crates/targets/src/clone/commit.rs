@@ -177,6 +177,7 @@ impl Clone {
         let name = |state| self.state.lock().acknowledged.name_state(state);
         let done = store.commit(env, durable, &arrays, Some(name)).await;
         let blocks = store.blocks();
+        let metadata = &*metadata;
         let mut state = self.state.lock();
         match done {
             Ok(()) => {
@@ -184,6 +185,9 @@ impl Clone {
                 state.acknowledged.survived(beneath);
                 state.uncommitted -= batch.regions;
                 (state.is_failing, state.blocks) = (false, blocks);
+                if state.acknowledged.is_lost() {
+                    self.restart_log(&mut state, metadata, beneath);
+                }
                 Ok(())
             }
             Err(error) => {
@@ -217,10 +221,8 @@ impl Clone {
             return;
         };
         let runs = uncommitted_runs(&self.bits, &metadata.durable);
-        state.acknowledged.restart(Some(place.base(store.state(), beneath)), &runs);
-        if !runs.is_empty() && state.known != self.destination.failures() {
-            state.acknowledged.lose();
-        }
+        let are_kept = runs.is_empty() || state.known == self.destination.failures();
+        state.acknowledged.restart(&place.base(store.state(), beneath), &runs, are_kept);
     }
 
     /// After a commit that failed in step 2: which bits the device has.
@@ -258,6 +260,7 @@ impl Clone {
         let mut waiters = Vec::new();
         let mut state = self.state.lock();
         state.losses.add(&self.failures);
+        state.acknowledged.count_loss();
         for run in &runs {
             let job = state.jobs.remove(&run.start).expect("I2: only this task ends it");
             debug_assert_eq!(job.cause, Cause::Repair);

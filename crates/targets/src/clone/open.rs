@@ -229,6 +229,7 @@ impl Clone {
                 "{volume}: acknowledged writes of a server that was killed may be lost"
             );
             state.losses.add(&self.failures);
+            state.acknowledged.count_loss();
         }
         Ok(())
     }

@@ -36,8 +36,18 @@ impl CloneFixture {
     }
 
     pub fn with_metadata(meta: Image) -> CloneFixture {
+        CloneFixture(OneVolume::of(CloneFixture::drives(meta)))
+    }
+
+    /// A crash log with room for so many records in each half.
+    pub fn with_log_of(records: usize) -> CloneFixture {
+        let drives = CloneFixture::drives(Image::new(SectorCount(24 * 8)));
+        CloneFixture(OneVolume::of(drives.with_logs_of(records)))
+    }
+
+    fn drives(meta: Image) -> Fixture {
         let filled = |name| (name, Image::of_bytes(&initial(name, SECTORS)));
-        CloneFixture(OneVolume::of(Fixture::new([("meta", meta), filled("dest"), filled("src")])))
+        Fixture::new([("meta", meta), filled("dest"), filled("src")])
     }
 
     pub fn loaded(table: &str) -> CloneFixture {

@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use cairn_block::{Disk, Io, Op};
 
+use cairn_sim::{Fault, OpSet};
+
 use super::fixture::{CloneFixture, PAUSED, TABLE, source};
+use crate::clone::Clone;
 use crate::fixture::{SECTOR, range, write_io};
 
 #[test]
@@ -87,4 +90,46 @@ fn records_for_another_state_of_the_metadata_are_refused() {
     overwritten.unwrap();
     let error = test.swap(PAUSED).expect_err("refused").to_string();
     assert!(error.starts_with("meta: crash log: found acknowledged writes"), "{error}");
+}
+
+/// A clone whose metadata was not written until its crash log has lost records.
+fn overflowed() -> (CloneFixture, Vec<u8>) {
+    let test = CloneFixture::with_log_of(16);
+    let mut model = source();
+    test.load(PAUSED);
+    test.drive("meta").faults().add(Fault::error(OpSet::WRITES).on(range(8, 184)));
+    for region in (0..80).step_by(2) {
+        test.write(region * 8, 8, 9).unwrap();
+        model[region as usize * 8 * SECTOR..][..8 * SECTOR].fill(9);
+        if region % 10 == 0 {
+            assert!(test.on(Op::Flush, 0, 0).is_err());
+        }
+    }
+    assert!(test.with_target("test", |clone: &Clone| clone.state.lock().acknowledged.is_lost()));
+    (test, model)
+}
+
+#[test]
+fn a_log_that_had_no_room_keeps_writes_again_once_a_commit_is_durable() {
+    let (test, mut model) = overflowed();
+    assert!(test.flush_of(&test.client()).is_err());
+    test.drive("meta").faults().clear();
+    test.on(Op::Flush, 0, 0).unwrap();
+    test.write(800, 8, 10).unwrap();
+    model[800 * SECTOR..808 * SECTOR].fill(10);
+    let test = test.killed();
+    test.load(PAUSED);
+    assert!(test.all() == model);
+    test.flush_of(&test.client()).expect("nothing was lost");
+}
+
+#[test]
+fn a_kill_while_the_log_has_no_room_is_told_although_clients_were_told_of_another_loss() {
+    let (test, _) = overflowed();
+    let client = test.client();
+    test.volume.acknowledge_failures(test.volume.failures());
+    assert!(test.flush_of(&client).is_err());
+    let test = test.killed();
+    test.load(PAUSED);
+    assert!(test.flush_of(&test.client()).is_err());
 }

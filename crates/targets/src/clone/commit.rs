@@ -113,6 +113,11 @@ impl Clone {
             Err(error) => Err(error),
         };
         drop(metadata);
+        if result.is_err() {
+            let mut state = self.state.lock();
+            state.handing_back |= state.suspending;
+            state.hand_back(env);
+        }
         tell(env, batch.waiters, result);
         self.changed.notify(usize::MAX);
     }

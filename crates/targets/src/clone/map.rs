@@ -107,9 +107,14 @@ impl Clone {
             return Some(Verdict::Queued);
         }
         if !state.acknowledged.reserve() {
+            request.accept(SectorCount(span.head(1)));
+            if state.handing_back {
+                drop(state);
+                env.hand_back(id);
+                return Some(Verdict::Queued);
+            }
             state.room_waiters.push(id);
             drop(state);
-            request.accept(SectorCount(span.head(1)));
             self.kick_commit(env);
             return Some(Verdict::Queued);
         }
@@ -199,5 +204,13 @@ impl State {
     /// The requests that wait for room, to be mapped again.
     pub(super) fn take_room_waiters(&mut self) -> Vec<RequestId> {
         std::mem::take(&mut self.room_waiters)
+    }
+
+    /// Gives back the requests that wait for room, if that is to be done. Under the lock: a suspend
+    /// that is called off comes after them.
+    pub(super) fn hand_back(&mut self, env: &Env) {
+        if self.handing_back {
+            self.room_waiters.drain(..).for_each(|id| env.hand_back(id));
+        }
     }
 }

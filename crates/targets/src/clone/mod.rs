@@ -157,13 +157,27 @@ impl Target for Clone {
         Box::pin(self.start(env))
     }
 
-    fn presuspend(&self, _env: &Env, _mode: SuspendMode) {
-        self.state.lock().suspending = true;
+    /// A commit that makes room for a request may never come, if the metadata device has failed.
+    /// Without a flush these requests go back to the mapped device, now and later; else they do
+    /// once a commit has failed.
+    fn presuspend(&self, env: &Env, mode: SuspendMode) {
+        let is_waited_for = {
+            let mut state = self.state.lock();
+            state.suspending = true;
+            state.handing_back |= mode == SuspendMode::NoFlush;
+            state.hand_back(env);
+            !state.room_waiters.is_empty()
+        };
+        if is_waited_for {
+            self.kick_commit(env);
+        }
         self.changed.notify(usize::MAX);
     }
 
     fn presuspend_undo<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, ()> {
-        self.state.lock().suspending = false;
+        let mut state = self.state.lock();
+        (state.suspending, state.handing_back) = (false, false);
+        drop(state);
         self.changed.notify(usize::MAX);
         Box::pin(std::future::ready(()))
     }

@@ -166,7 +166,7 @@ impl Clone {
         state.changed.clear();
         state.losses.resume();
         (state.is_failing, state.suspending, state.stopping) = (false, false, false);
-        state.rests_until = None;
+        (state.handing_back, state.rests_until) = (false, None);
         invariants::always(|| state.check_state(&self.bits));
     }
 

@@ -149,6 +149,8 @@ pub(super) struct State {
     pub blocks: (u64, u64),
     /// A suspend has begun: hydration rests.
     pub suspending: bool,
+    /// A suspend has begun that does not wait for a commit: no request waits for room any more.
+    pub handing_back: bool,
     /// Tasks end.
     pub stopping: bool,
 }
@@ -170,6 +172,7 @@ impl State {
             is_failing: false,
             blocks: (0, 0),
             suspending: true,
+            handing_back: false,
             stopping: false,
         }
     }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use cairn_block::Op;
+use cairn_block::{Op, SuspendMode};
 use cairn_sim::{Fault, OpSet};
 
 use super::fixture::{CloneFixture, PAUSED, TABLE, source};
-use crate::fixture::{SECTOR, range};
+use crate::fixture::{SECTOR, range, write_io};
 
 #[test]
 fn a_source_that_cannot_be_read_fails_what_needs_it_and_nothing_else() {
@@ -100,4 +100,25 @@ fn a_kill_while_metadata_cannot_be_written_loses_nothing() {
     let test = test.killed();
     test.load(PAUSED);
     assert!(test.all() == before);
+}
+
+#[test]
+fn a_suspend_ends_although_writes_wait_for_room_that_no_commit_makes() {
+    for mode in [SuspendMode::NoFlush, SuspendMode::Flush] {
+        let test = CloneFixture::with_log_of(16);
+        test.load(PAUSED);
+        test.drive("meta").faults().add(Fault::error(OpSet::WRITES));
+        for region in (0..120).step_by(2) {
+            test.start(1, "write", move |env| write_io(env, region * 8, 8, 9));
+        }
+        test.settle();
+        assert!(test.ends.count() < 60, "some wait");
+        assert!(test.try_suspend(mode).is_err());
+        test.drive("meta").faults().clear();
+        test.resume();
+        test.settle();
+        assert_eq!(test.ends.count(), 60);
+        assert!(test.ends.all().iter().all(|(_, result)| result.is_ok()));
+        assert_eq!(test.hydrated(), 60);
+    }
 }

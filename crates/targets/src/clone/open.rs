@@ -11,12 +11,14 @@ use cairn_block::{
     ConfigError, ConfigKind, Copier, CrashLog, Ctor, Env, IoError, Left, Record, SectorCount,
     Target, failures_beneath, invariants,
 };
-use cairn_format::clone::{Opening, Superblock};
+use cairn_format::clone::{Opening, Superblock, WORDS_MAX};
+use cairn_format::thin::METADATA_BLOCKS_MAX;
 
 use super::acknowledged::{Place, regions_of};
 use super::commit::Metadata;
 use super::config::{Config, SPEC, Settings};
 use super::regions::{Bits, State};
+use super::status::METADATA_BLOCK_SECTORS;
 use super::{BACKGROUND_BYTES, Clone, FOREGROUND_BYTES};
 use crate::blank::Formatting;
 use crate::epochs::Epochs;
@@ -34,6 +36,7 @@ pub const KIND: TargetKind =
 async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigError> {
     let config = Config::parse(&ctor)?;
     let formats = look(env, &config).await?.is_none();
+    refuse_too_small(&config, formats)?;
     if formats {
         refuse_to_format(env, &config).await?;
     }
@@ -92,6 +95,23 @@ async fn look(env: &Env, config: &Config) -> Result<Option<Superblock>, ConfigEr
         }
     }
     Ok(Some(superblock))
+}
+
+/// Refuses a metadata device without room for the bits: before there is memory for them, which are
+/// as many as the destination is large. One that a kernel has formatted may be smaller than one
+/// that is formatted here.
+fn refuse_too_small(config: &Config, formats: bool) -> Result<(), ConfigError> {
+    let regions = config.region_size.regions_of(config.sectors);
+    let arrays = regions.div_ceil(64 * WORDS_MAX as u64);
+    let least = if formats { BitStore::least_blocks(arrays) } else { arrays + 1 };
+    let blocks = config.metadata.disk.sectors().0 / METADATA_BLOCK_SECTORS;
+    if least <= blocks.min(METADATA_BLOCKS_MAX) {
+        return Ok(());
+    }
+    let device = &config.metadata.argument;
+    let found = format!("{blocks} blocks of 4 KiB");
+    let expected = format!("at least {least}, for {regions} regions");
+    Err(ConfigError::argument(device, "size", found, &expected))
 }
 
 /// Refuses a metadata device that is not blank.

@@ -18,7 +18,7 @@ pub(super) const STATUS_FIELDS: &[Field] = &[
 ];
 
 /// Sectors of a metadata block.
-const METADATA_BLOCK_SECTORS: u64 = 8;
+pub(super) const METADATA_BLOCK_SECTORS: u64 = 8;
 
 /// The first words of its messages.
 pub(super) const MESSAGES: &[&str] =

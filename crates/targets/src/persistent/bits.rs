@@ -164,6 +164,13 @@ impl BitStore {
         self.nodes.disk.failures()
     }
 
+    /// How many blocks a device needs for so many array blocks, so that no commit finds it full: a
+    /// commit has a second one of each that changes, and of what leads to it. One node of the tree
+    /// has 126 or more of them, and one bitmap more than 8000.
+    pub fn least_blocks(arrays: u64) -> u64 {
+        2 * (arrays + arrays / 64) + 12
+    }
+
     /// Makes an empty clone on a device whose block 0 is all zero. A crash leaves a blank device or
     /// the empty clone.
     ///
@@ -182,6 +189,10 @@ impl BitStore {
             return Err(Error::damaged(superblock_path(), detail));
         }
         let blocks = disk.blocks().min(METADATA_BLOCKS_MAX);
+        let words = region_size.regions_of(target_sectors).div_ceil(64);
+        if blocks < BitStore::least_blocks(words.div_ceil(WORDS_MAX as u64)) {
+            return Err(Error::NoMetadataSpace);
+        }
         let mut metadata = Counts::empty();
         metadata.grow(blocks);
         metadata.raise(0).expect("the device has a block 0, and its count was zero");
@@ -198,9 +209,6 @@ impl BitStore {
         let mut store = BitStore { nodes, durable: superblock, txn, arrays, broken: false };
         store.plant(env)?;
         let (words, arrays) = (store.durable.words(), store.durable.arrays());
-        if arrays > blocks {
-            return Err(Error::NoMetadataSpace);
-        }
         let all: Vec<usize> = (0..arrays as usize).collect();
         store.commit(env, &vec![0; words as usize], &all, None::<fn(u64)>).await
     }

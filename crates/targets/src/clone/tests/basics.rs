@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cairn_block::{Disk, Extent, ExtentKind, Io, Op, SectorCount, SuspendMode};
-use cairn_sim::{Fault, OpSet};
+use cairn_sim::{Fault, Image, OpSet};
 
 use super::fixture::{CloneFixture, PAUSED, SECTORS, TABLE, source};
 use crate::fixture::{DRIVE_TIME, SECTOR, range, write_io};
@@ -272,17 +272,23 @@ fn each_wrong_argument_or_device_is_named() {
 fn a_metadata_device_with_something_behind_its_first_block_is_not_formatted() {
     let mut image = vec![0; 24 * 4096];
     image[65600..65608].copy_from_slice(b"_BHRfS_M");
-    let test = CloneFixture::with_metadata(cairn_sim::Image::of_bytes(&image));
+    let test = CloneFixture::with_metadata(Image::of_bytes(&image));
     let refusal = test.refusal(TABLE);
     assert!(refusal.starts_with("meta: not blank: found btrfs"), "{refusal}");
 }
 
 #[test]
 fn a_metadata_device_that_is_too_small_is_refused() {
-    let test = CloneFixture::with_metadata(cairn_sim::Image::new(cairn_block::SectorCount(40)));
-    let error = test.swap(TABLE).expect_err("refused").to_string();
-    assert_eq!(error, "meta: metadata: no free block is left");
-    assert!(test.contents("meta").iter().all(|byte| *byte == 0));
+    let too_small = |blocks: u64| Image::new(SectorCount(blocks * 8));
+    let test = CloneFixture::with_metadata(too_small(13));
+    let expected = "meta: size: found 13 blocks of 4 KiB, expected at least 14, for 126 regions";
+    assert_eq!(test.refusal(TABLE), expected);
+    // More bits than there is memory.
+    let (huge, test) = (1u64 << 50, CloneFixture::fresh());
+    ["a", "b"].into_iter().for_each(|name| test.fixture.load(name, &format!("0 {huge} zero")));
+    let refusal = test.refusal(&format!("0 {huge} clone meta @a @b 8"));
+    let expected = "meta: size: found 24 blocks of 4 KiB, expected at least ";
+    assert!(refusal.starts_with(expected), "{refusal}");
 }
 
 #[test]

@@ -88,13 +88,30 @@ fn a_commit_that_fails_leaves_one_of_both_states_and_goes_on() {
 
 #[test]
 fn a_device_without_room_is_refused_and_stays_blank() {
-    let sim = world(1, Image::new(SectorCount(5 * 8)));
+    let sim = world(1, Image::new(SectorCount(13 * 8)));
     let disk: Arc<dyn Disk> = sim.drive("meta");
     let size = RegionSize::new(8).unwrap();
     let format = |env| async move { BitStore::format_fresh(&env, &disk, size, 8192).await };
     let said = sim.block_on(0, format).unwrap_err().to_string();
     assert_eq!(said, "metadata: no free block is left");
     assert!(sim.drive("meta").visible().to_vec().iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn the_smallest_device_has_room_for_a_commit_of_everything() {
+    for arrays in [1u64, 2, 63, 64, 252, 253, 700] {
+        let regions = arrays * 64 * 509;
+        let sim = formatted(1, BitStore::least_blocks(arrays), regions * 8);
+        let (mut store, mut words) = open(&sim);
+        let all: Vec<usize> = (0..arrays as usize).collect();
+        for round in 1..4 {
+            words.fill(round);
+            let (next, done) = commit(&sim, store, &words, &all);
+            assert!(done, "{arrays} arrays, round {round}");
+            store = next;
+        }
+        assert_eq!(open(&sim).1, words);
+    }
 }
 
 #[test]

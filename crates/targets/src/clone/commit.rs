@@ -19,6 +19,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 
+use cairn_block::sync::atomic::Ordering;
 use cairn_block::{Env, IoError, IoResult, RequestId, failures_beneath, mutants};
 use cairn_format::clone::WORDS_MAX;
 
@@ -34,7 +35,8 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// The metadata device, for one commit at a time.
 pub(super) struct Metadata {
     pub store: Option<BitStore>,
-    /// The words on the device.
+    /// The words on the device. After a commit that failed, those of before: the device has these
+    /// or the ones of that commit.
     pub durable: Vec<u64>,
 }
 
@@ -49,6 +51,16 @@ struct Batch {
     regions: u64,
     /// R5.
     known: u64,
+}
+
+impl Batch {
+    /// Exchanges its words and those of the whole bitset.
+    fn swap(&mut self, all: &mut [u64]) {
+        for (array, words) in &mut self.arrays {
+            let place = words_of(*array, all.len());
+            all[place].swap_with_slice(words);
+        }
+    }
 }
 
 /// The words of an array block.
@@ -105,11 +117,15 @@ impl Clone {
 
     async fn commit_once(&self, env: &Env) {
         let mut metadata = self.metadata.lock().await;
+        // Whatever the metadata device does: what is lost must not be read.
+        if self.has_lost() {
+            self.repair(env, &metadata).await;
+        }
         let result = self.reopen_broken(env, &mut metadata).await;
-        let batch = self.freeze(result.is_ok());
+        let mut batch = self.freeze(result.is_ok());
         batch.mapped_again.iter().for_each(|id| env.remap(*id));
         let result = match result {
-            Ok(()) => self.write_commit(env, &mut metadata, &batch).await,
+            Ok(()) => self.write_commit(env, &mut metadata, &mut batch).await,
             Err(error) => Err(error),
         };
         drop(metadata);
@@ -120,6 +136,26 @@ impl Clone {
         }
         tell(env, batch.waiters, result);
         self.changed.notify(usize::MAX);
+    }
+
+    /// True if the destination has failed since the oldest write of a region whose bit is not
+    /// durable (I6).
+    fn has_lost(&self) -> bool {
+        let now = self.destination.failures();
+        let state = self.state.lock();
+        let is_kept = mutants::same("clone: failure count of a commit", state.known, now);
+        state.uncommitted > 0 && !is_kept && !planted(Bug::TrustAfterFailure)
+    }
+
+    /// After a request: if the destination has failed, a commit looks at what that lost (I6).
+    pub(super) fn look_at_failures(&self, env: &Env) {
+        let now = self.destination.failures();
+        if self.seen_failures.load(Ordering::Relaxed) != now {
+            self.seen_failures.store(now, Ordering::Relaxed);
+            if !self.state.lock().is_durable() {
+                self.kick_commit(env);
+            }
+        }
     }
 
     /// Step 0; of waiters alone, if the metadata is of no use now.
@@ -140,7 +176,12 @@ impl Clone {
     }
 
     /// Steps 1 and 2.
-    async fn write_commit(&self, env: &Env, metadata: &mut Metadata, batch: &Batch) -> IoResult {
+    async fn write_commit(
+        &self,
+        env: &Env,
+        metadata: &mut Metadata,
+        batch: &mut Batch,
+    ) -> IoResult {
         let beneath = failures_beneath(self.destination.as_ref());
         let flushed = match planted(Bug::BitsBeforeData) {
             true => Ok(()),
@@ -169,20 +210,16 @@ impl Clone {
         &self,
         env: &Env,
         metadata: &mut Metadata,
-        batch: &Batch,
+        batch: &mut Batch,
         beneath: u64,
     ) -> IoResult {
         let Metadata { store, durable } = metadata;
         let store = store.as_mut().ok_or(IoError::READ_ONLY)?;
-        for (array, words) in &batch.arrays {
-            let place = words_of(*array, durable.len());
-            durable[place].copy_from_slice(words);
-        }
+        batch.swap(durable);
         let arrays: Vec<usize> = batch.arrays.iter().map(|(array, _)| *array).collect();
         let name = |state| self.state.lock().acknowledged.name_state(state);
         let done = store.commit(env, durable, &arrays, Some(name)).await;
         let blocks = store.blocks();
-        let metadata = &*metadata;
         let mut state = self.state.lock();
         match done {
             Ok(()) => {
@@ -196,6 +233,7 @@ impl Clone {
                 Ok(())
             }
             Err(error) => {
+                batch.swap(durable);
                 state.changed.extend(arrays);
                 state.is_failing = true;
                 drop(state);
@@ -220,11 +258,15 @@ impl Clone {
         self.restart_log(&mut state, metadata, failures_beneath(self.destination.as_ref()));
     }
 
-    /// The log has what is set in memory, on top of what the device has.
+    /// The log has what is set in memory, on top of what the device has. If that is not known, it
+    /// stays as it is: each half names its state.
     fn restart_log(&self, state: &mut State, metadata: &Metadata, beneath: u64) {
         let Some((place, store)) = self.crash_log.as_ref().zip(metadata.store.as_ref()) else {
             return;
         };
+        if store.is_broken() {
+            return;
+        }
         let runs = uncommitted_runs(&self.bits, &metadata.durable);
         let are_kept = runs.is_empty() || state.known == self.destination.failures();
         state.acknowledged.restart(&place.base(store.state(), beneath), &runs, are_kept);

@@ -25,7 +25,7 @@ impl Clone {
     pub(super) fn map_request<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         match request.op {
             Op::Read => self.map_read(request),
-            Op::Flush => self.map_flush(env, request.id()),
+            Op::Flush => self.map_flush(env, request),
             Op::Write | Op::WriteZeroes | Op::Discard => self.map_change(env, request),
         }
     }
@@ -38,13 +38,15 @@ impl Clone {
         Verdict::Remapped { disk: disk.as_ref(), sector: request.range.start }
     }
 
-    fn map_flush<'a>(&'a self, env: &Env, id: RequestId) -> Verdict<'a> {
+    fn map_flush<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
         let mut state = self.state.lock();
         let is_quiet = state.is_durable() && !state.commits.is_running();
         if is_quiet || planted(Bug::FlushWithoutCommit) {
+            // Regions may be hydrated before it fails.
+            request.watch(0);
             return Verdict::Remapped { disk: self.destination.as_ref(), sector: Sector(0) };
         }
-        state.commits.join(Waiter::Request(id));
+        state.commits.join(Waiter::Request(request.id()));
         drop(state);
         self.kick_commit(env);
         Verdict::Queued
@@ -140,6 +142,10 @@ impl Clone {
     }
 
     pub(super) fn end_request(&self, env: &Env, request: &mut Request, result: IoResult) -> EndIo {
+        self.look_at_failures(env);
+        if request.op == Op::Flush {
+            return EndIo::Done(result);
+        }
         if request.word() & COVERS == 0 {
             // Looked at before it leaves: a region that is withdrawn is not copied until then.
             let regions = self.span_of(request.range).regions;

@@ -28,7 +28,9 @@
 //! I6. If the destination has failed before a commit could flush, the regions whose bits are not
 //!     durable are not hydrated any more: what is there may be lost, and the source has it. The
 //!     bits are cleared first, then every write to the destination ends that may not have seen
-//!     that, then the loss is counted for all clients, and only then does anything go on.
+//!     that, then the loss is counted for all clients, and only then does anything go on. The next
+//!     request to the destination that ends notices a failure; a commit does in any case, also if
+//!     the metadata device has failed.
 //! I7. The source is never written.
 //!
 //! # What a crash leaves
@@ -57,6 +59,7 @@ mod canary;
 use std::sync::{Arc, Weak};
 
 use cairn_block::sync::Mutex;
+use cairn_block::sync::atomic::AtomicU64;
 use cairn_block::{
     Attribute, Claim, ClaimKind, ConfigError, Copier, Disk, EndIo, Env, Events, Extent,
     FailureCount, IoError, IoResult, Limits, LocalFuture, MessageError, Report, Request, Sector,
@@ -103,6 +106,8 @@ pub struct Clone {
     foreground: Copier,
     background: Copier,
     tasks: Arc<TaskGroup>,
+    /// The failure count of the destination that a request has seen last.
+    seen_failures: AtomicU64,
     /// Notified at every change that a task may wait for.
     changed: Event,
 }

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
+use cairn_block::sync::atomic::{AtomicU64, Ordering};
 use cairn_block::{
     ConfigError, ConfigKind, Copier, CrashLog, Ctor, Env, IoError, Left, Record, SectorCount,
     Target, failures_beneath, invariants,
@@ -58,6 +59,7 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         foreground: Copier::new(FOREGROUND_BYTES),
         background: Copier::new(BACKGROUND_BYTES),
         tasks: Arc::default(),
+        seen_failures: AtomicU64::new(0),
         changed: event_listener::Event::new(),
         config,
     }))
@@ -180,6 +182,7 @@ impl Clone {
     /// The bits that were read.
     fn take_over(&self, words: &[u64], known: u64) {
         self.bits.load(words);
+        self.seen_failures.store(known, Ordering::Relaxed);
         let mut state = self.state.lock();
         state.hydrated = words.iter().map(|word| u64::from(word.count_ones())).sum();
         (state.uncommitted, state.known) = (0, known);

@@ -205,9 +205,9 @@ impl State {
         jobs.map(|(start, job)| job.end - start).sum()
     }
 
-    /// True if the device has all bits that are set.
+    /// True if the device has the bits that are set, and no others.
     pub fn is_durable(&self) -> bool {
-        self.uncommitted == 0
+        self.uncommitted == 0 && !self.is_failing
     }
 
     /// Regions are hydrated now (I1); their write began at this failure count.

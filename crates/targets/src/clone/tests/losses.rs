@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
-use cairn_block::{Op, SuspendMode};
+use cairn_block::{Io, Op, SuspendMode};
 use cairn_sim::{Fault, OpSet};
 
 use super::fixture::{CloneFixture, PAUSED, TABLE, source};
-use crate::fixture::{SECTOR, range, write_io};
+use crate::fixture::{DRIVE_TIME, SECTOR, range, write_io};
+
+fn bytes_of_source(start: usize, count: usize) -> Vec<u8> {
+    source().chunks(SECTOR).skip(start).take(count).map(|sector| sector[0]).collect()
+}
 
 #[test]
 fn a_source_that_cannot_be_read_fails_what_needs_it_and_nothing_else() {
@@ -70,6 +74,75 @@ fn a_failure_by_another_user_is_noticed_by_the_next_commit() {
     assert_eq!(test.drive("dest").durable().to_vec(), source());
     // The failure concerns the clients of the volume; nothing else is lost.
     assert!(test.on(Op::Flush, 0, 0).is_ok());
+}
+
+#[test]
+fn what_a_failure_may_have_lost_is_not_read_once_a_request_has_ended_after_it() {
+    // A flush of another user.
+    let test = CloneFixture::loaded(PAUSED);
+    test.write(80, 8, 5).unwrap();
+    test.on(Op::Flush, 0, 0).unwrap();
+    test.write(160, 8, 6).unwrap();
+    test.lose_by_another("dest");
+    test.write(80, 8, 7).unwrap();
+    test.settle();
+    assert_eq!((test.hydrated(), test.bytes(160, 8)), (1, bytes_of_source(160, 8)));
+    assert_eq!(test.bytes(80, 8), [7; 8]);
+    // A flush that had nothing to commit when it began.
+    let test = CloneFixture::loaded(PAUSED);
+    test.drive("dest").faults().add(Fault::losing_flushes().shots(1));
+    test.start(2, "write", |env| write_io(env, 160, 8, 6));
+    test.run(DRIVE_TIME / 2);
+    test.start(1, "flush", |_| Io::flush());
+    test.settle();
+    assert_eq!(test.labels(), ["write", "flush"]);
+    assert!(test.ends.of("flush").is_some_and(|result| result.is_err()));
+    assert_eq!((test.hydrated(), test.bytes(160, 8)), (0, bytes_of_source(160, 8)));
+}
+
+#[test]
+fn what_the_destination_lost_is_noticed_although_the_metadata_has_failed() {
+    let test = CloneFixture::loaded(PAUSED);
+    let client = test.client();
+    test.write(80, 8, 5).unwrap();
+    test.drive("meta").faults().add(Fault::error(OpSet::WRITES));
+    assert!(test.on(Op::Flush, 0, 0).is_err());
+    test.write(160, 8, 6).unwrap();
+    test.lose_by_another("dest");
+    test.run(Duration::from_secs(3));
+    assert_eq!((test.hydrated(), test.all()), (0, source()));
+    test.write(240, 8, 7).unwrap();
+    assert!(test.flush_of(&client).is_err());
+    test.drive("meta").faults().clear();
+    test.on(Op::Flush, 0, 0).unwrap();
+    let mut model = source();
+    model[240 * SECTOR..248 * SECTOR].fill(7);
+    assert_eq!(test.durable_bits().hydrated(), 1);
+    let test = test.killed();
+    test.load(PAUSED);
+    assert!(test.all() == model);
+}
+
+#[test]
+fn bits_that_an_unfinished_commit_left_are_withdrawn_before_a_flush_succeeds() {
+    let test = CloneFixture::loaded(PAUSED);
+    test.write(80, 8, 5).unwrap();
+    // The superblock lands, and the flush after it fails.
+    test.start(1, "flush", |_| Io::flush());
+    test.forget();
+    while !test.ops("meta").contains(&(Op::Write, 0, 8)) {
+        test.run(DRIVE_TIME / 5);
+    }
+    test.drive("meta").faults().add(Fault::error(OpSet::FLUSHES));
+    test.settle();
+    assert!(test.ends.of("flush").is_some_and(|result| result.is_err()));
+    test.lose_by_another("dest");
+    test.run(Duration::from_secs(3));
+    assert_eq!((test.hydrated(), test.all()), (0, source()));
+    assert!(test.on(Op::Flush, 0, 0).is_err(), "the device may have the bit");
+    test.drive("meta").faults().clear();
+    test.on(Op::Flush, 0, 0).unwrap();
+    assert_eq!(test.durable_bits().hydrated(), 0);
 }
 
 #[test]

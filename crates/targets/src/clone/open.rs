@@ -228,7 +228,12 @@ impl Clone {
             && !records.is_empty()
         {
             self.enter(&records)?;
-            if !self.read_only {
+            if self.read_only {
+                // They are hydrated in memory, and never committed.
+                let mut state = self.state.lock();
+                state.uncommitted = 0;
+                state.changed.clear();
+            } else {
                 self.commit_replay(env, &mut log).await?;
                 tracing::warn!(
                     "{volume}: a server was killed: {} records of acknowledged writes are durable \

@@ -42,6 +42,20 @@ fn a_clone_that_a_replay_completes_says_so() {
 }
 
 #[test]
+fn a_flush_of_a_read_only_clone_commits_nothing_of_what_a_kill_left() {
+    let test = CloneFixture::loaded(PAUSED);
+    test.write(0, 8, 7).unwrap();
+    let before = test.all();
+    let test = test.killed();
+    test.try_load_read_only(PAUSED).unwrap();
+    test.forget();
+    assert!(test.all() == before);
+    test.on(Op::Flush, 0, 0).unwrap();
+    test.run(Duration::from_secs(3));
+    assert!(test.seen("meta").is_empty());
+}
+
+#[test]
 fn a_log_that_is_full_makes_writes_wait_for_a_commit() {
     let test = CloneFixture::loaded(PAUSED);
     for region in 0..120 {

@@ -341,7 +341,8 @@ impl MappedDevice {
         traffic_of(env, devices.iter().map(|device| device.id).collect()).await
     }
 
-    /// Flushes every disk of the live table (D6), once per suspend. The device is suspended.
+    /// Flushes every disk of the live table that it may have written to (D6), once per suspend. The
+    /// device is suspended.
     ///
     /// # Errors
     /// A flush failed: acknowledged writes may be lost.
@@ -359,7 +360,7 @@ impl MappedDevice {
         let mut result = Ok(());
         let table =
             table.filter(|_| !mutants::skips("device: flush of the disks that a verb leaves"));
-        for disk in table.iter().flat_map(|table| table.lowers()) {
+        for disk in table.iter().flat_map(|table| table.written_lowers()) {
             let before = self.failures();
             if let Err(error) = env.io(&disk, Io::flush()).await {
                 let failed = ConfigError::new(ConfigKind::System, disk.name(), "flush");
@@ -386,7 +387,7 @@ impl MappedDevice {
     async fn flush_drives_locked(&self, env: &Env) -> Result<(), ConfigError> {
         let table = self.live_table().filter(|table| !table.is_read_only());
         let mut result = Ok(());
-        for disk in table.iter().flat_map(|table| table.lowers()) {
+        for disk in table.iter().flat_map(|table| table.written_lowers()) {
             let before = self.failures();
             if disk.mapped().is_some() {
                 continue;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::claims::ClaimKind;
 use crate::device::MappedDevice;
 use crate::disk::{Disk, Limits};
 use crate::error::ConfigError;
@@ -237,6 +238,22 @@ impl Table {
                 lowers.push(lower);
             }
         }
+        lowers
+    }
+
+    /// The lower disks but those that targets only read, as their claims say: nothing that was
+    /// acknowledged here is there.
+    pub(crate) fn written_lowers(&self) -> Vec<Arc<dyn Disk>> {
+        let writes = |target: &Arc<dyn Target>, lower: &Arc<dyn Disk>| {
+            let is_it = |disk: &Arc<dyn Disk>| Arc::ptr_eq(disk, lower);
+            let mut claims = target.claims();
+            claims.retain(|claim| claim.disk.as_ref().is_some_and(is_it));
+            let only_reads =
+                !claims.is_empty() && claims.iter().all(|claim| claim.kind == ClaimKind::Read);
+            target.lowers().iter().any(is_it) && !only_reads
+        };
+        let mut lowers = self.lowers();
+        lowers.retain(|lower| self.lines.iter().any(|line| writes(&line.target, lower)));
         lowers
     }
 

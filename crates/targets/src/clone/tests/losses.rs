@@ -195,3 +195,14 @@ fn a_suspend_ends_although_writes_wait_for_room_that_no_commit_makes() {
         assert_eq!(test.hydrated(), 60);
     }
 }
+
+#[test]
+fn a_source_that_is_gone_is_no_loss_when_the_clone_is_replaced() {
+    let test = CloneFixture::loaded(TABLE);
+    test.run(Duration::from_secs(5));
+    assert_eq!(test.hydrated(), 126);
+    test.drive("src").faults().add(Fault::error(OpSet::ALL));
+    test.load("0 1003 linear dest 0");
+    test.flush_of(&test.client()).expect("nothing was lost");
+    assert!(test.all() == source());
+}

@@ -12,19 +12,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use cairn_block::{ConfigError, ConfigKind};
 use futures_util::StreamExt;
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
-use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
-use object_store::client::{ClientConfigKey, ClientOptions};
-use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
-use object_store::http::HttpBuilder;
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, GetResult, ObjectStore, RetryConfig};
+use object_store::{GetOptions, GetRange, GetResult, ObjectStore};
 use tokio::time::timeout;
 
-use super::uri::{Address, Service};
-
-/// How long a connection may take.
-const CONNECT_SECONDS: &str = "10s";
+use super::client::store_of;
+use super::uri::Address;
 
 /// How long a server may take until its answer begins, and between two pieces of it.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -55,50 +48,6 @@ pub struct Object {
     /// Its length in bytes.
     pub bytes: u64,
     etag: Option<String>,
-}
-
-/// A client that leaves repeats and limits of time to this module.
-fn store_of(address: &Address) -> object_store::Result<(Arc<dyn ObjectStore>, Path)> {
-    let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
-    let client = [
-        (ClientConfigKey::ConnectTimeout, CONNECT_SECONDS),
-        // Each piece of an answer has a limit of its own.
-        (ClientConfigKey::Timeout, "1day"),
-    ];
-    let key = || Path::from_url_path(&address.key);
-    Ok(match address.service {
-        Service::Http => {
-            let is_plain = address.url.starts_with("http://");
-            let options = ClientOptions::new().with_allow_http(is_plain);
-            let options = client
-                .into_iter()
-                .fold(options, |options, (key, value)| options.with_config(key, value));
-            let builder = HttpBuilder::new().with_url(&address.url).with_client_options(options);
-            // The URL is the whole of it.
-            (Arc::new(builder.with_retry(retry).build()?), Path::default())
-        }
-        Service::S3 => {
-            let builder = AmazonS3Builder::from_env().with_url(&address.url).with_retry(retry);
-            let builder = client.into_iter().fold(builder, |builder, (key, value)| {
-                builder.with_config(AmazonS3ConfigKey::Client(key), value)
-            });
-            (Arc::new(builder.build()?), key()?)
-        }
-        Service::Gcs => {
-            let builder = GoogleCloudStorageBuilder::from_env().with_url(&address.url);
-            let builder = client.into_iter().fold(builder, |builder, (key, value)| {
-                builder.with_config(GoogleConfigKey::Client(key), value)
-            });
-            (Arc::new(builder.with_retry(retry).build()?), key()?)
-        }
-        Service::Azure => {
-            let builder = MicrosoftAzureBuilder::from_env().with_url(&address.url);
-            let builder = client.into_iter().fold(builder, |builder, (key, value)| {
-                builder.with_config(AzureConfigKey::Client(key), value)
-            });
-            (Arc::new(builder.with_retry(retry).build()?), key()?)
-        }
-    })
 }
 
 /// An ETag that equal objects alone have.

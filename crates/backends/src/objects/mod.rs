@@ -8,6 +8,7 @@
 //!
 //! - `uri`: what the argument of a table line means.
 //! - `planner`: which ranges are asked for: joined, and ahead of runs. Pure.
+//! - `client`: the client of the server, with a limit for each answer.
 //! - `fetch`: one question to the server, and the check of its answer.
 //! - `worker`, `disk`: the way of a read to the helper thread and back.
 //!
@@ -15,10 +16,13 @@
 //!   ETag and the length that it had when the disk was opened. After the first one that has not,
 //!   every read fails, those that were under way too.
 //! - O2. Memory of a disk: what its waiting reads ask for, twice, and
-//!   [`AHEAD_BYTES_MAX`](planner::AHEAD_BYTES_MAX).
+//!   [`AHEAD_BYTES_MAX`](planner::AHEAD_BYTES_MAX). An answer that is an error may take 5 MiB more
+//!   for the time until it has ended.
 //!
 //! Nothing is ever written, so no failure can lose a write: the failure count stays zero.
 
+#[cfg(feature = "objects")]
+mod client;
 #[cfg(feature = "objects")]
 mod disk;
 #[cfg(feature = "objects")]

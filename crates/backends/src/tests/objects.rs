@@ -191,6 +191,21 @@ fn an_object_that_cannot_be_opened_is_refused_in_one_line() {
 }
 
 #[test]
+fn an_error_with_a_body_without_a_limit_is_an_error_and_no_more() {
+    let [on, _] = worlds();
+    for code in [403, 412, 416, 500] {
+        for manners in [Manners::HugeError(code), Manners::EndlessError(code)] {
+            let web = Web::serve(BYTES);
+            let disk = open(&web.uri("#reconnect=1")).unwrap();
+            web.behave(manners);
+            assert!(open(&web.uri("")).is_err());
+            let found = read(&on, &disk, range(4096, 8), Shape::default());
+            assert_eq!(found, Err(IoError::IO), "{manners:?}");
+        }
+    }
+}
+
+#[test]
 fn reads_in_order_are_fetched_ahead() {
     let [on, _] = worlds();
     let web = Web::serve(BYTES);

@@ -20,6 +20,10 @@ pub enum Manners {
     NoRanges,
     /// This status.
     Status(u16),
+    /// This status, with a body that is announced to be as long as can be.
+    HugeError(u16),
+    /// This status, with a body in pieces that does not end.
+    EndlessError(u16),
     /// Half of the data, then the end of the connection.
     Short,
     /// More data than announced, in pieces.
@@ -142,6 +146,8 @@ fn answer(
             while stream.write_all(&b"X: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n".repeat(99)).is_ok() {}
             return None;
         }
+        Manners::HugeError(code) => return send_huge(stream, code),
+        Manners::EndlessError(code) => return send_endless(stream, code),
         Manners::Status(code) => (status, body) = (format!("{code} Status"), b"why\nnot".to_vec()),
         Manners::Replaced if wanted.is_some_and(|wanted| wanted != "\"two\"") => {
             (status, body) = ("412 Precondition Failed".to_owned(), Vec::new());
@@ -174,4 +180,25 @@ fn answer(
         return None;
     }
     stream.write_all(&body).ok()
+}
+
+/// An error with more bytes than there is memory, of which some come, a pause, and some more.
+fn send_huge(mut stream: &TcpStream, code: u16) -> Option<()> {
+    let head = format!("HTTP/1.1 {code} Status\r\nContent-Length: {}\r\n\r\n", 1_u64 << 62);
+    stream.write_all(head.as_bytes()).ok()?;
+    stream.write_all(b"some").ok()?;
+    thread::sleep(Duration::from_millis(100));
+    stream.write_all(b"more").ok()?;
+    None
+}
+
+/// An error in pieces of 64 KiB, until the client has enough: 1 GiB at most.
+fn send_endless(mut stream: &TcpStream, code: u16) -> Option<()> {
+    let head = format!("HTTP/1.1 {code} Status\r\nTransfer-Encoding: chunked\r\n\r\n");
+    stream.write_all(head.as_bytes()).ok()?;
+    let piece = [b"10000\r\n", &[b'x'; 65536][..], b"\r\n"].concat();
+    for _ in 0..1 << 14 {
+        stream.write_all(&piece).ok()?;
+    }
+    stream.write_all(b"0\r\n\r\n").ok()
 }

@@ -1,7 +1,8 @@
 //! [`Object`]: one object at its server, and the check of every answer.
 //!
 //! - F1. Bytes are used only if the answer names the range that was asked for, the length that the
-//!   object had when it was opened, and its ETag; and if all of them have come.
+//!   object had when it was opened, and its ETag; if it is not compressed or encoded in another
+//!   way; and if all of them have come.
 //! - F2. An answer that names another length or ETag, or that refuses the ETag, means that the
 //!   object was changed. What was read before and what would come do not fit together.
 
@@ -13,7 +14,7 @@ use bytes::Bytes;
 use cairn_block::{ConfigError, ConfigKind};
 use futures_util::StreamExt;
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, GetResult, ObjectStore};
+use object_store::{Attribute, GetOptions, GetRange, GetResult, ObjectStore};
 use tokio::time::timeout;
 
 use super::client::store_of;
@@ -110,9 +111,17 @@ impl Object {
             ..GetOptions::default()
         };
         let asked = timeout(PATIENCE, self.store.get_opts(&self.path, options)).await;
-        asked
+        let result = asked
             .map_err(|_| Fault::Again(format!("no answer within {} s", PATIENCE.as_secs())))?
-            .map_err(|error| fault_of(&error))
+            .map_err(|error| fault_of(&error))?;
+        match result.attributes.get(&Attribute::ContentEncoding) {
+            Some(found) if !found.as_ref().eq_ignore_ascii_case("identity") => {
+                let found = found.as_ref();
+                let line = format!("Content-Encoding: found {found}, expected the data as it is");
+                Err(Fault::Refused(line))
+            }
+            _ => Ok(result),
+        }
     }
 
     /// Reads a range: one question, one answer.

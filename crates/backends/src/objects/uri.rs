@@ -57,6 +57,11 @@ pub fn is_uri(argument: &str) -> bool {
     SCHEMES.iter().any(|(scheme, _)| argument.starts_with(scheme))
 }
 
+/// True for a key that the client would shorten: it would read the object of another key.
+fn has_empty_part(key: &str) -> bool {
+    key.to_ascii_lowercase().replace("%2f", "/").split('/').any(str::is_empty)
+}
+
 impl Address {
     /// Parses a URI.
     ///
@@ -80,10 +85,15 @@ impl Address {
         authority
             .port_to_u16()
             .map_err(|_| wrong("port", format!("'{}'", authority.as_str()), "one of TCP"))?;
-        let key = uri.path().as_str().trim_start_matches('/');
+        let path = uri.path().as_str();
+        let key = path.strip_prefix('/').unwrap_or(path);
         if *service != Service::Http && (key.is_empty() || uri.query().is_some()) {
             let found = if key.is_empty() { "no key" } else { "a query" };
             return Err(wrong("URI", found.to_owned(), shape));
+        }
+        if *service != Service::Http && has_empty_part(key) {
+            let expected = "no slash at its ends, and no two together";
+            return Err(wrong("key", format!("'{key}'"), expected));
         }
         let (url, fragment) = argument.split_once('#').unwrap_or((argument, ""));
         let mut address = Address {
@@ -168,6 +178,11 @@ mod tests {
             ("s3://bucket", "no key"),
             ("s3://bucket/", "no key"),
             ("gs://bucket/key?x", "a query"),
+            ("s3://bucket//key", "'/key'"),
+            ("gs://bucket/a//key", "'a//key'"),
+            ("az://bucket/key/", "'key/'"),
+            ("s3://bucket/key%2F", "'key%2F'"),
+            ("s3://bucket/%2fkey", "'%2fkey'"),
             ("ftp://h/x", "another form"),
         ] {
             let error = Address::parse(uri).expect_err(uri).to_string();

@@ -175,6 +175,7 @@ fn an_object_that_cannot_be_opened_is_refused_in_one_line() {
         (Manners::Long, "Content-Length"),
         (Manners::OtherRange, "512"),
         (Manners::EndlessHeaders, "open: "),
+        (Manners::Encoded, "Content-Encoding: found gzip"),
     ];
     for (manners, expected) in cases {
         let web = Web::serve(BYTES);

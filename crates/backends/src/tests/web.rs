@@ -36,6 +36,8 @@ pub enum Manners {
     OtherObject,
     /// The same, and `If-Match` is looked at.
     Replaced,
+    /// Data that is said to be compressed.
+    Encoded,
     /// Header lines without an end.
     EndlessHeaders,
     /// Nothing.
@@ -162,6 +164,9 @@ fn answer(
     if status.starts_with("206") {
         let last = range.end - 1;
         head += &format!("Content-Range: bytes {}-{last}/{total}\r\n", range.start);
+    }
+    if manners == Manners::Encoded {
+        head += "Content-Encoding: gzip\r\n";
     }
     if manners == Manners::Long {
         head += "Transfer-Encoding: chunked\r\n\r\n";

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{
@@ -13,6 +14,9 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use super::fetch::Object;
 use super::uri::Address;
 use super::worker::{Read, Shared, block_on, serve};
+
+/// How long an open may take, until all that it reads is there.
+const OPEN_PATIENCE: Duration = Duration::from_secs(30);
 
 /// See the module's description.
 pub struct ObjectDisk {
@@ -27,12 +31,16 @@ impl ObjectDisk {
     /// It is no URI of an object, there is none, its server refuses it, or a change of it would not
     /// be noticed.
     pub fn open(argument: &str) -> Result<ObjectDisk, ConfigError> {
-        let address = Address::parse(argument)?;
+        ObjectDisk::of(Address::parse(argument)?)
+    }
+
+    fn of(address: Address) -> Result<ObjectDisk, ConfigError> {
+        let argument = address.argument.clone();
         let failed = |error: std::io::Error| {
             let detail = format!("open: a helper thread: {error}");
-            ConfigError::new(ConfigKind::System, argument, detail)
+            ConfigError::new(ConfigKind::System, &argument, detail)
         };
-        let (object, first) = block_on(Object::open(address)).map_err(failed)??;
+        let (object, first) = block_on(Object::open(address, OPEN_PATIENCE)).map_err(failed)??;
         let is_changed = AtomicBool::new(false);
         let shared = Arc::new(Shared { object, is_changed, post: OnceLock::new() });
         let (inbox, reads) = unbounded_channel();
@@ -76,5 +84,21 @@ impl Disk for ObjectDisk {
 
     fn nature(&self) -> Nature {
         Nature { rotational: None, volatile: false, shape: Shape::Unknown }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::web::{Manners, Web};
+
+    #[test]
+    fn an_open_of_an_object_has_a_limit_of_time() {
+        let web = Web::serve(1 << 20);
+        web.behave(Manners::Slow(Duration::from_millis(500)));
+        let address = Address::parse(&web.uri("")).unwrap();
+        let opened = block_on(Object::open(address, Duration::from_secs(1))).unwrap();
+        let line = opened.err().expect("64 KiB take longer").to_string();
+        assert!(line.ends_with("open: it took longer than 1 s"), "{line}");
     }
 }

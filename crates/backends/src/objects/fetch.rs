@@ -61,8 +61,20 @@ impl Object {
     /// Answers the bytes, too.
     ///
     /// # Errors
-    /// There is none, the server does not answer or refuses, or it has no ranges or no strong ETag.
-    pub async fn open(address: Address) -> Result<(Object, Bytes), ConfigError> {
+    /// There is none, the server does not answer or refuses, it takes longer than `patience`, or
+    /// it has no ranges or no strong ETag.
+    pub async fn open(
+        address: Address,
+        patience: Duration,
+    ) -> Result<(Object, Bytes), ConfigError> {
+        let argument = address.argument.clone();
+        timeout(patience, Object::look(address)).await.unwrap_or_else(|_| {
+            let detail = format!("open: it took longer than {} s", patience.as_secs());
+            Err(ConfigError::new(ConfigKind::System, argument, detail))
+        })
+    }
+
+    async fn look(address: Address) -> Result<(Object, Bytes), ConfigError> {
         let argument = address.argument.clone();
         let refused = |detail: String| ConfigError::new(ConfigKind::System, &argument, detail);
         let (store, path) =

@@ -7,7 +7,7 @@ mod nbd;
 #[cfg(feature = "objects")]
 mod objects;
 #[cfg(feature = "objects")]
-mod web;
+pub mod web;
 
 use std::cell::UnsafeCell;
 use std::ptr::NonNull;

@@ -24,6 +24,8 @@ pub enum Manners {
     HugeError(u16),
     /// This status, with a body in pieces that does not end.
     EndlessError(u16),
+    /// The data in pieces of 4 KiB, with this pause before each of them.
+    Slow(Duration),
     /// Half of the data, then the end of the connection.
     Short,
     /// More data than announced, in pieces.
@@ -183,6 +185,13 @@ fn answer(
     if manners == Manners::Short {
         stream.write_all(&body[..body.len() / 2]).ok()?;
         return None;
+    }
+    if let Manners::Slow(pause) = manners {
+        for piece in body.chunks(4096) {
+            thread::sleep(pause);
+            stream.write_all(piece).ok()?;
+        }
+        return Some(());
     }
     stream.write_all(&body).ok()
 }

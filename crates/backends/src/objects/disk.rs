@@ -89,8 +89,33 @@ impl Disk for ObjectDisk {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
     use super::*;
     use crate::tests::web::{Manners, Web};
+    use crate::tests::{self, range, worlds};
+
+    #[test]
+    fn a_panic_in_the_task_of_a_disk_fails_its_reads() {
+        let web = Web::serve(1 << 20);
+        let mut address = Address::parse(&web.uri("")).unwrap();
+        // No point in time is so late: adding it panics.
+        address.reconnect = Duration::MAX;
+        let disk: Arc<dyn Disk> = Arc::new(ObjectDisk::of(address).unwrap());
+        let (told, answers) = mpsc::channel();
+        thread::spawn(move || {
+            let [on, _] = worlds();
+            for _ in 0..2 {
+                let found = tests::read(&on, &disk, range(1024, 8), tests::Shape::default());
+                told.send(found).unwrap();
+            }
+        });
+        for _ in 0..2 {
+            let answer = answers.recv_timeout(Duration::from_secs(20));
+            assert_eq!(answer.expect("an answer"), Err(IoError::IO));
+        }
+    }
 
     #[test]
     fn an_open_of_an_object_has_a_limit_of_time() {

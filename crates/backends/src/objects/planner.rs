@@ -296,6 +296,13 @@ impl<T> Planner<T> {
         }
     }
 
+    /// Fails every read that waits.
+    pub fn fail_all(&mut self) {
+        for number in self.reads.keys().copied().collect::<Vec<_>>() {
+            self.answer(number, false);
+        }
+    }
+
     /// The reads that have ended since the last call.
     pub fn take_answers(&mut self) -> Vec<Answer<T>> {
         std::mem::take(&mut self.answers)

@@ -12,6 +12,9 @@ use fluent_uri::Uri;
 /// How long a read tries to get an answer, unless said otherwise.
 const RECONNECT: Duration = Duration::from_secs(30);
 
+/// The longest of these times.
+const RECONNECT_MAX: Duration = Duration::from_secs(24 * 3600);
+
 /// What keeps an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
@@ -130,9 +133,9 @@ impl Address {
             ("unchecked", _) => return wrong(name, value, "no value: its presence"),
             ("etag", "") => return wrong(name, value, "the ETag without quotation marks"),
             ("etag", _) => self.etag = Some(value.to_owned()),
-            ("reconnect", _) => match value.parse() {
-                Ok(seconds) => self.reconnect = Duration::from_secs(seconds),
-                Err(_) => return wrong(name, value, "seconds"),
+            ("reconnect", _) => match value.parse().map(Duration::from_secs) {
+                Ok(time) if time <= RECONNECT_MAX => self.reconnect = time,
+                _ => return wrong(name, value, "seconds, at most those of a day"),
             },
             _ => return wrong("parameter", name, "unchecked, etag or reconnect"),
         }
@@ -174,6 +177,8 @@ mod tests {
             ("https://h/x#unchecked&etag=a", "etag beside it"),
             ("https://h/x#etag=", "''"),
             ("https://h/x#reconnect=soon", "'soon'"),
+            ("https://h/x#reconnect=86401", "'86401'"),
+            ("https://h/x#reconnect=18446744073709551615", "'18446744073709551615'"),
             ("https://h/%f", "URI"),
             ("s3://bucket", "no key"),
             ("s3://bucket/", "no key"),

@@ -2,6 +2,9 @@
 //! there, with its [`Planner`]; its requests to the server are tasks beside it. A slow server
 //! therefore delays its own disk alone.
 //!
+//! - W1. Each read is answered, also if the task of its disk ends before its time, by a panic: the
+//!   reads that it leaves fail, and so does every later one.
+//!
 //! Must never: touch a request. Its reactor stores the data that comes by its mailbox.
 
 use std::io;
@@ -95,6 +98,25 @@ struct Task {
     inbox: UnboundedReceiver<Read>,
     planner: Planner<Read>,
     is_closed: bool,
+}
+
+/// W1. A task that has done its work leaves none.
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.inbox.close();
+        while let Ok(read) = self.inbox.try_recv() {
+            let range = read.range.clone();
+            self.planner.submit(read, range);
+        }
+        self.planner.fail_all();
+        for answer in self.planner.take_answers() {
+            tell(&self.shared, Answer { data: None, ..answer });
+        }
+        if std::thread::panicking() {
+            let uri = &self.shared.object.address.argument;
+            warn(&self.shared, format!("{uri} ended"), format!("{uri}: every read of it fails"));
+        }
+    }
 }
 
 impl Task {

@@ -15,13 +15,19 @@ use cairn_block::{ConfigError, ConfigKind};
 use futures_util::StreamExt;
 use object_store::path::Path;
 use object_store::{Attribute, GetOptions, GetRange, GetResult, ObjectStore};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::client::store_of;
 use super::uri::Address;
 
-/// How long a server may take until its answer begins, and between two pieces of it.
+/// How long a server may take until its answer begins, and for each [`STEP_BYTES`] of it.
 const PATIENCE: Duration = Duration::from_secs(15);
+
+/// The least time until an answer begins, also if a read has no time left for another try.
+const PATIENCE_MIN: Duration = Duration::from_secs(2);
+
+/// A link is slow and works, or does not work: less than this within the patience is no progress.
+const STEP_BYTES: usize = 64 << 10;
 
 /// How much is read when an object is opened: what looks at a disk first looks there.
 const FIRST_BYTES: u64 = 64 << 10;
@@ -80,7 +86,7 @@ impl Object {
         let (store, path) =
             store_of(&address).map_err(|error| refused(format!("open: {}", line_of(&error))))?;
         let mut object = Object { address, store, path, bytes: 0, etag: None };
-        let result = object.ask(0..FIRST_BYTES).await.map_err(|fault| match fault {
+        let result = object.ask(0..FIRST_BYTES, PATIENCE).await.map_err(|fault| match fault {
             Fault::Changed(why) | Fault::Refused(why) | Fault::Again(why) => {
                 refused(format!("open: {why}"))
             }
@@ -115,16 +121,16 @@ impl Object {
         Ok(())
     }
 
-    async fn ask(&self, range: Range<u64>) -> Result<GetResult, Fault> {
+    async fn ask(&self, range: Range<u64>, patience: Duration) -> Result<GetResult, Fault> {
         let strong = self.etag.clone().filter(|etag| is_strong(etag));
         let options = GetOptions {
             if_match: strong,
             range: Some(GetRange::Bounded(range)),
             ..GetOptions::default()
         };
-        let asked = timeout(PATIENCE, self.store.get_opts(&self.path, options)).await;
+        let asked = timeout(patience, self.store.get_opts(&self.path, options)).await;
         let result = asked
-            .map_err(|_| Fault::Again(format!("no answer within {} s", PATIENCE.as_secs())))?
+            .map_err(|_| Fault::Again(format!("no answer within {} s", patience.as_secs())))?
             .map_err(|error| fault_of(&error))?;
         match result.attributes.get(&Attribute::ContentEncoding) {
             Some(found) if !found.as_ref().eq_ignore_ascii_case("identity") => {
@@ -136,12 +142,14 @@ impl Object {
         }
     }
 
-    /// Reads a range: one question, one answer.
+    /// Reads a range: one question, one answer. The answer should begin before `end`, which does
+    /// not limit how long the data takes that comes.
     ///
     /// # Errors
     /// See [`Fault`].
-    pub async fn read(&self, range: &Range<u64>) -> Result<Bytes, Fault> {
-        let result = self.ask(range.clone()).await?;
+    pub async fn read(&self, range: &Range<u64>, end: Instant) -> Result<Bytes, Fault> {
+        let patience = end.saturating_duration_since(Instant::now());
+        let result = self.ask(range.clone(), patience.clamp(PATIENCE_MIN, PATIENCE)).await?;
         let (bytes, etag) = (result.meta.size, &result.meta.e_tag);
         if bytes != self.bytes {
             let was = self.bytes;
@@ -169,9 +177,12 @@ async fn body_of(result: GetResult, range: &Range<u64>) -> Result<Bytes, String>
         Err(format!("data: found {found} bytes{more}, expected {expected}"))
     };
     let (mut stream, mut pieces, mut found) = (result.into_stream(), Vec::<Bytes>::new(), 0);
+    let (mut end, mut step) = (Instant::now() + PATIENCE, STEP_BYTES);
     loop {
-        let next = timeout(PATIENCE, stream.next()).await;
-        let next = next.map_err(|_| format!("data: nothing for {} s", PATIENCE.as_secs()))?;
+        let next = timeout_at(end, stream.next()).await;
+        let next = next.map_err(|_| {
+            format!("data: less than {STEP_BYTES} bytes in {} s", PATIENCE.as_secs())
+        })?;
         match next.transpose().map_err(|error| line_of(&error))? {
             Some(piece) => pieces.push(piece),
             None if found == expected => break,
@@ -180,6 +191,9 @@ async fn body_of(result: GetResult, range: &Range<u64>) -> Result<Bytes, String>
         found += pieces.last().map_or(0, Bytes::len);
         if found > expected {
             return wrong(found, " or more");
+        }
+        if found >= step {
+            (end, step) = (Instant::now() + PATIENCE, found + STEP_BYTES);
         }
     }
     Ok(match &pieces[..] {

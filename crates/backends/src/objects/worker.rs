@@ -23,7 +23,7 @@ use futures_util::future::poll_fn;
 use futures_util::stream::FuturesUnordered;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep};
 use tracing::subscriber::{NoSubscriber, set_default};
 
 use super::fetch::{Fault, Object};
@@ -165,29 +165,29 @@ impl Task {
     }
 }
 
-/// Reads a range, with repeats until the time of the disk is over.
+/// Reads a range, with repeats until the time of the disk is over: it limits when the last one
+/// begins, and not how long the data takes that comes.
 async fn read(shared: Arc<Shared>, fetch: Fetch) -> (u64, Option<Bytes>) {
     let object = &shared.object;
     let uri = &object.address.argument;
     let end = Instant::now() + object.address.reconnect;
     let mut pause = PAUSE_MIN;
-    let mut why = String::from("no answer");
+    let mut why;
     while !shared.is_changed.load(Ordering::Acquire) {
-        match timeout_at(end, object.read(&fetch.range)).await {
-            Ok(Ok(data)) => return (fetch.number, Some(data)),
-            Ok(Err(Fault::Changed(found))) => {
+        match object.read(&fetch.range, end).await {
+            Ok(data) => return (fetch.number, Some(data)),
+            Err(Fault::Changed(found)) => {
                 if !shared.is_changed.swap(true, Ordering::AcqRel) {
                     let line = format!("{uri}: the object was changed: {found}; reads of it fail");
                     warn(&shared, format!("{uri} changed"), line);
                 }
                 break;
             }
-            Ok(Err(Fault::Refused(found))) => {
+            Err(Fault::Refused(found)) => {
                 warn(&shared, uri.clone(), format!("{uri}: read: {found}"));
                 break;
             }
-            Ok(Err(Fault::Again(found))) => why = found,
-            Err(_) => {}
+            Err(Fault::Again(found)) => why = found,
         }
         if Instant::now() + pause >= end {
             let time = object.address.reconnect.as_secs();

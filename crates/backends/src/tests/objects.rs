@@ -164,6 +164,32 @@ fn a_server_that_is_silent_fails_its_reads_in_time_and_no_others() {
 }
 
 #[test]
+fn a_slow_link_that_works_fails_no_reads() {
+    let [on, _] = worlds();
+    let web = Web::serve(BYTES);
+    let disk = open(&web.uri("#reconnect=1")).unwrap();
+    web.behave(Manners::Slow(Duration::from_millis(50)));
+    let begin = Instant::now();
+    let found = read(&on, &disk, range(4096, 512), Shape::default()).unwrap();
+    assert!(found == web.data[2 << 20..(2 << 20) + (256 << 10)]);
+    assert!(begin.elapsed() > Duration::from_secs(3), "it took longer than it may try again");
+}
+
+#[test]
+fn a_link_that_hardly_moves_fails_its_reads() {
+    let [on, _] = worlds();
+    let web = Web::serve(BYTES);
+    let disk = open(&web.uri("#reconnect=0")).unwrap();
+    // 4 KiB each time: 30 KiB within the patience.
+    web.behave(Manners::Slow(Duration::from_secs(2)));
+    let begin = Instant::now();
+    let found = read(&on, &disk, range(4096, 128), Shape::default());
+    assert_eq!(found, Err(IoError::IO));
+    assert!(begin.elapsed() < Duration::from_secs(25));
+    assert_eq!(web.asked.lock().len(), 2, "the open and one try");
+}
+
+#[test]
 fn an_object_that_cannot_be_opened_is_refused_in_one_line() {
     let cases = [
         (Manners::NoRanges, "Range request not supported"),

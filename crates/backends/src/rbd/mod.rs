@@ -175,10 +175,14 @@ impl Shared {
     /// F1.
     #[cold]
     fn fence(self: &Arc<Self>, env: &Env, why: &str) -> IoError {
+        if self.is_fenced() {
+            return IoError::FENCED;
+        }
+        // First the count: once the disk is fenced, other reactors fail requests at once.
+        self.gate.failures().raise();
         if self.is_fenced.swap(true, Ordering::AcqRel) {
             return IoError::FENCED;
         }
-        self.gate.failures().raise();
         tracing::error!("{}: fenced: {why}; every request fails from now on", self.target.uri);
         let (target, driver) = (self.target.clone(), Driver::of(env).clone());
         env.spawn(async move {

@@ -105,8 +105,14 @@ refused "pool 'nosuch': No such file" rbd:nosuch/a
 refused "image 'nosuch' of pool 'vms': No such file" rbd:vms/nosuch
 refused "the configuration of Ceph: No such file" "rbd:vms/a?conf=/nosuch"
 refused "parameter: found 'nosuch'" "rbd:vms/a?nosuch=1"
+rbd create vms/locked --size 8M
 rbd create vms/plain --size 8M --image-feature layering
 refused "exclusive-lock is off" rbd:vms/plain
+# A lock of an administrator is not one of a dead server: it stays, and its owner is not fenced.
+rbd lock add vms/locked backup
+status=4 refused "rbd lock rm vms/locked 'backup' client" rbd:vms/locked
+same "$(rbd lock ls vms/locked --format json | jq -r '.[0].id')" backup "lock of an administrator"
+same "$(entries "$(rbd lock ls vms/locked --format json | jq -r '.[0].address')")" 0 "its entries"
 # Without the libraries the program serves what needs none, and says what is missing.
 mkdir broken
 touch broken/librados.so.2

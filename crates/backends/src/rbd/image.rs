@@ -180,6 +180,16 @@ impl Pool {
     }
 }
 
+/// A client that has a lock of an image.
+pub(super) struct Locker {
+    pub client: String,
+    pub cookie: String,
+    pub address: String,
+    /// Of all owners of the lock.
+    pub tag: String,
+    pub exclusive: bool,
+}
+
 /// An open image.
 pub(super) struct Image {
     pool: Pool,
@@ -275,8 +285,9 @@ impl Image {
         if result < 0 { Err(result) } else { Ok(()) }
     }
 
-    /// The lock's first owner: client, cookie and address.
-    pub fn locker(&self) -> Result<Option<[String; 3]>, i32> {
+    /// The first owner of the lock, as this image knows it: librbd reads it again only when it was
+    /// told of a change.
+    pub fn locker(&self) -> Result<Option<Locker>, i32> {
         let mut room = 4096;
         loop {
             let (mut exclusive, mut tag) = (0, vec![0_u8; room]);
@@ -288,11 +299,10 @@ impl Image {
             // SAFETY: the image is live, and each buffer has the length that is said.
             let count = unsafe {
                 let (image, list) = (self.handle, self.library().lockers);
-                let tag = tag.as_mut_ptr().cast();
                 list(
                     image,
                     &raw mut exclusive,
-                    tag,
+                    tag.as_mut_ptr().cast(),
                     tag_len,
                     clients,
                     clients_len,
@@ -304,7 +314,11 @@ impl Image {
             };
             return match i32::try_from(count).unwrap_or(i32::MIN) {
                 0 => Ok(None),
-                1.. => Ok(Some(words.map(|list| first_of(&list)))),
+                1.. => {
+                    let [client, cookie, address] = words.map(|list| first_of(&list));
+                    let (tag, exclusive) = (first_of(&tag), exclusive != 0);
+                    Ok(Some(Locker { client, cookie, address, tag, exclusive }))
+                }
                 error if -error == libc::ENOENT => Ok(None),
                 error if -error == libc::ERANGE && room < 1 << 20 => {
                     room *= 4;

@@ -9,12 +9,15 @@
 //!     write. The entry in the blocklist does not expire in practice, so it does not matter for how
 //!     long the owner is stopped.
 //!
+//! L4. A lock that librbd has not taken by itself is an administrator's (`rbd lock add`). It says
+//!     nothing about a client that is alive: its owner is never fenced, and it is never broken.
+//!
 //! A kill between the steps of L3 leaves an owner that is fenced and has the lock. The cluster
 //! drops its watch; then the next start takes the lock as that of a dead one.
 
 use cairn_block::{ConfigError, ConfigKind};
 
-use super::image::{Image, text_of};
+use super::image::{Image, Locker, text_of};
 use super::uri::Target;
 
 /// An owner of a lock.
@@ -23,6 +26,16 @@ pub(super) struct Owner {
     client: String,
     pub cookie: String,
     pub address: String,
+    /// L4.
+    is_manual: bool,
+}
+
+impl From<Locker> for Owner {
+    fn from(locker: Locker) -> Owner {
+        let Locker { client, cookie, address, tag, exclusive } = locker;
+        let is_manual = !(exclusive && tag == "internal" && cookie.starts_with("auto "));
+        Owner { client, cookie, address, is_manual }
+    }
 }
 
 /// What the user allows: the lock of this image is taken from this owner.
@@ -59,8 +72,7 @@ impl TakeOver {
 
 /// The owner of an image's lock.
 pub(super) fn owner(image: &Image) -> Result<Option<Owner>, i32> {
-    let found = image.locker()?;
-    Ok(found.map(|[client, cookie, address]| Owner { client, cookie, address }))
+    Ok(image.locker()?.map(Owner::from))
 }
 
 /// Takes the lock, or says which client has it.
@@ -80,6 +92,9 @@ pub(super) fn acquire(
         return Err(target.refused(ConfigKind::Unsupported, detail));
     }
     if let Some(owner) = owner(image).map_err(failed("lock"))? {
+        if owner.is_manual {
+            return Err(held(target, &owner));
+        }
         let is_named = take_overs.iter().any(|named| named.names(target, &owner));
         if !is_named && image.is_watched_by(&owner.address).map_err(failed("watchers"))? {
             return Err(held(target, &owner));
@@ -97,7 +112,17 @@ pub(super) fn acquire(
 }
 
 fn held(target: &Target, owner: &Owner) -> ConfigError {
-    let Owner { client, cookie, address } = owner;
+    let Owner { client, cookie, address, is_manual } = owner;
+    if *is_manual {
+        let place = [&target.pool, &target.namespace, &target.image];
+        let image = place.map(String::as_str).into_iter().filter(|part| !part.is_empty());
+        let image = image.collect::<Vec<_>>().join("/");
+        let detail = format!(
+            "lock: found '{cookie}' of {client}, an administrator's; if it is not needed any more: \
+             rbd lock rm {image} '{cookie}' {client}"
+        );
+        return target.refused(ConfigKind::Busy, detail);
+    }
     let detail = format!(
         "lock: {client} at {address} has it and is alive; if its host must not write any more: \
          --take-over '{}={address}/{cookie}'",
@@ -108,7 +133,7 @@ fn held(target: &Target, owner: &Owner) -> ConfigError {
 
 /// L3.
 fn fence(image: &Image, target: &Target, owner: &Owner) -> Result<(), ConfigError> {
-    let Owner { client, cookie, address } = owner;
+    let Owner { client, cookie, address, .. } = owner;
     image.cluster().fence(target, address)?;
     tracing::warn!(
         "{}: {client} at {address} is fenced; once its host has restarted, \
@@ -136,6 +161,7 @@ mod tests {
             client: "client.41".to_owned(),
             cookie: "auto 94".to_owned(),
             address: "[::1]:0/3210".to_owned(),
+            is_manual: false,
         };
         let refusal = held(&target, &owner).to_string();
         let (_, shown) = refusal.split_once("--take-over '").expect("the refusal says how");
@@ -148,6 +174,29 @@ mod tests {
         ];
         assert!(!others.iter().any(|other| named.names(&target, other)));
         assert!(!named.names(&Target::parse("rbd:vms/b").expect("a URI"), &owner));
+    }
+
+    #[test]
+    fn a_lock_of_an_administrator_is_told_from_one_of_librbd() {
+        let target = Target::parse("rbd:vms/n/a").expect("a URI");
+        for (exclusive, tag, cookie, is_manual) in [
+            (true, "internal", "auto 94", false),
+            (false, "internal", "auto 94", true),
+            (true, "", "auto 94", true),
+            (true, "internal", "backup", true),
+        ] {
+            let owner = Owner::from(Locker {
+                client: "client.41".to_owned(),
+                cookie: cookie.to_owned(),
+                address: "[::1]:0/3210".to_owned(),
+                tag: tag.to_owned(),
+                exclusive,
+            });
+            assert_eq!(owner.is_manual, is_manual, "{tag} {cookie}");
+            let line = held(&target, &owner).to_string();
+            let manual = format!("rbd lock rm vms/n/a '{cookie}' client.41");
+            assert_eq!(line.contains(&manual), is_manual, "{line}");
+        }
     }
 
     #[test]

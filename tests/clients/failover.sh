@@ -6,6 +6,8 @@
 . "$(dirname "$0")/../lib.sh"
 . "$tests/ceph.sh"
 need qemu-io nbdinfo python3 jq
+# Entries of 5 s: a server refuses them otherwise.
+export CAIRN_RBD_EXPIRY_MIN=5
 hosts=()
 release() { for pid in "${hosts[@]}"; do kill -9 "$pid" 2>/dev/null || true; done; ceph_end; }
 ceph_start

@@ -142,7 +142,7 @@ impl Shared {
     /// True if requests may be sent at once: see F2.
     fn is_good(&self, now: Time) -> bool {
         let good = Time(self.good.load(Ordering::Acquire));
-        self.read_only || now.since(good) <= self.target.patience()
+        self.read_only || now.since(good) <= self.target.patience
     }
 
     fn is_fenced(&self) -> bool {

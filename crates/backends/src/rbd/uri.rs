@@ -14,6 +14,15 @@ const WATCH_TIMEOUT: Duration = Duration::from_secs(30);
 /// For how long a client is fenced: 50 years. Ceph counts the end in 32 bits of seconds since 1970.
 const EXPIRY: Duration = Duration::from_secs(50 * 365 * 24 * 3600);
 
+/// The shortest of these times. An entry in the blocklist is made by the server that takes over,
+/// with its own time; the one that is taken over must have asked for its lock before it ends, and
+/// waits for half of this until it asks ([`Target::patience`]).
+const EXPIRY_MIN: Duration = Duration::from_secs(60);
+
+/// Has another shortest time, in seconds: for tests that wait until an entry ends. All servers of an
+/// image must have it.
+const EXPIRY_MIN_VARIABLE: &str = "CAIRN_RBD_EXPIRY_MIN";
+
 /// An image, and how to reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
@@ -30,6 +39,9 @@ pub(crate) struct Target {
     pub user: String,
     /// For how long this server fences an owner.
     pub expiry: Duration,
+    /// After so long without a sign that this client has the lock, it looks before it sends. At
+    /// most half of the expiry of any server, since a request may be on its way for a while.
+    pub patience: Duration,
 }
 
 /// True if an argument names an image.
@@ -72,6 +84,7 @@ impl Target {
             conf: None,
             user: "admin".to_owned(),
             expiry: EXPIRY,
+            patience: WATCH_TIMEOUT.min(expiry_min() / 2),
         };
         let mut seen = Vec::new();
         for parameter in parameters.split('&').filter(|parameter| !parameter.is_empty()) {
@@ -86,8 +99,10 @@ impl Target {
                 "user" if !value.is_empty() => target.user = value.to_owned(),
                 "user" => return Err(wrong("user", value, "a name without 'client.'")),
                 "expiry" => {
-                    target.expiry = expiry(value).ok_or_else(|| {
-                        wrong("expiry", value, "seconds, at least 1 and at most 50 years")
+                    let min = expiry_min();
+                    target.expiry = expiry(value, min).ok_or_else(|| {
+                        let min = min.as_secs();
+                        wrong("expiry", value, &format!("{min} seconds to 50 years"))
                     })?
                 }
                 _ => return Err(wrong("parameter", name, "conf, user or expiry")),
@@ -116,21 +131,20 @@ impl Target {
         image(self) == image(other) && self.conf == other.conf
     }
 
-    /// After so long without a sign that this client has the lock, it looks before it sends. Half
-    /// of the expiry, since a request may be on its way for a while.
-    pub fn patience(&self) -> Duration {
-        WATCH_TIMEOUT.min(self.expiry / 2)
-    }
-
     /// An error about this image.
     pub fn refused(&self, kind: ConfigKind, detail: impl Into<String>) -> ConfigError {
         ConfigError::new(kind, &self.uri, detail)
     }
 }
 
-fn expiry(value: &str) -> Option<Duration> {
+fn expiry(value: &str, min: Duration) -> Option<Duration> {
     let expiry = Duration::from_secs(value.parse().ok()?);
-    (Duration::from_secs(1)..=EXPIRY).contains(&expiry).then_some(expiry)
+    (min..=EXPIRY).contains(&expiry).then_some(expiry)
+}
+
+fn expiry_min() -> Duration {
+    let asked = std::env::var(EXPIRY_MIN_VARIABLE).ok().and_then(|text| text.parse().ok());
+    asked.map_or(EXPIRY_MIN, |seconds: u64| Duration::from_secs(seconds.max(1)))
 }
 
 #[cfg(test)]
@@ -143,12 +157,12 @@ mod tests {
         assert_eq!((plain.pool.as_str(), plain.image.as_str()), ("vms", "a"));
         assert_eq!((plain.namespace.as_str(), plain.snapshot.as_deref()), ("", None));
         assert_eq!((plain.user.as_str(), plain.expiry), ("admin", EXPIRY));
-        let full = "rbd:vms/n/a@s?conf=/etc/c.conf&user=cairn&expiry=5";
+        let full = "rbd:vms/n/a@s?conf=/etc/c.conf&user=cairn&expiry=60";
         let full = Target::parse(full).expect("a URI");
         assert_eq!((full.namespace.as_str(), full.snapshot.as_deref()), ("n", Some("s")));
         assert_eq!((full.conf.as_deref(), full.user.as_str()), (Some("/etc/c.conf"), "cairn"));
-        assert_eq!((full.expiry.as_secs(), full.patience().as_millis()), (5, 2500));
-        assert_eq!(plain.patience(), WATCH_TIMEOUT);
+        assert_eq!((full.expiry.as_secs(), full.patience), (60, WATCH_TIMEOUT));
+        assert_eq!(plain.patience, WATCH_TIMEOUT);
     }
 
     #[test]
@@ -164,12 +178,21 @@ mod tests {
             ("rbd:vms/a?conf=c", "'c'"),
             ("rbd:vms/a?user=", "''"),
             ("rbd:vms/a?expiry=0", "'0'"),
+            ("rbd:vms/a?expiry=59", "'59'"),
             ("rbd:vms/a?expiry=99999999999", "'99999999999'"),
             ("rbd:vms/a?user=a&user=b", "'user'"),
         ] {
             let error = Target::parse(uri).expect_err(uri).to_string();
             assert!(error.starts_with(uri) && error.contains(found), "{error}");
         }
+    }
+
+    #[test]
+    fn no_server_fences_for_less_than_another_may_go_without_a_look() {
+        assert_eq!(expiry("59", EXPIRY_MIN), None);
+        let least = expiry("60", EXPIRY_MIN).expect("the least");
+        assert!(Target::parse("rbd:vms/a").expect("a URI").patience <= least / 2);
+        assert_eq!(expiry("5", Duration::from_secs(5)), Some(Duration::from_secs(5)));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! - `uri`: what the argument of a table line means. `library`: librbd, loaded at run time.
 //! - `image`: a connection and an open image. `lock`: its exclusive lock, and the fence.
+//! - `clock`: the clock of the guard.
 //! - `operation`: the way of a request through librbd, and its memory.
 //!
 //! # What is durable
@@ -23,9 +24,11 @@
 //!     the new owner wrote.
 //!
 //! What the guard cannot see is a stop between its look at the time and the system call that sends
-//! the request, in a thread of librbd. Such a request is sent when the host wakes. That is why
+//! the request, in a thread of librbd; such a request is sent when the host wakes. Nor does it see
+//! a pause of the virtual machine that it runs in, whose clock may stand still with it. That is why
 //! entries last 50 years unless the user says otherwise.
 
+mod clock;
 mod image;
 mod library;
 mod lock;
@@ -71,7 +74,8 @@ struct Shared {
     queues: OnceLock<Queues>,
     /// F1. It only rises.
     is_fenced: AtomicBool,
-    /// When a request was started that has since succeeded, or the lock was looked at: the newest.
+    /// When a request was started that has since succeeded, or the lock was looked at: the newest,
+    /// on [`clock`].
     good: AtomicU64,
     is_checking: AtomicBool,
     /// A check has ended.
@@ -140,9 +144,9 @@ impl Shared {
     }
 
     /// True if requests may be sent at once: see F2.
-    fn is_good(&self, now: Time) -> bool {
+    fn is_good(&self) -> bool {
         let good = Time(self.good.load(Ordering::Acquire));
-        self.read_only || now.since(good) <= self.target.patience
+        self.read_only || clock::now().since(good) <= self.target.patience
     }
 
     fn is_fenced(&self) -> bool {
@@ -199,7 +203,7 @@ impl Shared {
             if self.is_fenced() {
                 return Err(IoError::FENCED);
             }
-            if self.is_good(env.now()) {
+            if self.is_good() {
                 return Ok(());
             }
             if self.is_checking.swap(true, Ordering::AcqRel) {
@@ -207,7 +211,7 @@ impl Shared {
                 continue;
             }
             let ended = CheckEnd(self);
-            let (started, shared) = (env.now(), self.clone());
+            let (started, shared) = (clock::now(), self.clone());
             let look = move || shared.image().is_owner().map_or_else(|errno| errno, i32::from);
             let found = Driver::of(env).run(look).await;
             let result = match found {
@@ -347,7 +351,7 @@ impl Disk for RbdDisk {
             Op::Discard | Op::WriteZeroes => request.range.to_bytes() <= PIECE_BYTES,
             Op::Flush => false,
         };
-        if !is_one || request.is_fua() || !shared.is_good(env.now()) {
+        if !is_one || request.is_fua() || !shared.is_good() {
             shared.start_task(env, request);
             return Flow::Queued;
         }

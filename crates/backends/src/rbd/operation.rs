@@ -19,8 +19,8 @@ use cairn_block::{
 };
 use event_listener::Event;
 
-use super::Shared;
 use super::library::{Library, Piece, Pointer};
+use super::{Shared, clock};
 
 /// Operations that a reactor keeps for later requests.
 const SPARE_MAX: usize = 256;
@@ -79,6 +79,7 @@ struct Operation {
     owner: Owner,
     op: Op,
     range: SectorRange,
+    /// On [`clock`].
     started: Time,
     keep: Keep,
     pieces: Vec<Piece>,
@@ -137,7 +138,7 @@ pub(super) fn start(
     let mut pieces = queues.of(reactor).spare.lock().pop().unwrap_or_default();
     pieces.extend(segs.iovecs().map(|(base, len)| Piece { base: base.cast(), len }));
     let keep = Keep(ManuallyDrop::new(segs));
-    let (shared, started, result) = (shared.clone(), env.now(), 0);
+    let (shared, started, result) = (shared.clone(), clock::now(), 0);
     let operation = Operation { shared, reactor, owner, op, range, started, keep, pieces, result };
     let (library, image) = (operation.shared.image().library(), operation.shared.image().handle());
     // The list does not move with the operation.

@@ -70,17 +70,28 @@ impl TakeOver {
     }
 }
 
-/// The owner of an image's lock.
+/// The owner of an image's lock, over a connection of its own: an image that is open may know an
+/// old one, and a client that is fenced is not answered. Blocks the thread.
+///
+/// # Errors
+/// The cluster refuses.
+pub(super) fn owner_now(target: &Target) -> Result<Option<Owner>, ConfigError> {
+    let image = Image::open(target, true)?;
+    owner(&image)
+        .map_err(|errno| target.refused(ConfigKind::System, format!("lock: {}", text_of(errno))))
+}
+
+/// The owner of an image's lock, as this image knows it.
 pub(super) fn owner(image: &Image) -> Result<Option<Owner>, i32> {
     Ok(image.locker()?.map(Owner::from))
 }
 
-/// Takes the lock, or says which client has it.
+/// Takes the lock, or says which client has it. Answers this client, as the owner of this lock.
 pub(super) fn acquire(
     image: &Image,
     target: &Target,
     take_overs: &[TakeOver],
-) -> Result<(), ConfigError> {
+) -> Result<Owner, ConfigError> {
     let failed = |what: &'static str| {
         move |errno: i32| target.refused(ConfigKind::System, format!("{what}: {}", text_of(errno)))
     };
@@ -102,7 +113,7 @@ pub(super) fn acquire(
         fence(image, target, &owner)?;
     }
     match image.lock() {
-        Ok(()) => Ok(()),
+        Ok(()) => owner_now(target)?.ok_or_else(|| failed("lock")(-libc::ENOLCK)),
         // Another client was faster.
         Err(error) => Err(match owner(image) {
             Ok(Some(owner)) => held(target, &owner),

@@ -18,7 +18,10 @@
 //! F2. A client that was stopped may wake when another one has the image. The cluster refuses what
 //!     it sends as long as its entry in the blocklist lasts. For entries that expire there is the
 //!     guard: if no request that was started within the patience of the `Target` has succeeded, the
-//!     disk asks the cluster whether it has the lock before it sends anything.
+//!     disk asks the cluster whether it has the lock before it sends anything. It asks over a
+//!     connection of its own, and for the very lock that was taken at the open: librbd takes a lock
+//!     that it has lost again by itself once it may, and then another client has had the image. Its
+//!     cookie is another one then.
 //! F3. The volume over a fenced disk has no crash log: an image has no lasting name
 //!     ([`cairn_block::Identity::lasting_name`]). So nothing of this process is replayed over what
 //!     the new owner wrote.
@@ -69,6 +72,8 @@ struct Shared {
     /// Taken out when the last user is gone.
     image: Option<Image>,
     read_only: bool,
+    /// This client, as the owner of the lock that it has taken; none if it is for reading only.
+    owner: Option<lock::Owner>,
     sectors: AtomicU64,
     gate: FlushGate,
     queues: OnceLock<Queues>,
@@ -103,20 +108,27 @@ impl RbdDisk {
     ) -> Result<RbdDisk, ConfigError> {
         let target = Target::parse(uri)?;
         let image = Image::open(&target, read_only)?;
-        if !read_only && let Err(refused) = lock::acquire(&image, &target, take_overs) {
-            image::close(image);
-            return Err(refused);
-        }
+        // What is known of the lock is as old as this.
+        let started = clock::now();
+        let acquire = || lock::acquire(&image, &target, take_overs);
+        let owner = match (!read_only).then(acquire).transpose() {
+            Ok(owner) => owner,
+            Err(refused) => {
+                image::close(image);
+                return Err(refused);
+            }
+        };
         let sectors = sectors_of(&target, &image)?;
         Ok(RbdDisk(Arc::new(Shared {
             target,
             image: Some(image),
             read_only,
+            owner,
             sectors: AtomicU64::new(sectors),
             gate: FlushGate::new(failures),
             queues: OnceLock::new(),
             is_fenced: AtomicBool::new(false),
-            good: AtomicU64::new(0),
+            good: AtomicU64::new(started.0),
             is_checking: AtomicBool::new(false),
             checked: Event::new(),
         })))
@@ -147,6 +159,19 @@ impl Shared {
     fn is_good(&self) -> bool {
         let good = Time(self.good.load(Ordering::Acquire));
         self.read_only || clock::now().since(good) <= self.target.patience
+    }
+
+    /// Asks the cluster whether this client has the lock that it took at the open (F2). Blocks the
+    /// thread.
+    fn has_its_lock(&self) -> Result<bool, i32> {
+        if !self.image().is_owner()? {
+            return Ok(false);
+        }
+        let now = lock::owner_now(&self.target).map_err(|error| {
+            tracing::warn!("{error}");
+            -libc::EIO
+        })?;
+        Ok(now == self.owner)
     }
 
     fn is_fenced(&self) -> bool {
@@ -212,11 +237,11 @@ impl Shared {
             }
             let ended = CheckEnd(self);
             let (started, shared) = (clock::now(), self.clone());
-            let look = move || shared.image().is_owner().map_or_else(|errno| errno, i32::from);
+            let look = move || shared.has_its_lock().map_or_else(|errno| errno, i32::from);
             let found = Driver::of(env).run(look).await;
             let result = match found {
                 1.. => self.judge(env, (Op::Read, Sector(0)), started, Ok(())),
-                0 => Err(self.fence(env, "another client has its lock")),
+                0 => Err(self.fence(env, "its lock was lost, and may have been another client's")),
                 errno => self.judge(env, (Op::Read, Sector(0)), started, Err(-errno)),
             };
             drop(ended);
@@ -313,17 +338,11 @@ fn piece_of(segs: &Segs, done: usize) -> SectorCount {
 
 /// Logs which client has the lock of an image. Runs on a helper thread.
 fn log_owner(target: &Target) -> i32 {
-    let found = Image::open(target, true).map(|image| {
-        let owner = lock::owner(&image);
-        image::close(image);
-        owner
-    });
-    match found {
-        Ok(Ok(Some(owner))) => {
+    match lock::owner_now(target) {
+        Ok(Some(owner)) => {
             tracing::error!("{}: fenced: {} has the lock now", target.uri, owner.address);
         }
-        Ok(Ok(None)) => tracing::error!("{}: fenced: no client has the lock now", target.uri),
-        Ok(Err(errno)) => tracing::debug!("{}: lock: {}", target.uri, text_of(errno)),
+        Ok(None) => tracing::error!("{}: fenced: no client has the lock now", target.uri),
         Err(error) => tracing::debug!("{error}"),
     }
     0

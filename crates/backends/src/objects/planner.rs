@@ -296,6 +296,31 @@ impl<T> Planner<T> {
         }
     }
 
+    /// The reads that wait for a range that is under way.
+    pub fn readers(&self, number: u64) -> impl Iterator<Item = &T> {
+        let part = self.under_way.get(&number).into_iter();
+        part.flat_map(|part| &part.readers)
+            .filter_map(|reader| self.reads.get(reader))
+            .map(|read| &read.ticket)
+    }
+
+    /// Fails the reads of the wanted ranges that only such reads wait for.
+    pub fn fail_wanted(&mut self, is_overdue: impl Fn(&T) -> bool) {
+        let reads = &self.reads;
+        let is_over = |reader: &u64| reads.get(reader).is_none_or(|it| is_overdue(&it.ticket));
+        let mut readers = Vec::new();
+        self.wanted.retain(|part| {
+            let is_failed = !part.readers.is_empty() && part.readers.iter().all(is_over);
+            if is_failed {
+                readers.extend(&part.readers);
+            }
+            !is_failed
+        });
+        for reader in readers {
+            self.answer(reader, false);
+        }
+    }
+
     /// Fails every read that waits.
     pub fn fail_all(&mut self) {
         for number in self.reads.keys().copied().collect::<Vec<_>>() {
@@ -438,6 +463,36 @@ mod tests {
         assert!(failed.len() == 2 && failed.iter().all(|answer| answer.data.is_none()));
         planner.submit('c', 0..4096);
         assert_eq!(fetches(&mut planner), [(0, 4096)], "it is asked for again");
+    }
+
+    #[test]
+    fn a_wanted_range_fails_with_the_last_of_its_readers() {
+        let mut planner = Planner::new(SIZE);
+        for at in 0..FLIGHTS_MAX as u64 {
+            planner.submit(at, at << 20..(at << 20) + 4096);
+        }
+        assert_eq!(fetches(&mut planner).len(), FLIGHTS_MAX);
+        planner.submit(100, 12 << 20..(12 << 20) + 4096);
+        planner.submit(101, 12 << 20..(12 << 20) + 8192);
+        planner.submit(102, 13 << 20..(13 << 20) + 4096);
+        planner.fail_wanted(|ticket| [0, 100, 102].contains(ticket));
+        let failed: Vec<_> = planner.take_answers().iter().map(|it| it.ticket).collect();
+        assert_eq!(failed, [102], "the range of 100 has another reader; that of 0 is under way");
+        planner.fail_wanted(|ticket| *ticket >= 100);
+        let mut failed: Vec<_> = planner.take_answers().iter().map(|it| it.ticket).collect();
+        failed.sort();
+        assert_eq!(failed, [100, 101]);
+        assert_eq!(planner.wanted.len(), 0);
+    }
+
+    #[test]
+    fn a_reader_that_comes_later_is_one_of_its_range() {
+        let mut planner = Planner::new(SIZE);
+        planner.submit('a', 0..4096);
+        let fetch = planner.start().unwrap();
+        planner.submit('b', 0..2048);
+        assert_eq!(planner.readers(fetch.number).collect::<String>(), "ab");
+        assert_eq!(planner.readers(99).count(), 0);
     }
 
     #[test]

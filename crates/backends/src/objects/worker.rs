@@ -5,6 +5,11 @@
 //! - W1. Each read is answered, also if the task of its disk ends before its time, by a panic: the
 //!   reads that it leaves fail, and so does every later one.
 //!
+//! - W2. A range is tried until the time of the last of its readers is over, which is counted from
+//!   the moment in which that reader came. After a try that has failed, the ranges that
+//!   wait for their first one fail, too, if all of their readers are overdue. So a server that is
+//!   silent keeps a read for its time and one try more, however many reads there are.
+//!
 //! Must never: touch a request. Its reactor stores the data that comes by its mailbox.
 
 use std::io;
@@ -39,6 +44,13 @@ pub struct Read {
     pub id: RequestId,
     /// Its bytes, which may end behind the object.
     pub range: Range<u64>,
+}
+
+/// A read that has come.
+struct Ticket {
+    read: Read,
+    /// No try of it begins later (W2).
+    end: Instant,
 }
 
 /// What a disk and its task share.
@@ -96,7 +108,7 @@ pub fn serve(shared: Arc<Shared>, inbox: UnboundedReceiver<Read>, first: Bytes) 
 struct Task {
     shared: Arc<Shared>,
     inbox: UnboundedReceiver<Read>,
-    planner: Planner<Read>,
+    planner: Planner<Ticket>,
     is_closed: bool,
 }
 
@@ -106,7 +118,7 @@ impl Drop for Task {
         self.inbox.close();
         while let Ok(read) = self.inbox.try_recv() {
             let range = read.range.clone();
-            self.planner.submit(read, range);
+            self.planner.submit(Ticket { read, end: Instant::now() }, range);
         }
         self.planner.fail_all();
         for answer in self.planner.take_answers() {
@@ -134,11 +146,15 @@ impl Task {
                     },
                 }
             });
-            if let Some((number, data)) = ended.await {
-                self.planner.ended(number, data);
+            if let Some((attempt, found)) = ended.await
+                && let Some(next) = self.ended(attempt, found)
+            {
+                under_way.push(run(self.shared.clone(), next));
             }
             while let Some(fetch) = self.planner.start() {
-                under_way.push(read(self.shared.clone(), fetch));
+                let end = self.end_of(&fetch);
+                let first = Attempt { fetch, pause: Duration::ZERO, end };
+                under_way.push(run(self.shared.clone(), first));
             }
             for answer in self.planner.take_answers() {
                 tell(&self.shared, answer);
@@ -146,9 +162,58 @@ impl Task {
         }
     }
 
+    /// The time until which a range is tried (W2).
+    fn end_of(&self, fetch: &Fetch) -> Instant {
+        let last = self.planner.readers(fetch.number).map(|read| read.end).max();
+        last.unwrap_or_else(|| Instant::now() + self.shared.object.address.reconnect)
+    }
+
+    /// A try has ended; the result is the next one, if it is to run again.
+    fn ended(&mut self, attempt: Attempt, found: Result<Bytes, Fault>) -> Option<Attempt> {
+        let Attempt { fetch, pause, .. } = attempt;
+        let (shared, number) = (&self.shared, fetch.number);
+        let uri = &shared.object.address.argument;
+        match found {
+            Ok(data) => {
+                self.planner.ended(number, Some(data));
+                return None;
+            }
+            Err(Fault::Changed(found)) => {
+                if !shared.is_changed.swap(true, Ordering::AcqRel) {
+                    let line = format!("{uri}: the object was changed: {found}; reads of it fail");
+                    warn(shared, format!("{uri} changed"), line);
+                }
+            }
+            Err(Fault::Refused(found)) => {
+                warn(shared, uri.clone(), format!("{uri}: read: {found}"));
+            }
+            Err(Fault::Again(why)) => {
+                let now = Instant::now();
+                let pause = (pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+                // What is fetched ahead without a reader is not tried again.
+                let is_wanted = self.planner.readers(number).next().is_some();
+                let end = self.end_of(&fetch);
+                self.planner.fail_wanted(|read| read.end <= now);
+                if is_wanted && now + pause < end && !shared.is_changed.load(Ordering::Acquire) {
+                    let line = format!("{uri}: read: {why}; trying again");
+                    warn(shared, format!("{uri} again"), line);
+                    return Some(Attempt { fetch, pause, end });
+                }
+                if is_wanted {
+                    let time = shared.object.address.reconnect.as_secs();
+                    warn(shared, uri.clone(), format!("{uri}: read: failed for {time} s: {why}"));
+                }
+            }
+        }
+        self.planner.ended(number, None);
+        None
+    }
+
     /// Submits the reads that have come. True if there were any, or if it is the end.
     fn take_inbox(&mut self, context: &mut std::task::Context<'_>) -> bool {
         let mut any = false;
+        // Before the first is taken: a panic in between would lose it (W1).
+        let end = Instant::now() + self.shared.object.address.reconnect;
         while !self.is_closed
             && let Poll::Ready(read) = self.inbox.poll_recv(context)
         {
@@ -156,7 +221,7 @@ impl Task {
             match read {
                 Some(read) => {
                     let range = read.range.clone();
-                    self.planner.submit(read, range);
+                    self.planner.submit(Ticket { read, end }, range);
                 }
                 None => self.is_closed = true,
             }
@@ -165,41 +230,21 @@ impl Task {
     }
 }
 
-/// Reads a range, with repeats until the time of the disk is over: it limits when the last one
-/// begins, and not how long the data takes that comes.
-async fn read(shared: Arc<Shared>, fetch: Fetch) -> (u64, Option<Bytes>) {
-    let object = &shared.object;
-    let uri = &object.address.argument;
-    let end = Instant::now() + object.address.reconnect;
-    let mut pause = PAUSE_MIN;
-    let mut why;
-    while !shared.is_changed.load(Ordering::Acquire) {
-        match object.read(&fetch.range, end).await {
-            Ok(data) => return (fetch.number, Some(data)),
-            Err(Fault::Changed(found)) => {
-                if !shared.is_changed.swap(true, Ordering::AcqRel) {
-                    let line = format!("{uri}: the object was changed: {found}; reads of it fail");
-                    warn(&shared, format!("{uri} changed"), line);
-                }
-                break;
-            }
-            Err(Fault::Refused(found)) => {
-                warn(&shared, uri.clone(), format!("{uri}: read: {found}"));
-                break;
-            }
-            Err(Fault::Again(found)) => why = found,
-        }
-        if Instant::now() + pause >= end {
-            let time = object.address.reconnect.as_secs();
-            let line = format!("{uri}: read: failed for {time} s: {why}");
-            warn(&shared, uri.clone(), line);
-            break;
-        }
-        warn(&shared, format!("{uri} again"), format!("{uri}: read: {why}; trying again"));
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSE_MAX);
+/// One try of a range.
+struct Attempt {
+    fetch: Fetch,
+    /// Before it.
+    pause: Duration,
+    /// Its answer should begin before.
+    end: Instant,
+}
+
+async fn run(shared: Arc<Shared>, attempt: Attempt) -> (Attempt, Result<Bytes, Fault>) {
+    if !attempt.pause.is_zero() {
+        sleep(attempt.pause).await;
     }
-    (fetch.number, None)
+    let found = shared.object.read(&attempt.fetch.range, attempt.end).await;
+    (attempt, found)
 }
 
 /// Has a reactor log a line: it has the limit of repeated ones.
@@ -211,7 +256,8 @@ fn warn(shared: &Shared, key: String, line: String) {
 }
 
 /// Has the reactor of a read store its data and end it. A changed object's data is none.
-fn tell(shared: &Shared, Answer { ticket: Read { id, range }, data }: Answer<Read>) {
+fn tell(shared: &Shared, Answer { ticket, data }: Answer<Ticket>) {
+    let Read { id, range } = ticket.read;
     let Some(post) = shared.post.get() else { return };
     let data = data.filter(|_| !shared.is_changed.load(Ordering::Acquire));
     let Some(pieces) = data else {

@@ -190,6 +190,26 @@ fn a_link_that_hardly_moves_fails_its_reads() {
 }
 
 #[test]
+fn many_reads_of_a_silent_server_wait_as_long_as_one() {
+    let [on, _] = worlds();
+    let web = Web::serve(BYTES);
+    let disk = open(&web.uri("#reconnect=2")).unwrap();
+    web.behave(Manners::Hang);
+    let begin = Instant::now();
+    thread::scope(|scope| {
+        for at in 0..40 {
+            let (on, disk) = (&on, &disk);
+            scope.spawn(move || {
+                let found = read(on, disk, range(1000 + at * 128, 8), Shape::default());
+                assert_eq!(found, Err(IoError::IO));
+            });
+        }
+    });
+    // Eight are under way at one time.
+    assert!(begin.elapsed() < Duration::from_secs(7), "{:?}", begin.elapsed());
+}
+
+#[test]
 fn an_object_that_cannot_be_opened_is_refused_in_one_line() {
     let cases = [
         (Manners::NoRanges, "Range request not supported"),

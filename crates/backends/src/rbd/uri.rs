@@ -19,8 +19,8 @@ const EXPIRY: Duration = Duration::from_secs(50 * 365 * 24 * 3600);
 /// waits for half of this until it asks ([`Target::patience`]).
 const EXPIRY_MIN: Duration = Duration::from_secs(60);
 
-/// Has another shortest time, in seconds: for tests that wait until an entry ends. All servers of an
-/// image must have it.
+/// Has another shortest time, in seconds: for tests that wait until an entry ends. All servers of
+/// an image must have it.
 const EXPIRY_MIN_VARIABLE: &str = "CAIRN_RBD_EXPIRY_MIN";
 
 /// An image, and how to reach it.

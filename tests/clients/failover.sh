@@ -70,7 +70,11 @@ for round in $(seq "$rounds"); do
   await "writes and flushes" flushed $((lines + 300))
   if guarded; then
     kill -STOP "$writer"
-    sleep 2 # the last request ends, and what it left to commit
+    # Its last requests end, and what they left is committed: the guard is no fence for what is on
+    # its way in librbd.
+    sleep 1
+    qemu-io -f raw -c flush "nbd+unix:///vm?socket=$work/$before/nbd.sock" >/dev/null
+    sleep 1
   fi
   kill -STOP "$owner"
   stopped=$(now)

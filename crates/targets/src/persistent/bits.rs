@@ -119,7 +119,9 @@ impl BitStore {
         refuse_free(&superblock, &metadata, &arrays)?;
         let txn = Transaction::new(metadata, Counts::empty());
         let store = BitStore { nodes, durable: superblock, txn, arrays, broken: false };
-        if !read_only && !mutants::same("clone metadata: superblock", 0, store.failures()) {
+        if !read_only
+            && !mutants::same("clone metadata: failure count of a superblock", 0, store.failures())
+        {
             // The flush after the superblock that was read may have failed (B2).
             store.write_superblock(env, &store.durable.encode()).await?;
         }

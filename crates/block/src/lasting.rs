@@ -19,10 +19,21 @@ use crate::error::ConfigError;
 use crate::registry::Registry;
 use crate::units::{Sector, SectorCount, SectorRange};
 
+/// A place for a crash log.
+pub struct LogPlace {
+    /// The memory of the log.
+    pub memory: Arc<dyn CrashMemory>,
+    /// The disks that its records speak of outlive this process. Otherwise no log is kept: a record
+    /// would say that data is there which is gone, and what was there before would show. The memory
+    /// is what an earlier process left then, which had other disks.
+    pub is_kept: bool,
+}
+
 impl Registry {
-    /// The memory of the crash log of what a target of this kind has at this sector of a disk. None
-    /// if there is no place for logs, or if nothing of the disk outlives this process. A target
-    /// that writes nothing looks at what an earlier process left.
+    /// The crash log of what a target of this kind has at this sector of a disk. Its records say
+    /// that data is there, or on the disks in `data`. None if there is no place for logs, or if
+    /// nothing of the disk outlives this process. A target that writes nothing looks at what an
+    /// earlier process left.
     ///
     /// # Errors
     /// Another process has it.
@@ -30,15 +41,18 @@ impl Registry {
         &self,
         kind: &str,
         (disk, sector): (&Arc<dyn Disk>, Sector),
+        data: &[&Arc<dyn Disk>],
         read_only: bool,
-    ) -> Result<Option<Arc<dyn CrashMemory>>, ConfigError> {
+    ) -> Result<Option<LogPlace>, ConfigError> {
         let (logs, place) = (self.crash_logs(), self.lasting_name_of(disk, sector));
         let (Some(logs), Some(place)) = (logs, place) else { return Ok(None) };
         let name = format!("{kind}-{place}");
-        match read_only {
-            true => logs.find(&name, Content::Records),
-            false => logs.open(&name, Content::Records),
-        }
+        let is_kept = data.iter().all(|disk| self.lasting_name_of(disk, Sector(0)).is_some());
+        let memory = match read_only || !is_kept {
+            true => logs.find(&name, Content::Records)?,
+            false => logs.open(&name, Content::Records)?,
+        };
+        Ok(memory.map(|memory| LogPlace { memory, is_kept }))
     }
 
     /// The name of a sector of a disk: none if nothing of the disk outlives this process.

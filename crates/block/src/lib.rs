@@ -80,7 +80,7 @@ pub use failure_cursor::FailureCursor;
 pub use failures::FailureCount;
 pub use flush_gate::FlushGate;
 pub use ids::{DeviceId, ReactorId, RequestId, StreamId};
-pub use lasting::{failures_at_opening, failures_beneath};
+pub use lasting::{LogPlace, failures_at_opening, failures_beneath};
 pub use log_limit::{LOG_INTERVAL, LogLimit};
 pub use loss_log::{LossLog, Receipt};
 pub use nature::{Nature, Shape};

@@ -214,7 +214,8 @@ fn core_of(
     let Some(device) = config.devices.cache() else { return Ok(None) };
     let identity = ctor.registry.identify(&device.argument)?;
     let place = (&device.disk, Sector(0));
-    let memory = ctor.registry.crash_log_of("bcache", place, ctor.read_only)?;
+    let place = ctor.registry.crash_log_of("bcache", place, &[], ctor.read_only)?;
+    let memory = place.map(|place| place.memory);
     Ok(Some(ctor.registry.kin(&identity, || Core::new(reactors, device.clone(), memory))))
 }
 

@@ -19,10 +19,9 @@
 //!     commit is durable. Then the log starts over.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use cairn_block::{
-    Base, ConfigError, CrashLog, CrashMemory, Ctor, Left, Record, Sector, failures_at_opening,
+    Base, ConfigError, CrashLog, Ctor, Left, LogPlace, Record, Sector, failures_at_opening,
 };
 use cairn_format::bcache::crc64;
 
@@ -144,13 +143,9 @@ impl Acknowledged {
 
 /// Where the log of a clone is.
 pub(super) struct Place {
-    memory: Arc<dyn CrashMemory>,
+    log: LogPlace,
     /// Stands for both devices and the size of a region.
     owner: u64,
-    /// What is on the destination outlives this process. Otherwise there are no records, which say
-    /// that a region has its data there, and the memory is what an earlier process left that had
-    /// another destination.
-    pub is_kept: bool,
 }
 
 impl Place {
@@ -159,15 +154,15 @@ impl Place {
     /// # Errors
     /// Another process has the log.
     pub fn of(ctor: &Ctor<'_>, config: &Config) -> Result<Option<Place>, ConfigError> {
-        let name = |device: &Device| ctor.registry.lasting_name_of(&device.disk, Sector(0));
+        let (at, data) = ((&config.metadata.disk, Sector(0)), &config.destination.disk);
+        let log = ctor.registry.crash_log_of("clone", at, &[data], ctor.read_only)?;
+        let Some(log) = log else { return Ok(None) };
+        let name = |device: &Device| {
+            ctor.registry.lasting_name_of(&device.disk, Sector(0)).unwrap_or_default()
+        };
         let (destination, source) = (name(&config.destination), name(&config.source));
-        let is_kept = destination.is_some();
-        let at = (&config.metadata.disk, Sector(0));
-        let memory = ctor.registry.crash_log_of("clone", at, ctor.read_only || !is_kept)?;
-        let Some(memory) = memory else { return Ok(None) };
-        let (destination, source) = (destination.unwrap_or_default(), source.unwrap_or_default());
         let owner = format!("{destination} {source} {}", config.region_size.sectors());
-        Ok(Some(Place { memory, owner: crc64(owner.as_bytes()), is_kept }))
+        Ok(Some(Place { log, owner: crc64(owner.as_bytes()) }))
     }
 
     /// What the clone is now.
@@ -178,7 +173,12 @@ impl Place {
     /// The log, and what an earlier process left.
     pub fn open(&self, state: u64, config: &Config) -> (CrashLog, Left) {
         let failures = failures_at_opening(config.destination.disk.as_ref());
-        CrashLog::open(self.memory.clone(), &self.base(state, failures))
+        CrashLog::open(self.log.memory.clone(), &self.base(state, failures))
+    }
+
+    /// True if this process has a log there.
+    pub fn is_kept(&self) -> bool {
+        self.log.is_kept
     }
 }
 

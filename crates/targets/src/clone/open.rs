@@ -201,7 +201,7 @@ impl Clone {
         let Some(place) = self.crash_log.as_ref() else { return Ok(None) };
         let (log, left) = place.open(state, &self.config);
         let Left::Foreign(states) = &left else {
-            return Ok(place.is_kept.then_some((log, left)));
+            return Ok(place.is_kept().then_some((log, left)));
         };
         let name = |state: u64| format!("{state:016x}");
         let states: Vec<String> = states.iter().copied().map(name).collect();

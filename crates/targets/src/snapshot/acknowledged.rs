@@ -20,8 +20,8 @@
 use std::sync::Arc;
 
 use cairn_block::{
-    Base, ConfigError, ConfigKind, CrashLog, CrashMemory, Ctor, Disk, Left, Record, Sector,
-    failures_at_opening, failures_beneath,
+    Base, ConfigError, ConfigKind, CrashLog, CrashMemory, Ctor, Disk, Left, LogPlace, Record,
+    Sector, failures_at_opening, failures_beneath,
 };
 use cairn_format::bcache::crc64;
 use cairn_format::snapshot::{CowChunk, OriginChunk, Record as Exception};
@@ -137,8 +137,8 @@ impl Place {
             return Ok(None);
         }
         let at = (&config.cow.disk, Sector(0));
-        let memory = ctor.registry.crash_log_of("snapshot", at, ctor.read_only)?;
-        let Some(memory) = memory else { return Ok(None) };
+        let place = ctor.registry.crash_log_of("snapshot", at, &[], ctor.read_only)?;
+        let Some(LogPlace { memory, .. }) = place else { return Ok(None) };
         let origin = ctor.registry.lasting_name_of(&config.origin.disk, Sector(0));
         let owner = format!("{} {}", origin.unwrap_or_default(), config.chunk.sectors());
         let owner = crc64(owner.as_bytes());

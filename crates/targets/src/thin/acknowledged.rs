@@ -37,12 +37,11 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
 use cairn_block::sync::atomic::{AtomicBool, Ordering};
 use cairn_block::{
-    Base, ConfigError, ConfigKind, CrashLog, CrashMemory, Ctor, Env, Left, Record, Sector,
+    Base, ConfigError, ConfigKind, CrashLog, Ctor, Env, Left, LogPlace, Record, Sector,
     failures_at_opening, failures_beneath,
 };
 use cairn_format::bcache::crc64;
@@ -265,13 +264,9 @@ impl Pool {
 
 /// Where the log of a pool is.
 pub(super) struct Place {
-    memory: Arc<dyn CrashMemory>,
+    log: LogPlace,
     /// Stands for the data device and its blocks.
     owner: u64,
-    /// What is on the data device outlives this process. A record says that a block has its data:
-    /// without that it would show what was in the block before. So there are none then, and the
-    /// memory is what an earlier process with another data device left.
-    is_kept: bool,
 }
 
 impl Place {
@@ -280,15 +275,12 @@ impl Place {
     /// # Errors
     /// Another process has the log.
     pub fn of(ctor: &Ctor<'_>, config: &PoolConfig) -> Result<Option<Place>, ConfigError> {
-        let data = ctor.registry.lasting_name_of(&config.data.disk, Sector(0));
-        let is_kept = data.is_some();
-        let at = (&config.metadata.disk, Sector(0));
-        let looks = config.options.read_only || !is_kept;
-        let memory = ctor.registry.crash_log_of("thin", at, looks)?;
-        let Some(memory) = memory else { return Ok(None) };
-        let data = data.unwrap_or_default();
+        let (at, data) = ((&config.metadata.disk, Sector(0)), &config.data.disk);
+        let log = ctor.registry.crash_log_of("thin", at, &[data], config.options.read_only)?;
+        let Some(log) = log else { return Ok(None) };
+        let data = ctor.registry.lasting_name_of(data, Sector(0)).unwrap_or_default();
         let owner = crc64(format!("{data} {}", config.block_sectors).as_bytes());
-        Ok(Some(Place { memory, owner, is_kept }))
+        Ok(Some(Place { log, owner }))
     }
 }
 
@@ -405,7 +397,7 @@ impl ThinPool {
     /// The log of metadata in this state, with what a killed process left in it.
     fn find_log(&self, state: u64) -> Result<Option<(Log, Left)>, ConfigError> {
         let Some(place) = self.crash_log.as_ref() else { return Ok(None) };
-        let &Place { ref memory, owner, is_kept } = place;
+        let &Place { log: LogPlace { ref memory, is_kept }, owner } = place;
         let failures = failures_at_opening(self.config.data.disk.as_ref());
         let base = Base { owner, state, failures };
         let (log, left) = CrashLog::open(memory.clone(), &base);

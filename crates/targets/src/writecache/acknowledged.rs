@@ -23,7 +23,9 @@
 
 use std::sync::Arc;
 
-use cairn_block::{Base, ConfigError, CrashLog, CrashMemory, Ctor, Left, Record, Sector, Time};
+use cairn_block::{
+    Base, ConfigError, CrashLog, CrashMemory, Ctor, Left, LogPlace, Record, Sector, Time,
+};
 use cairn_format::bcache::crc64;
 use cairn_format::writecache::{Geometry, Seq};
 
@@ -168,8 +170,8 @@ impl Place {
         geometry: &Geometry,
     ) -> Result<Option<Place>, ConfigError> {
         let at = (&config.cache.disk, Sector(config.start.0));
-        let memory = ctor.registry.crash_log_of("writecache", at, ctor.read_only)?;
-        let Some(memory) = memory else { return Ok(None) };
+        let place = ctor.registry.crash_log_of("writecache", at, &[], ctor.read_only)?;
+        let Some(LogPlace { memory, .. }) = place else { return Ok(None) };
         let origin = ctor.registry.lasting_name_of(&config.origin.disk, Sector(0));
         let origin = origin.unwrap_or_default();
         let owner = format!("{origin} {} {}", geometry.block_size().bytes(), geometry.n_blocks());

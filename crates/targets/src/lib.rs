@@ -15,6 +15,7 @@ pub mod area;
 pub mod args;
 pub mod bcache;
 pub mod blank;
+mod canary;
 pub mod clone;
 pub mod delay;
 mod epochs;

@@ -5,6 +5,8 @@
 #[cfg(feature = "canary")]
 use std::cell::Cell;
 
+use crate::canary::plants_bugs;
+
 /// A bug that can be planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bug {
@@ -102,7 +104,6 @@ pub enum Bug {
 
 #[cfg(feature = "canary")]
 thread_local! {
-    static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
     static PIECE: Cell<Option<usize>> = const { Cell::new(None) };
     static MEMORY: Cell<Option<u64>> = const { Cell::new(None) };
 }
@@ -140,18 +141,4 @@ pub(super) const fn memory() -> Option<u64> {
     None
 }
 
-/// Plants a bug in every cache on this thread, or none.
-#[cfg(feature = "canary")]
-pub fn plant(bug: Option<Bug>) {
-    PLANTED.set(bug);
-}
-
-#[cfg(feature = "canary")]
-pub(super) fn planted(bug: Bug) -> bool {
-    PLANTED.get() == Some(bug)
-}
-
-#[cfg(not(feature = "canary"))]
-pub(super) const fn planted(_: Bug) -> bool {
-    false
-}
+plants_bugs!(pub, feature = "canary");

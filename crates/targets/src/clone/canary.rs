@@ -2,8 +2,7 @@
 //!
 //! They are planted in builds with the feature `canary` only, which no program uses.
 
-#[cfg(feature = "canary")]
-use std::cell::Cell;
+use crate::canary::plants_bugs;
 
 /// A bug that can be planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,23 +21,4 @@ pub enum Bug {
     NoRecord,
 }
 
-#[cfg(feature = "canary")]
-thread_local! {
-    static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
-}
-
-/// Plants a bug in every clone on this thread, or none.
-#[cfg(feature = "canary")]
-pub fn plant(bug: Option<Bug>) {
-    PLANTED.set(bug);
-}
-
-#[cfg(feature = "canary")]
-pub(super) fn planted(bug: Bug) -> bool {
-    PLANTED.get() == Some(bug)
-}
-
-#[cfg(not(feature = "canary"))]
-pub(super) const fn planted(_: Bug) -> bool {
-    false
-}
+plants_bugs!(pub, feature = "canary");

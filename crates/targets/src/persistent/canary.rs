@@ -1,7 +1,6 @@
 //! Known ordering bugs, planted by the tests: the power-cut tests must detect each of them.
 
-#[cfg(test)]
-use std::cell::Cell;
+use crate::canary::plants_bugs;
 
 /// A bug that can be planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,23 +15,4 @@ pub(super) enum Bug {
     ReadOnce,
 }
 
-#[cfg(test)]
-thread_local! {
-    static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
-}
-
-/// Plants a bug in every store on this thread, or none.
-#[cfg(test)]
-pub(super) fn plant(bug: Option<Bug>) {
-    PLANTED.set(bug);
-}
-
-#[cfg(test)]
-pub(super) fn planted(bug: Bug) -> bool {
-    PLANTED.get() == Some(bug)
-}
-
-#[cfg(not(test))]
-pub(super) const fn planted(_: Bug) -> bool {
-    false
-}
+plants_bugs!(pub(super), test);

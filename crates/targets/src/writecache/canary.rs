@@ -5,6 +5,8 @@
 #[cfg(feature = "canary")]
 use std::cell::Cell;
 
+use crate::canary::plants_bugs;
+
 /// A bug that can be planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bug {
@@ -18,7 +20,6 @@ pub enum Bug {
 
 #[cfg(feature = "canary")]
 thread_local! {
-    static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
     static SWEPT_BEYOND: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
@@ -38,18 +39,4 @@ pub(super) const fn swept_beyond() -> Option<u64> {
     None
 }
 
-/// Plants a bug in every cache on this thread, or none.
-#[cfg(feature = "canary")]
-pub fn plant(bug: Option<Bug>) {
-    PLANTED.set(bug);
-}
-
-#[cfg(feature = "canary")]
-pub(super) fn planted(bug: Bug) -> bool {
-    PLANTED.get() == Some(bug)
-}
-
-#[cfg(not(feature = "canary"))]
-pub(super) const fn planted(_: Bug) -> bool {
-    false
-}
+plants_bugs!(pub, feature = "canary");

@@ -332,9 +332,11 @@ impl Clone {
         let mut state = self.state.lock();
         invariants::always(|| state.check_state(&self.bits));
         state.acknowledged.keep(None);
-        let are_untold = state.losses.are_untold();
+        let (are_untold, is_failing) = (state.losses.are_untold(), state.is_failing);
         drop(state);
-        let device = &self.config.destination.argument;
+        let config = &self.config;
+        let device = if is_failing { &config.metadata } else { &config.destination };
+        let device = &device.argument;
         let lost = "the device failed, what was last written may not be durable";
         match committed {
             Err(error) => {

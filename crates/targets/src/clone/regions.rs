@@ -84,14 +84,18 @@ impl Bits {
         }
     }
 
-    fn set(&self, region: u64) {
-        let (at, bit) = ((region / WORD_BITS) as usize, 1 << (region % WORD_BITS));
-        self.words[at].store(self.word(at) | bit, Ordering::Release);
-    }
-
-    fn clear(&self, region: u64) {
-        let (at, bit) = ((region / WORD_BITS) as usize, 1 << (region % WORD_BITS));
-        self.words[at].store(self.word(at) & !bit, Ordering::Release);
+    /// Sets or clears a range: a word at a time, since a discard may have millions.
+    fn put(&self, regions: &Range<u64>, is_set: bool) {
+        let mut at = regions.start;
+        while at < regions.end {
+            let (word, first) = ((at / WORD_BITS) as usize, at % WORD_BITS);
+            let count = (WORD_BITS - first).min(regions.end - at);
+            let mask = (u64::MAX >> (WORD_BITS - count)) << first;
+            let old = self.word(word);
+            let new = if is_set { old | mask } else { old & !mask };
+            self.words[word].store(new, Ordering::Release);
+            at += count;
+        }
     }
 }
 
@@ -219,14 +223,14 @@ impl State {
         self.changed.extend(arrays_of(&regions));
         let count = regions.end - regions.start;
         (self.hydrated, self.uncommitted) = (self.hydrated + count, self.uncommitted + count);
-        regions.for_each(|region| bits.set(region));
+        bits.put(&regions, true);
     }
 
     /// Regions are not hydrated any more; `uncommitted` still counts them (I6).
     pub fn withdraw(&mut self, bits: &Bits, regions: &Range<u64>, failures: u64) {
         self.changed.extend(arrays_of(regions));
         self.hydrated -= regions.end - regions.start;
-        regions.clone().for_each(|region| bits.clear(region));
+        bits.put(regions, false);
         let (end, cause, waiters) = (regions.end, Cause::Repair, Vec::new());
         self.jobs.insert(regions.start, Job { end, cause, failures, waiters });
     }
@@ -302,6 +306,23 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_range_is_set_and_cleared_and_nothing_beside_it(
+            words in prop::collection::vec(any::<u64>(), 4),
+            start in 0u64..250,
+            count in 1u64..250,
+            is_set: bool,
+        ) {
+            let (bits, before) = (Bits::new(250), Bits::new(250));
+            [&bits, &before].iter().for_each(|all| all.load(&words));
+            let range = start..(start + count).min(250);
+            bits.put(&range, is_set);
+            for region in 0..250 {
+                let expected = if range.contains(&region) { is_set } else { before.is_set(region) };
+                prop_assert_eq!(bits.is_set(region), expected);
+            }
+        }
+
         #[test]
         fn a_run_ends_where_the_next_region_differs(
             words in prop::collection::vec(prop_oneof![Just(0), Just(u64::MAX), any::<u64>()], 4),

@@ -5,6 +5,7 @@
 //! that must wait go through the ring of the request's reactor ([`Driver`](cairn_reactor::Driver));
 //! a disk stores no ring, buffer or environment.
 
+mod answer;
 mod crash_memory;
 mod file;
 mod handles;

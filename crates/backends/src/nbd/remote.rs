@@ -5,15 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use cairn_block::sync::Mutex;
-use cairn_block::{
-    Env, Extent, Flags, FlushGate, IoError, ReactorId, RequestId, SectorRange, until_some,
-};
+use cairn_block::{Env, Extent, Flags, FlushGate, IoError, ReactorId, RequestId, SectorRange};
 use event_listener::Event;
 
 use super::connect::Connected;
 use super::handshake::Agreed;
 use super::link::Link;
 use super::uri::Target;
+use crate::answer::Answer;
 use cairn_nbd::session::What;
 
 /// See the module's description.
@@ -66,25 +65,7 @@ pub(super) enum Owner {
     /// A queued read, which gets its data first if it is on another reactor.
     Read(RequestId),
     /// A task that waits.
-    Task(Arc<Answer>),
-}
-
-/// What a task waits for.
-#[derive(Default)]
-pub(super) struct Answer {
-    told: Mutex<Option<Result<Vec<Extent>, IoError>>>,
-    event: Event,
-}
-
-impl Answer {
-    pub fn tell(&self, result: Result<Vec<Extent>, IoError>) {
-        *self.told.lock() = Some(result);
-        self.event.notify(usize::MAX);
-    }
-
-    async fn wait(&self) -> Result<Vec<Extent>, IoError> {
-        until_some(&self.event, || self.told.lock().take()).await
-    }
+    Task(Arc<Answer<Vec<Extent>>>),
 }
 
 impl Remote {
@@ -130,7 +111,7 @@ impl Remote {
         what: (What, SectorRange, Flags),
         data: impl FnOnce(bool) -> Data,
     ) -> Result<Vec<Extent>, IoError> {
-        let answer = Arc::<Answer>::default();
+        let answer = Arc::<Answer<Vec<Extent>>>::default();
         self.send(env, what, data, Owner::Task(answer.clone()));
         answer.wait().await
     }

@@ -251,21 +251,21 @@ impl Image {
         let mut bytes = 0;
         // SAFETY: the image is live.
         let result = unsafe { (self.library().size)(self.handle, &raw mut bytes) };
-        if result < 0 { Err(result) } else { Ok(bytes) }
+        value(result).map(|_| bytes)
     }
 
     pub fn has_exclusive_lock(&self) -> Result<bool, i32> {
         let mut features = 0;
         // SAFETY: the image is live.
         let result = unsafe { (self.library().features)(self.handle, &raw mut features) };
-        if result < 0 { Err(result) } else { Ok(features & EXCLUSIVE_LOCK != 0) }
+        value(result).map(|_| features & EXCLUSIVE_LOCK != 0)
     }
 
     /// Takes the exclusive lock, and never gives it to a client that asks for it.
     pub fn lock(&self) -> Result<(), i32> {
         // SAFETY: the image is live.
         let result = unsafe { (self.library().lock)(self.handle, EXCLUSIVE) };
-        if result < 0 { Err(result) } else { Ok(()) }
+        value(result).map(drop)
     }
 
     /// Asks the cluster whether this client still has the lock.
@@ -273,7 +273,7 @@ impl Image {
         let mut is_owner = 0;
         // SAFETY: the image is live.
         let result = unsafe { (self.library().is_owner)(self.handle, &raw mut is_owner) };
-        if result < 0 { Err(result) } else { Ok(is_owner != 0) }
+        value(result).map(|_| is_owner != 0)
     }
 
     /// Breaks the lock of exactly this owner.
@@ -282,7 +282,7 @@ impl Image {
         // SAFETY: the image is live, and the names live until the call returns.
         let result =
             unsafe { (self.library().break_lock)(self.handle, client.as_ptr(), cookie.as_ptr()) };
-        if result < 0 { Err(result) } else { Ok(()) }
+        value(result).map(drop)
     }
 
     /// The first owner of the lock, as this image knows it: librbd reads it again only when it was
@@ -357,6 +357,11 @@ impl Image {
             return Ok(found);
         }
     }
+}
+
+/// A result of librbd that is no errno.
+fn value(result: c_int) -> Result<c_int, i32> {
+    if result < 0 { Err(result) } else { Ok(result) }
 }
 
 /// The first of a list of strings that each end with a zero byte.

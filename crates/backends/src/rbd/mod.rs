@@ -51,7 +51,9 @@ use cairn_reactor::Driver;
 use event_listener::Event;
 
 use self::image::{Image, text_of};
-use self::operation::{Answer, Owner, PIECES_MAX, Queues, error_of, start};
+use self::operation::{Owner, PIECES_MAX, Queues, error_of, start};
+
+use crate::answer::Answer;
 
 pub use self::image::finish_closing;
 pub use self::lock::TakeOver;
@@ -253,7 +255,7 @@ impl Shared {
     /// Sends an operation and waits for its result.
     async fn ask(self: &Arc<Self>, env: &Env, what: (Op, SectorRange), segs: Segs) -> IoResult {
         self.ready(env).await?;
-        let answer = Arc::<Answer>::default();
+        let answer = Arc::<Answer<()>>::default();
         start(self, env, what, segs, Owner::Task(answer.clone()));
         answer.wait().await
     }

@@ -14,13 +14,11 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
-use cairn_block::{
-    Env, IoError, IoResult, Mail, Op, Post, ReactorId, RequestId, SectorRange, Segs, Time,
-};
-use event_listener::Event;
+use cairn_block::{Env, IoError, Mail, Op, Post, ReactorId, RequestId, SectorRange, Segs, Time};
 
 use super::library::{Library, Piece, Pointer};
 use super::{Shared, clock};
+use crate::answer::Answer;
 
 /// Operations that a reactor keeps for later requests.
 const SPARE_MAX: usize = 256;
@@ -51,25 +49,7 @@ pub(super) enum Owner {
     /// A queued request of this reactor.
     Request(RequestId),
     /// A task that waits.
-    Task(Arc<Answer>),
-}
-
-/// What a task waits for.
-#[derive(Default)]
-pub(super) struct Answer {
-    told: Mutex<Option<IoResult>>,
-    event: Event,
-}
-
-impl Answer {
-    fn tell(&self, result: IoResult) {
-        *self.told.lock() = Some(result);
-        self.event.notify(usize::MAX);
-    }
-
-    pub async fn wait(&self) -> IoResult {
-        cairn_block::until_some(&self.event, || self.told.lock().take()).await
-    }
+    Task(Arc<Answer<()>>),
 }
 
 /// See the module's description.

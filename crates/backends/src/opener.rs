@@ -100,14 +100,13 @@ enum Device<'a> {
 /// True if an argument is the path of a file or block device.
 pub fn is_path(argument: &str) -> bool {
     let is_other = ["mem:", "null:"].iter().any(|scheme| argument.starts_with(scheme));
-    let is_remote = [nbd::is_uri, rbd::is_uri, objects::is_uri].iter().any(|is| is(argument));
-    !is_other && !is_remote
+    !is_other && !is_remote(argument)
 }
 
-/// True if an argument names what another process or machine keeps: an export of an NBD server, or
-/// an object.
+/// True if an argument names what another process or machine keeps: an export of an NBD server, an
+/// image of Ceph, or an object.
 pub fn is_remote(argument: &str) -> bool {
-    nbd::is_uri(argument) || objects::is_uri(argument)
+    [nbd::is_uri, rbd::is_uri, objects::is_uri].iter().any(|is| is(argument))
 }
 
 impl<'a> Device<'a> {

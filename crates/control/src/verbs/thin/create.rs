@@ -210,6 +210,20 @@ pub(super) fn check_origin(origin: Option<&str>) -> Outcome<()> {
     }
 }
 
+#[cfg(test)]
+mod tests {
+    use super::check_origin;
+
+    #[test]
+    fn an_external_origin_is_a_path_a_volume_or_elsewhere() {
+        let good = ["/img", "@base", "nbd://h/x", "rbd:vms/base@gold", "https://h/x.raw"];
+        assert!(good.iter().all(|origin| check_origin(Some(origin)).is_ok()));
+        for wrong in ["", "mem:1M", "rbd:vms/a b", "https://h/a b", "a b"] {
+            check_origin(Some(wrong)).expect_err(wrong);
+        }
+    }
+}
+
 /// Refuses a name with another pool in front than that of the volume.
 pub(super) fn refuse_other_pool(name: &str, pool: &str, said: Option<&str>) -> Outcome<()> {
     let Some(said) = said.filter(|said| *said != pool) else { return Ok(()) };

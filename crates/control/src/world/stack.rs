@@ -20,6 +20,20 @@ impl World {
         Err(ConfigError::new(ConfigKind::Busy, name, detail))
     }
 
+    /// Refuses to change the content of a volume on which another one relies: as its source, its
+    /// external origin, or what its cache is for.
+    ///
+    /// # Errors
+    /// One does, or there is no such volume.
+    pub fn refuse_relied_on(&self, name: &str) -> Outcome<()> {
+        let Some(claimant) = self.volume(name)?.claimants().into_iter().next() else {
+            return Ok(());
+        };
+        let (volume, role) = (claimant.volume, claimant.role);
+        let found = format!("volume '{volume}', for which it is the {role}");
+        Err(refused(ConfigKind::Busy, name, "users", found, "none"))
+    }
+
     /// Refuses a volume whose requests would wait: it is suspended, or one beneath it is.
     ///
     /// # Errors

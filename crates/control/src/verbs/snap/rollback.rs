@@ -119,6 +119,7 @@ impl Verbs {
             return self.go_on_merging(&changes, &snap);
         }
         let volume = self.ready(&snap.volume)?;
+        self.world.refuse_relied_on(&snap.volume)?;
         let (record, former) = self.record_of_snapshot(&changes, &snap)?;
         if self.report_of(&snap.full())?.state() == Some("Invalid") {
             let (found, expected) =

@@ -650,6 +650,26 @@ fn unmerged_chunks_differ_between_the_volume_and_its_other_snapshots() {
 }
 
 #[test]
+fn a_volume_that_is_the_source_of_another_one_is_not_rolled_back() {
+    let (_all, work, _) = folders();
+    let server = TestServer::with_snapshot(&work);
+    server.verbs.create("c", "0 1024 clone mem:1M mem:512K @v 8 1 no_hydration").unwrap();
+    let before = (server.bytes("v"), server.files());
+    for refused in [
+        server.verbs.snap_merge("v@mon", true, None),
+        server.verbs.snap_merge("v@mon", false, None),
+    ] {
+        let line = line_of(refused);
+        assert!(line.contains("found volume 'c', for which it is the source of a clone"), "{line}");
+    }
+    assert_eq!((server.bytes("v"), server.files()), before);
+    server.world.remove("c").unwrap();
+    server.verbs.snap_merge("v@mon", true, None).unwrap();
+    server.end_merge();
+    assert_eq!(server.bytes("v"), all_of(1));
+}
+
+#[test]
 fn a_volume_whose_rollback_stopped_half_way_is_resumed_on_the_merge_or_not_at_all() {
     let (_all, work, _) = folders();
     let server = TestServer::with_snapshot(&work);

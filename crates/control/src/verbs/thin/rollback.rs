@@ -54,6 +54,7 @@ impl Verbs {
         let named = Named::volume(&volume).and(&name).and(keep).with_pools();
         let changes = self.change_table(&named, "thin rollback", caller)?;
         self.ready(&volume)?;
+        self.world.refuse_relied_on(&volume)?;
         let (former, source) = (self.thin_line(&volume)?, self.thin_line(&name)?);
         let pool = self.pool_of_line(&volume, &former, said.as_deref())?;
         self.ready(&pool.name)?;

@@ -52,6 +52,12 @@ pub trait Engine: Send {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Broken;
 
+impl From<Broken> for String {
+    fn from(_: Broken) -> String {
+        "the TLS session has failed".to_owned()
+    }
+}
+
 /// What came of bytes from the socket.
 pub struct Fed {
     /// How many bytes the engine took.
@@ -222,6 +228,52 @@ impl Session {
             true => Taken::Closed,
             false => Taken::Bytes(count),
         }
+    }
+
+    /// Receives at least one byte of the other side into `room`; none if it has ended its side.
+    /// `receive` receives at least one byte from the socket. It is waited for only as long as there
+    /// is nothing to return, so that what was taken is not lost if it fails.
+    ///
+    /// # Errors
+    /// Those of `receive`; the other side does not keep to the protocol.
+    pub async fn receive<E: From<Broken>>(
+        &self,
+        room: &Segs,
+        receive: impl AsyncFn(Segs) -> Result<usize, E>,
+    ) -> Result<Option<usize>, E> {
+        let mut count = 0;
+        loop {
+            match self.take(room, count) {
+                Taken::Bytes(more) => count += more,
+                Taken::Closed if count == 0 => return Ok(None),
+                Taken::Closed => {}
+            }
+            match (count < room.bytes() && self.feed()?, count) {
+                (true, _) => {}
+                (false, 0) => self.received(receive(self.room()).await?),
+                (false, count) => return Ok(Some(count)),
+            }
+        }
+    }
+
+    /// Sends all of `segs`, and leaves it empty. `send` sends all bytes for the socket.
+    ///
+    /// # Errors
+    /// Those of `send`; the session has failed.
+    pub async fn send<E: From<Broken>>(
+        &self,
+        segs: &mut Segs,
+        send: impl AsyncFn(Segs) -> Result<(), E>,
+    ) -> Result<(), E> {
+        while segs.bytes() > 0 {
+            let encrypted = self.encrypt(segs);
+            // What tells the other side of a failure, too.
+            while let Some(output) = self.take_output() {
+                send(output).await?;
+            }
+            segs.advance(encrypted?);
+        }
+        Ok(())
     }
 
     /// Encrypts the first bytes of `segs`; answers how many.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use cairn_block::{Env, Segs};
 use cairn_reactor::Driver;
-use cairn_tls::{Broken, Session, Taken};
+use cairn_tls::Session;
 use rustix::net::Shutdown;
 
 use super::connect::Connected;
@@ -31,24 +31,9 @@ impl Channel {
     /// Receives at least one byte into `room`.
     pub async fn receive(&self, room: Segs) -> Result<usize, Lost> {
         let Some(session) = &self.tls else { return self.receive_bytes(room).await };
-        let mut count = 0;
-        loop {
-            match session.take(&room, count) {
-                Taken::Bytes(more) => count += more,
-                Taken::Closed if count == 0 => return Err(closed()),
-                Taken::Closed => {}
-            }
-            let is_fed =
-                count < room.bytes() && session.feed().map_err(|Broken| insecure(session))?;
-            match (is_fed, count) {
-                (true, _) => {}
-                (false, 0) => {
-                    let count = self.receive_bytes(session.room()).await?;
-                    session.received(count);
-                }
-                (false, count) => return Ok(count),
-            }
-        }
+        let received = session.receive(&room, async |room| self.receive_bytes(room).await).await;
+        let why = |lost| session.error().map_or(lost, |error| format!("TLS: {error}"));
+        received.map_err(why)?.ok_or_else(closed)
     }
 
     async fn receive_bytes(&self, room: Segs) -> Result<usize, Lost> {
@@ -57,52 +42,43 @@ impl Channel {
                 received @ 1.. => return Ok(received as usize),
                 0 => return Err(closed()),
                 again if again == -libc::EINTR || again == -libc::EAGAIN => {}
-                errno => return Err(std::io::Error::from_raw_os_error(-errno).to_string()),
+                errno => return Err(error_of(errno)),
             }
         }
     }
 
-    /// Sends all; false if the connection has ended.
-    pub async fn send(&self, mut segs: Segs) -> bool {
-        let Some(session) = &self.tls else { return self.send_bytes(segs).await };
-        while segs.bytes() > 0 {
-            let encrypted = session.encrypt(&segs);
-            if !self.send_output(session).await {
-                return false;
+    /// Sends all. That the connection has ended shows in what is received, too.
+    pub async fn send(&self, mut segs: Segs) -> Result<(), Lost> {
+        match &self.tls {
+            None => self.send_bytes(segs).await,
+            Some(session) => {
+                session.send(&mut segs, async |output| self.send_bytes(output).await).await
             }
-            let Ok(count) = encrypted else { return false };
-            segs.advance(count);
         }
-        true
     }
 
     /// Tells the server that nothing more comes. Of plain bytes their end says that.
     pub async fn finish(&self) {
         if let Some(session) = &self.tls {
             session.end();
-            // If it does not arrive, the connection has ended already.
-            self.send_output(session).await;
-        }
-    }
-
-    async fn send_output(&self, session: &Session) -> bool {
-        while let Some(segs) = session.take_output() {
-            if !self.send_bytes(segs).await {
-                return false;
+            while let Some(output) = session.take_output() {
+                // If it does not arrive, the connection has ended already.
+                if self.send_bytes(output).await.is_err() {
+                    return;
+                }
             }
         }
-        true
     }
 
-    async fn send_bytes(&self, mut segs: Segs) -> bool {
+    async fn send_bytes(&self, mut segs: Segs) -> Result<(), Lost> {
         while segs.bytes() > 0 {
             match self.driver.send(&self.socket, segs.clone()).await {
                 sent @ 1.. => segs.advance(sent as usize),
                 again if again == -libc::EINTR || again == -libc::EAGAIN => {}
-                _ => return false,
+                errno => return Err(error_of(errno)),
             }
         }
-        true
+        Ok(())
     }
 
     /// Ends both directions: what is under way ends soon.
@@ -116,6 +92,6 @@ fn closed() -> Lost {
     "the server has closed it".to_owned()
 }
 
-fn insecure(session: &Session) -> Lost {
-    format!("TLS: {}", session.error().unwrap_or_default())
+fn error_of(errno: i32) -> Lost {
+    std::io::Error::from_raw_os_error(-errno).to_string()
 }

@@ -37,7 +37,7 @@ impl Link {
             // The disk is gone: nothing else is sent, kept writes the least of all.
             let is_goodbye = self.remote.is_closing();
             let segs = if is_goodbye { self.goodbye(&headers) } else { self.batch(&headers) };
-            let is_sent = channel.send(segs).await;
+            let is_sent = channel.send(segs).await.is_ok();
             if is_goodbye {
                 channel.finish().await;
             }

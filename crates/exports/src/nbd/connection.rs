@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use cairn_block::{Client, Env, ErrorKind, Io, IoError, IoResult, Op, Request, Segs};
 use cairn_reactor::Driver;
-use cairn_tls::{Broken, Session, Taken};
+use cairn_tls::Session;
 use rustix::net::{Shutdown, shutdown};
 
 use crate::front::{First, Intake, Level, Pause, Phase, Queue, Room, Signal, first};
@@ -100,22 +100,8 @@ impl Channel {
         if self.intake.is_halted() {
             return Err(Ended::Halted);
         }
-        // Waits only as long as there is nothing to return: what was taken is not lost by a halt.
-        let mut count = 0;
-        loop {
-            match session.take(segs, count) {
-                Taken::Bytes(more) => count += more,
-                Taken::Closed if count == 0 => return Err(Ended::Closed),
-                Taken::Closed => {}
-            }
-            let is_fed =
-                count < segs.bytes() && session.feed().map_err(|Broken| Ended::Insecure)?;
-            match (is_fed, count) {
-                (true, _) => {}
-                (false, 0) => self.receive_input(session).await?,
-                (false, count) => return Ok(count),
-            }
-        }
+        let receive = async |mut room: Segs| self.receive_bytes(&mut room, false).await;
+        session.receive(segs, receive).await?.ok_or(Ended::Closed)
     }
 
     /// Receives bytes for the session, which has looked at all that came before.
@@ -163,13 +149,7 @@ impl Channel {
     /// Sends all of `segs`, and leaves it empty.
     pub(super) async fn send(&self, segs: &mut Segs) -> Result<(), Ended> {
         let Some(session) = self.tls.get() else { return self.send_bytes(segs).await };
-        while segs.bytes() > 0 {
-            let encrypted = session.encrypt(segs);
-            // What tells the client of a failure, too.
-            self.send_output(session).await?;
-            segs.advance(encrypted.map_err(|Broken| Ended::Insecure)?);
-        }
-        Ok(())
+        session.send(segs, async |mut output: Segs| self.send_bytes(&mut output).await).await
     }
 
     /// Sends what the session has for the client.

@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use std::ops::Deref;
 
 use cairn_block::{Buf, Env, Segs};
+use cairn_tls::Broken;
 
 use crate::front::Halted;
 
@@ -43,6 +44,12 @@ pub(super) enum Ended {
     Halted,
     /// The TLS session has failed, and knows why.
     Insecure,
+}
+
+impl From<Broken> for Ended {
+    fn from(_: Broken) -> Ended {
+        Ended::Insecure
+    }
 }
 
 impl From<Halted> for Ended {

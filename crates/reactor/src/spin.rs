@@ -10,7 +10,7 @@
 //!   twice as often after each further failure, at most [`RESTS_MAX`] times. Polling that found
 //!   something ends this.
 //!
-//! Hence an idle server uses no processor time, whatever the budget is. Under a load that polling
+//! Hence an idle server uses no processor time with any budget. Under a load that polling
 //! does not help, it costs a budget per [`RESTS_MAX`] sleeps.
 
 use std::sync::Arc;

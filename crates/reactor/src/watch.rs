@@ -1,8 +1,8 @@
-//! [`Watch`]: memory that a reactor looks at as long as it is awake, so that who writes there need
-//! not notify it.
+//! [`Watch`]: memory that a reactor looks at as long as it is awake, so that a writer of that
+//! memory need not notify it.
 //!
-//! A task waits for its watch as for a notification, but is told as well when the reactor is about
-//! to sleep. Then it asks the other side for a notification, and looks once more.
+//! A task waits for its watch as for a notification. The reactor wakes it also before it sleeps.
+//! Then the task asks the other side for a notification, and looks once more.
 //!
 //! - W1. The reactor looks at each watch that is waited for once per turn, and all the time while
 //!   it polls. A look takes no lock and makes no system call.

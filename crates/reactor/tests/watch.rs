@@ -67,7 +67,7 @@ fn an_idle_watch_is_told_before_the_reactor_sleeps_and_not_looked_at_any_more() 
         }
         assert!(most > 1, "it polled");
         // By now polling has become rare: most of these pauses end at the first look. One that
-        // takes longer than a sleep, as this thread may lose its processor, begins anew.
+        // the system interrupts for longer than a sleep begins anew.
         let mut polled = 0;
         for _ in 0..200 {
             let before = counted.load(Ordering::Relaxed);

@@ -1,6 +1,6 @@
 //! [`store_of`]: the client of an object's server, with a limit for each answer.
 //!
-//! - C1. No answer brings more than [`ANSWER_BYTES_MAX`], whatever its length claims to be. The
+//! - C1. No answer brings more than [`ANSWER_BYTES_MAX`], also if the server announces more. The
 //!   library takes the body of an answer that is an error into memory, all of it, and makes room
 //!   for the length that the server has announced: without the limit a server could ask for all
 //!   the memory there is, or for more, which ends the process.

@@ -143,7 +143,7 @@ impl Address {
     }
 
     /// The same for two equal URIs. An object that is named in two ways is two disks, which is no
-    /// harm: nobody writes to it through them.
+    /// harm: no request writes to it.
     pub fn identity(&self) -> String {
         format!("object {}", self.argument)
     }

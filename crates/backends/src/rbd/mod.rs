@@ -11,8 +11,8 @@
 //! write with FUA is a write and a flush. Flushes pass a [`FlushGate`].
 //!
 //! # Fences
-//! F1. A fenced client is told so by the cluster: errno 108, or a write that is refused since the
-//!     lock is gone. From then on the disk fails every request with an error of its own
+//! F1. The cluster tells a fenced client so: by errno 108, or by refusing a write since the lock is
+//!     gone. From then on the disk fails every request with an error of its own
 //!     ([`IoError::FENCED`]) and sends nothing; the failure count has risen before the first of
 //!     them fails. Nothing but opening the image again ends that.
 //! F2. A client that was stopped may wake when another one has the image. The cluster refuses what

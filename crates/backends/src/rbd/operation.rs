@@ -1,7 +1,7 @@
 //! [`Operation`]: a request on its way through librbd, and back to its reactor.
 //!
 //! librbd reads and writes the memory of the request. O1: this memory lives until librbd has
-//! answered, whatever becomes of the request, the disk or the reactor: the operation has a handle
+//! answered, also if the request, the disk or the reactor ends before: the operation has a handle
 //! of its own on it. Handles belong to a thread, so only the reactor that made one drops it; if
 //! that reactor is gone, the memory is never freed.
 //!

@@ -125,7 +125,7 @@ impl Target {
         )
     }
 
-    /// True if both name the same image of a pool, in whatever way they reach it.
+    /// True if both name the same image of a pool, also if their other parameters differ.
     pub fn is_image_of(&self, other: &Target) -> bool {
         let image = |it: &Target| (it.pool.clone(), it.namespace.clone(), it.image.clone());
         image(self) == image(other) && self.conf == other.conf

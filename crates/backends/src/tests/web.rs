@@ -16,7 +16,7 @@ pub enum Manners {
     /// No such word, or `W/"..."`.
     NoEtag,
     WeakEtag,
-    /// All of the object, whatever was asked for.
+    /// All of the object in place of a range.
     NoRanges,
     /// This status.
     Status(u16),

@@ -117,7 +117,7 @@ impl Clone {
 
     async fn commit_once(&self, env: &Env) {
         let mut metadata = self.metadata.lock().await;
-        // Whatever the metadata device does: what is lost must not be read.
+        // Also if the metadata device has failed: what is lost must not be read.
         if self.has_lost() {
             self.repair(env, &metadata).await;
         }

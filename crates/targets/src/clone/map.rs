@@ -1,7 +1,7 @@
 //! Verdicts and completions.
 //!
 //! The ready path is a look at the bits: reads take no lock, and writes to hydrated regions enter
-//! an epoch. Whatever finds a region that is not hydrated looks again under the lock (R1).
+//! an epoch. A request that finds a region not hydrated looks again under the lock (R1).
 
 use cairn_block::{
     EndIo, Env, Extent, Flags, IoError, IoResult, Op, Request, RequestId, Sector, SectorCount,

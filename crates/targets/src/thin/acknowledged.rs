@@ -135,7 +135,10 @@ pub(super) struct Acknowledged {
 impl Acknowledged {
     /// A log in this memory, on top of a state.
     #[cfg(all(test, shuttle))]
-    pub fn in_memory(memory: Arc<dyn CrashMemory>, state: u64) -> Acknowledged {
+    pub fn in_memory(
+        memory: std::sync::Arc<dyn cairn_block::CrashMemory>,
+        state: u64,
+    ) -> Acknowledged {
         let (log, _) = CrashLog::open(memory, &Base { owner: 0, state, failures: 0 });
         let mut log = Log { log, owner: 0 };
         log.begin(state, 0);

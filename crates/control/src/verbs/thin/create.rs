@@ -210,6 +210,13 @@ pub(super) fn check_origin(origin: Option<&str>) -> Outcome<()> {
     }
 }
 
+/// Refuses a name with another pool in front than that of the volume.
+pub(super) fn refuse_other_pool(name: &str, pool: &str, said: Option<&str>) -> Outcome<()> {
+    let Some(said) = said.filter(|said| *said != pool) else { return Ok(()) };
+    let found = format!("{pool}, not {said}");
+    Err(wrong(name, "pool", found, "the pool of the volume, or none said"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::check_origin;
@@ -222,11 +229,4 @@ mod tests {
             check_origin(Some(wrong)).expect_err(wrong);
         }
     }
-}
-
-/// Refuses a name with another pool in front than that of the volume.
-pub(super) fn refuse_other_pool(name: &str, pool: &str, said: Option<&str>) -> Outcome<()> {
-    let Some(said) = said.filter(|said| *said != pool) else { return Ok(()) };
-    let found = format!("{pool}, not {said}");
-    Err(wrong(name, "pool", found, "the pool of the volume, or none said"))
 }

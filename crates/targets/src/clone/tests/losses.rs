@@ -186,7 +186,8 @@ fn a_suspend_ends_although_writes_wait_for_room_that_no_commit_makes() {
         }
         test.settle();
         assert!(test.ends.count() < 60, "some wait");
-        assert!(test.try_suspend(mode).is_err());
+        let refused = test.try_suspend(mode).expect_err("nothing can be committed").to_string();
+        assert!(refused.starts_with("meta: "), "{refused}");
         test.drive("meta").faults().clear();
         test.resume();
         test.settle();

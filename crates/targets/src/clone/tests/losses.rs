@@ -6,7 +6,7 @@ use cairn_block::{Io, Op, SuspendMode};
 use cairn_sim::{Fault, OpSet};
 
 use super::fixture::{CloneFixture, PAUSED, TABLE, source};
-use crate::fixture::{DRIVE_TIME, SECTOR, range, write_io};
+use crate::fixture::{DRIVE_TIME, SECTOR, Seen, range, write_io};
 
 fn bytes_of_source(start: usize, count: usize) -> Vec<u8> {
     source().chunks(SECTOR).skip(start).take(count).map(|sector| sector[0]).collect()
@@ -74,6 +74,38 @@ fn a_failure_by_another_user_is_noticed_by_the_next_commit() {
     assert_eq!(test.drive("dest").durable().to_vec(), source());
     // The failure concerns the clients of the volume; nothing else is lost.
     assert!(test.on(Op::Flush, 0, 0).is_ok());
+}
+
+#[test]
+fn a_region_whose_copy_ran_while_the_destination_failed_is_copied_again_before_it_is_written() {
+    let test = CloneFixture::loaded(PAUSED);
+    test.start(1, "write", |env| write_io(env, 81, 1, 5));
+    test.run(DRIVE_TIME / 4);
+    // It ends between the read and the write of the copy.
+    test.lose_by_another("dest");
+    test.settle();
+    assert_eq!(test.ends.of("write"), Some(Ok(())));
+    assert!(test.on(Op::Flush, 0, 0).is_ok(), "the write came after the failure");
+    assert_eq!((test.hydrated(), test.bytes(81, 1)), (1, vec![5]));
+}
+
+#[test]
+fn a_superblock_that_an_earlier_failure_may_have_lost_is_written_again_at_the_opening() {
+    let test = CloneFixture::loaded(PAUSED);
+    test.write(80, 8, 5).unwrap();
+    test.on(Op::Flush, 0, 0).unwrap();
+    for fails in [false, true] {
+        test.load("0 8 zero");
+        if fails {
+            test.lose_by_another("meta");
+        }
+        test.forget();
+        test.load(PAUSED);
+        let seen = test.seen("meta");
+        let is_superblock = |seen: &Seen| (seen.op, seen.start) == (Op::Write, 0);
+        let writes = seen.iter().filter(|seen| is_superblock(seen)).count();
+        assert_eq!((writes, test.hydrated()), (usize::from(fails), 1), "{seen:?}");
+    }
 }
 
 #[test]

@@ -35,7 +35,7 @@ use crate::call_off::CallOff;
 use crate::calls::{Call, Calls};
 use crate::claiming::{Claim, Claimant, Claimed, Claims, claimed_by};
 use crate::claims::Holder;
-use crate::disk::{Disk, Extent, ExtentKind, Flow, Limits, LocalFuture};
+use crate::disk::{Disk, Extent, ExtentKind, Flow, Limits, LocalFuture, MarkerPlace};
 use crate::env::{Env, Io};
 use crate::error::{ConfigError, ConfigKind, IoError};
 use crate::events::Events;
@@ -467,7 +467,7 @@ impl MappedDevice {
             let detail = "resume: no table is loaded";
             return Err(ConfigError::new(ConfigKind::Argument, self.volume(), detail));
         };
-        if let Err(error) = start(env, &table).await {
+        if let Err(error) = table.start(env).await {
             self.claims.rest(self);
             return Err(error);
         }
@@ -489,8 +489,8 @@ impl MappedDevice {
         };
         // The old table's targets let go of their devices before the new ones recover.
         self.drop_local_tables(env).await;
-        let closed = self.count_loss(close_table(env, old.as_ref()).await);
-        match start(env, &new).await {
+        let closed = self.count_loss(close(env, old.as_ref()).await);
+        match new.start(env).await {
             Ok(()) => {
                 decided(NewTable::Started).await;
                 self.claims.settle(self, &new);
@@ -500,7 +500,7 @@ impl MappedDevice {
             }
             Err(error) => {
                 // It served nothing: there is nothing to lose.
-                let _ = close_table(env, Some(&new)).await;
+                let _ = new.close(env).await;
                 decided(NewTable::Refused).await;
                 Err(self.back_to(env, old.filter(|_| served), new, error).await)
             }
@@ -523,7 +523,7 @@ impl MappedDevice {
             return error;
         };
         self.claims.settle(self, &old);
-        match start(env, &old).await {
+        match old.start(env).await {
             Ok(()) => {
                 self.serve(env, &old).await;
                 error
@@ -613,7 +613,7 @@ impl MappedDevice {
         self.state.lock().inactive = None;
         let id = self.id;
         everywhere(env, move |env| env.local(id).remove(env, id)).await;
-        let closed = self.count_loss(close_table(env, live.as_ref()).await);
+        let closed = self.count_loss(close(env, live.as_ref()).await);
         self.claims.release(self);
         suspended.and(closed)
     }
@@ -694,27 +694,12 @@ impl MappedDevice {
     }
 }
 
-/// Starts the targets of a table: all of them or none.
-async fn start(env: &Env, table: &Table) -> Result<(), ConfigError> {
-    for (started, line) in table.lines().iter().enumerate() {
-        if let Err(error) = line.target.resume(env).await {
-            for line in &table.lines()[..started] {
-                // It was given nothing since.
-                let _ = line.target.suspend(env).await;
-            }
-            return Err(error);
-        }
+/// Has the targets of a table, if there is one, let go of their devices.
+async fn close(env: &Env, table: Option<&Arc<Table>>) -> Result<(), ConfigError> {
+    match table {
+        Some(table) => table.close(env).await,
+        None => Ok(()),
     }
-    Ok(())
-}
-
-/// Has a table's targets let go of their devices.
-async fn close_table(env: &Env, table: Option<&Arc<Table>>) -> Result<(), ConfigError> {
-    let mut result = Ok(());
-    for line in table.iter().flat_map(|table| table.lines()) {
-        result = result.and(line.target.close(env).await);
-    }
-    result
 }
 
 impl Disk for MappedDevice {
@@ -788,6 +773,10 @@ impl Disk for MappedDevice {
         for line in live.iter().flat_map(|table| table.lines()) {
             line.target.acknowledge_failures();
         }
+    }
+
+    fn marker_place(&self) -> MarkerPlace<'_> {
+        self.newest_table().map_or(MarkerPlace::Needless, |table| table.marker_place())
     }
 
     fn mapped(&self) -> Option<&MappedDevice> {

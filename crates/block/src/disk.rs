@@ -163,6 +163,36 @@ pub struct Extent {
     pub kind: ExtentKind,
 }
 
+/// Keeps a text beside a disk, on the engine that keeps the disk. Every host that can open the disk
+/// finds it there.
+pub trait MarkerStore: Send + Sync {
+    /// The text, if there is one.
+    ///
+    /// # Errors
+    /// The engine did not answer, or refused.
+    fn read<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<Option<String>, ConfigError>>;
+
+    /// Replaces the text, or removes it. Durable on return.
+    ///
+    /// # Errors
+    /// The engine did not answer, or refused: either text may be there.
+    fn write<'a>(
+        &'a self,
+        env: &'a Env,
+        text: Option<String>,
+    ) -> LocalFuture<'a, Result<(), ConfigError>>;
+}
+
+/// Where the dirty marker of a disk is.
+pub enum MarkerPlace<'a> {
+    /// No other host reaches the disk, or nobody writes it.
+    Needless,
+    /// Other hosts reach the disk, and nothing can be kept beside it.
+    Nowhere,
+    /// There.
+    Store(&'a dyn MarkerStore),
+}
+
 /// The one lower interface. Only `name`, `sectors` and `submit` must be written.
 pub trait Disk: Send + Sync {
     /// The name to print: the argument it was opened by.
@@ -238,6 +268,11 @@ pub trait Disk: Send + Sync {
 
     /// Someone was told of the failures up to this count, or made them good.
     fn acknowledge_failures(&self, _upto: u64) {}
+
+    /// Where a cache of this disk keeps its dirty marker.
+    fn marker_place(&self) -> MarkerPlace<'_> {
+        MarkerPlace::Needless
+    }
 
     /// The mapped device, if this disk is one: the engine maps instead of submitting.
     fn mapped(&self) -> Option<&MappedDevice> {

@@ -22,6 +22,7 @@ mod copier;
 mod counters;
 mod crash_log;
 mod device;
+pub mod dirty_marker;
 mod disk;
 mod engine;
 mod env;
@@ -72,7 +73,10 @@ pub use crash_log::{
     Base, Content, CrashLog, CrashLogs, CrashMemory, KeptLogs, KeptMemory, Left, Record,
 };
 pub use device::{MappedDevice, NewTable, Resumed};
-pub use disk::{CopyError, Disk, Extent, ExtentKind, Flow, Identity, Limits, LocalFuture};
+pub use disk::{
+    CopyError, Disk, Extent, ExtentKind, Flow, Identity, Limits, LocalFuture, MarkerPlace,
+    MarkerStore,
+};
 pub use env::{Env, Io, IoFuture, Job, Mail, Post, Sleep, Tasks, World, yield_once};
 pub use error::{ConfigError, ConfigKind, ErrorKind, IoError, IoResult};
 pub use events::Events;

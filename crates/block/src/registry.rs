@@ -18,6 +18,7 @@ use event_listener::Event;
 use crate::claiming::Claims;
 use crate::crash_log::{Content, CrashLogs};
 use crate::device::MappedDevice;
+use crate::dirty_marker::MarkerBook;
 use crate::disk::{Disk, Identity, LocalFuture};
 use crate::env::Env;
 use crate::error::{ConfigError, ConfigKind};
@@ -97,6 +98,7 @@ pub struct Registry {
     failure_counts: Mutex<HashMap<Identity, Arc<FailureCount>>>,
     zone_maps: Mutex<Option<Arc<dyn ZoneMaps>>>,
     crash_logs: Mutex<Option<Arc<dyn CrashLogs>>>,
+    markers: Mutex<Option<Arc<dyn MarkerBook>>>,
     next_device: AtomicU32,
     next_unique: AtomicU64,
 }
@@ -115,6 +117,7 @@ impl Registry {
             failure_counts: Mutex::default(),
             zone_maps: Mutex::default(),
             crash_logs: Mutex::default(),
+            markers: Mutex::default(),
             next_device: AtomicU32::new(0),
             next_unique: AtomicU64::new(0),
         }
@@ -128,6 +131,16 @@ impl Registry {
     /// What keeps them; none if the server has no place for them.
     pub fn zone_maps(&self) -> Option<Arc<dyn ZoneMaps>> {
         self.zone_maps.lock().clone()
+    }
+
+    /// From now on caches of tables that are loaded keep dirty markers, and `book` their notes.
+    pub fn set_markers(&self, book: Arc<dyn MarkerBook>) {
+        *self.markers.lock() = Some(book);
+    }
+
+    /// What has the notes of dirty markers; none if the server keeps no markers.
+    pub fn markers(&self) -> Option<Arc<dyn MarkerBook>> {
+        self.markers.lock().clone()
     }
 
     /// From now on tables that are loaded have crash logs, and disks that are opened have failure

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use crate::claims::ClaimKind;
 use crate::device::MappedDevice;
-use crate::disk::{Disk, Limits};
+use crate::dirty_marker::DirtyMarker;
+use crate::disk::{Disk, Limits, MarkerPlace};
+use crate::env::Env;
 use crate::error::ConfigError;
 use crate::ids::DeviceId;
 use crate::local::Way;
@@ -257,6 +259,46 @@ impl Table {
         lowers
     }
 
+    /// Starts the targets: all of them or none. Refuses a disk that only its cache may use now.
+    pub(crate) async fn start(&self, env: &Env) -> Result<(), ConfigError> {
+        let minded: Vec<_> =
+            self.lines.iter().filter_map(|line| line.target.minds_marker_of()).collect();
+        let is_minded = |disk: &Arc<dyn Disk>| minded.iter().any(|it| Arc::ptr_eq(it, disk));
+        for disk in self.lowers().iter().filter(|disk| !is_minded(disk)) {
+            refuse_marked(env, disk.as_ref()).await?;
+        }
+        for (started, line) in self.lines.iter().enumerate() {
+            if let Err(error) = line.target.resume(env).await {
+                for line in &self.lines[..started] {
+                    // It was given nothing since.
+                    let _ = line.target.suspend(env).await;
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the marker of a volume would be. A cache names the disk itself, so nothing is kept for
+    /// a volume.
+    pub(crate) fn marker_place<'a>(&self) -> MarkerPlace<'a> {
+        let needless = |disk: &Arc<dyn Disk>| matches!(disk.marker_place(), MarkerPlace::Needless);
+        if self.lowers().iter().all(needless) {
+            MarkerPlace::Needless
+        } else {
+            MarkerPlace::Nowhere
+        }
+    }
+
+    /// Has the targets let go of their devices.
+    pub(crate) async fn close(&self, env: &Env) -> Result<(), ConfigError> {
+        let mut result = Ok(());
+        for line in &self.lines {
+            result = result.and(line.target.close(env).await);
+        }
+        result
+    }
+
     /// The line that holds `sector`, with its number.
     #[inline(always)]
     pub(crate) fn line_at(&self, sector: Sector) -> Option<(u16, &Line)> {
@@ -300,6 +342,18 @@ impl Table {
             (0..line.target.flush_copies()).map(move |copy| (index as u16, copy))
         })
     }
+}
+
+/// Refuses a disk beside which a dirty marker stands.
+///
+/// # Errors
+/// It stands, or it is not known whether it does.
+async fn refuse_marked(env: &Env, disk: &dyn Disk) -> Result<(), ConfigError> {
+    let MarkerPlace::Store(store) = disk.marker_place() else { return Ok(()) };
+    let Some(text) = store.read(env).await? else { return Ok(()) };
+    let name = disk.name();
+    let marker = DirtyMarker::of_text(&name, &text)?;
+    Err(marker.refusal(&name, env.unix_time(), "none: its newest data is in that cache"))
 }
 
 #[cfg(test)]

@@ -33,12 +33,12 @@ mod versions;
 use std::any::Any;
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cairn_block::{
-    CopyError, Disk, Env, Flags, Flow, FlushGate, Io, IoError, IoResult, Limits, Nature, Op,
-    Request, RequestId, Sector, SectorCount, SectorRange, Segs,
+    CopyError, Disk, Env, Flags, Flow, FlushGate, Io, IoError, IoResult, Limits, MarkerPlace,
+    Nature, Op, Request, RequestId, Sector, SectorCount, SectorRange, Segs,
 };
 use cairn_nbd::session::Care;
 use parking_lot::Mutex;
@@ -46,6 +46,7 @@ use parking_lot::Mutex;
 use crate::drives::Timing;
 use crate::faults::Faults;
 use crate::image::Image;
+use crate::markers::{Markers, Shelf};
 use crate::mechanics::{InFlight, Mechanics};
 use crate::spindle::{Pending, Queue, Spindle};
 use crate::stamp;
@@ -252,6 +253,8 @@ pub(crate) struct DriveShared {
     faults: Faults,
     state: Mutex<State>,
     model: Option<Model>,
+    /// Where its dirty marker is, if other hosts reach it.
+    shelf: OnceLock<Shelf>,
 }
 
 /// A simulated drive, as one process uses it.
@@ -274,7 +277,8 @@ impl SimDrive {
 
     fn with(options: DriveOptions, memory: Memory, model: Option<Model>) -> SimDrive {
         let state = Mutex::new(State { memory, queue: Queue::default() });
-        let shared = Arc::new(DriveShared { options, faults: Faults::default(), state, model });
+        let (faults, shelf) = (Faults::default(), OnceLock::new());
+        let shared = Arc::new(DriveShared { options, faults, state, model, shelf });
         SimDrive::of(shared, Arc::default())
     }
 
@@ -338,6 +342,12 @@ impl SimDrive {
         // world raise nothing here.
         let gate = Arc::new(FlushGate::new(Arc::new(self.gate.failures().after_kill())));
         SimDrive::of(self.shared.clone(), gate)
+    }
+
+    /// From now on other hosts reach it: its dirty marker is there.
+    pub fn share(&self, markers: &Arc<Markers>) {
+        let drive = self.shared.options.name.clone();
+        self.shared.shelf.get_or_init(|| Shelf { markers: markers.clone(), drive });
     }
 
     /// Its fault injector.
@@ -669,6 +679,13 @@ impl Disk for SimDrive {
         };
         // After a power cut the caller gets no answer here. It copies by requests, which never end.
         (!mechanics.is_powerless()).then_some(copied)
+    }
+
+    fn marker_place(&self) -> MarkerPlace<'_> {
+        match self.shared.shelf.get() {
+            Some(shelf) => MarkerPlace::Store(shelf),
+            None => MarkerPlace::Needless,
+        }
     }
 
     fn as_any(&self) -> Option<&dyn Any> {

@@ -18,6 +18,7 @@ pub mod drives;
 mod faults;
 mod history;
 mod image;
+mod markers;
 mod mechanics;
 mod models;
 mod opener;
@@ -32,6 +33,7 @@ pub use drive::{Contents, DriveModel, DriveOptions, Remote, SimDrive, TimedOptio
 pub use faults::{Effect, Fault, FaultId, Faults, OpSet};
 pub use history::{ClientId, History, OpTicket, Violation};
 pub use image::Image;
+pub use markers::Markers;
 pub use mechanics::{Cut, CutWhen};
 pub use opener::SimOpener;
 pub use spindle::Spindle;

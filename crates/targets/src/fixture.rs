@@ -20,7 +20,7 @@ use cairn_block::{
     TableLine, Target, TargetType, TargetTypes, ThrottleLimits,
 };
 use cairn_sim::campaign::users_first;
-use cairn_sim::{DriveModel, DriveOptions, Fault, Image, SimDrive, SimOpener, SimWorld};
+use cairn_sim::{DriveModel, DriveOptions, Fault, Image, Markers, SimDrive, SimOpener, SimWorld};
 
 pub use one_volume::{OneVolume, initial};
 pub use recording::{RecordingDrive, Seen};
@@ -82,6 +82,8 @@ pub struct Fixture {
     pub registry: Arc<Registry>,
     drives: Vec<Arc<RecordingDrive>>,
     logs: Arc<KeptLogs>,
+    /// Dirty markers of the drives that other hosts reach.
+    pub markers: Arc<Markers>,
     types: fn() -> Vec<Arc<dyn TargetType>>,
 }
 
@@ -100,7 +102,7 @@ impl Fixture {
         let sim = SimWorld::new(seed, SimWorld::REACTORS);
         let add = |(options, image)| RecordingDrive::new(sim.add_drive(options, image));
         let drives = drives.into_iter().map(add).collect();
-        Fixture::over(sim, drives, Arc::new(KeptLogs::new(LOG_RECORDS)))
+        Fixture::over(sim, drives, Arc::new(KeptLogs::new(LOG_RECORDS)), Arc::default())
     }
 
     /// The process dies and another one starts; the drives keep what they hold.
@@ -110,10 +112,16 @@ impl Fixture {
             |dead: &Arc<RecordingDrive>| RecordingDrive::new(Arc::new(dead.drive.after_kill()));
         let drives = dead.drives.iter().map(after_kill).collect();
         let logs = Arc::new(dead.logs.after_kill());
-        Fixture::over(SimWorld::new(7, SimWorld::REACTORS), drives, logs)
+        let markers = dead.markers.clone();
+        Fixture::over(SimWorld::new(7, SimWorld::REACTORS), drives, logs, markers)
     }
 
-    fn over(sim: SimWorld, drives: Vec<Arc<RecordingDrive>>, logs: Arc<KeptLogs>) -> Fixture {
+    fn over(
+        sim: SimWorld,
+        drives: Vec<Arc<RecordingDrive>>,
+        logs: Arc<KeptLogs>,
+        markers: Arc<Markers>,
+    ) -> Fixture {
         sim.set_patience(Duration::from_secs(600));
         let add = |opener: SimOpener, drive: &Arc<RecordingDrive>| {
             opener.with(&drive.name(), drive.clone())
@@ -121,7 +129,9 @@ impl Fixture {
         let opener = drives.iter().fold(SimOpener::new(), add);
         let registry = Arc::new(Registry::new(Box::new(opener)));
         registry.set_crash_logs(logs.clone());
-        Fixture { sim, ends: Ends::default(), registry, drives, logs, types: crate::types }
+        registry.set_markers(markers.clone());
+        let (ends, types) = (Ends::default(), crate::types as fn() -> _);
+        Fixture { sim, ends, registry, drives, logs, markers, types }
     }
 
     /// Crash logs have room for so many records in each half.
@@ -145,6 +155,11 @@ impl Fixture {
 
     pub fn drive(&self, name: &str) -> Arc<SimDrive> {
         self.recording(name).drive.clone()
+    }
+
+    /// From now on other hosts reach a drive.
+    pub fn share(&self, name: &str) {
+        self.drive(name).share(&self.markers);
     }
 
     /// From now on all drives copy without a buffer.

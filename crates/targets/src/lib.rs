@@ -33,6 +33,7 @@ pub mod linear;
 mod losses;
 #[cfg(test)]
 mod meta;
+mod origin_mark;
 #[cfg(test)]
 mod owners;
 pub mod passthrough;

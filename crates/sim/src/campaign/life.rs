@@ -18,6 +18,7 @@ use super::verbs::{close, start_suspending};
 use super::{Images, Scenario, Tally, plant_failures};
 use crate::drive::{DriveOptions, SimDrive};
 use crate::history::History;
+use crate::markers::Markers;
 use crate::mechanics::{Cut, CutWhen};
 use crate::stamp::Content;
 use crate::workload::{Connection, Workload};
@@ -61,6 +62,8 @@ pub(super) struct Life<'a, S: Scenario> {
     histories: BTreeMap<String, History>,
     /// They go with the power.
     logs: Arc<KeptLogs>,
+    /// They outlast the power, as the state file does.
+    markers: Arc<Markers>,
     /// The power was cut since the contents were judged last.
     is_cut: bool,
     history_seed: u64,
@@ -117,6 +120,7 @@ impl<'a, S: Scenario> Life<'a, S> {
             server,
             histories,
             logs,
+            markers: Arc::default(),
             is_cut: false,
             history_seed,
             ends,
@@ -162,7 +166,10 @@ impl<'a, S: Scenario> Life<'a, S> {
         match &mut self.media {
             Media::Images(images) => {
                 for options in &self.options {
-                    world.add_drive(options.clone(), images[&options.name].clone());
+                    let drive = world.add_drive(options.clone(), images[&options.name].clone());
+                    if drive.is_remote() {
+                        drive.share(&self.markers);
+                    }
                 }
             }
             Media::Drives(drives) => drives.drain(..).for_each(|drive| world.add_survivor(drive)),
@@ -292,7 +299,13 @@ impl<'a, S: Scenario> Life<'a, S> {
     /// Opens the volumes, reads everything, and checks it against the histories, if there are any.
     fn open_and_judge(&mut self, world: &SimWorld) -> Result<Vec<Volume>, Early> {
         let reactor = self.rng.u16(..world.reactors());
-        let server = Server::new(world, reactor, self.scenario.types(), self.logs.clone());
+        let server = Server::new(
+            world,
+            reactor,
+            self.scenario.types(),
+            self.logs.clone(),
+            self.markers.clone(),
+        );
         self.server = Some(server.clone());
         let case = self.case.clone();
         let opened = world.try_block_on(reactor, |_| self.scenario.open(case, server))?;

@@ -14,6 +14,7 @@ use cairn_block::{
 
 use crate::drive::SimDrive;
 use crate::history::History;
+use crate::markers::Markers;
 use crate::mechanics::Mechanics;
 use crate::stamp::Content;
 use crate::world::SimWorld;
@@ -30,6 +31,8 @@ pub struct Server {
     pub registry: Arc<Registry>,
     types: TargetTypes,
     drives: Rc<[Arc<SimDrive>]>,
+    /// A process that was killed has left a failure of which no client was told.
+    inherits_loss: bool,
 }
 
 impl Server {
@@ -39,14 +42,19 @@ impl Server {
         reactor: u16,
         types: Vec<Arc<dyn TargetType>>,
         logs: Arc<KeptLogs>,
+        markers: Arc<Markers>,
     ) -> Server {
         let registry = Arc::new(Registry::new(Box::new(world.opener())));
         registry.set_crash_logs(logs);
+        registry.set_markers(markers);
+        let drives: Rc<[Arc<SimDrive>]> = world.all_drives().into();
+        let is_untold = |drive: &Arc<SimDrive>| drive.failures() > drive.failures_told();
         Server {
             env: world.env(reactor).clone(),
             registry,
             types: TargetTypes::new(types),
-            drives: world.all_drives().into(),
+            inherits_loss: drives.iter().any(is_untold),
+            drives,
         }
     }
 
@@ -152,7 +160,9 @@ impl Server {
     }
 
     fn is_excused(&self, may_fail: bool) -> bool {
-        may_fail || self.drives.iter().any(|drive| drive.faults().injected() > 0)
+        may_fail
+            || self.inherits_loss
+            || self.drives.iter().any(|drive| drive.faults().injected() > 0)
     }
 
     /// Removes a volume, if there is one of this name.

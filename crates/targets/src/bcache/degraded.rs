@@ -271,6 +271,9 @@ impl Bcache {
         };
         write_backing(env, backing, &superblock, fua).await?;
         self.set_backing(Some(superblock));
+        if let Some(mark) = &self.mark {
+            mark.fall(env).await;
+        }
         Ok(())
     }
 

@@ -154,6 +154,12 @@ impl Bcache {
         else {
             return failed("found a volume without a backing device, expected one".to_owned());
         };
+        let set = superblock.set_uuid().to_string();
+        if mode == CacheMode::Writeback
+            && let Err(error) = self.stand_mark(env, &set, mode).await
+        {
+            return failed(error.to_string());
+        }
         coverage::take_switch(superblock.mode(), mode);
         superblock.set_mode(mode);
         let fua = mutants::fua("bcache: FUA of the mode");

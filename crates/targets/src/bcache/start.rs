@@ -15,11 +15,12 @@ use std::ops::Range;
 use cairn_block::sync::atomic::Ordering;
 use cairn_block::{ConfigError, ConfigKind, Env, mutants};
 use cairn_format::bcache::places::is_beyond;
-use cairn_format::bcache::{BackingState, BackingSuperblock, Key};
+use cairn_format::bcache::{BackingState, BackingSuperblock, CacheMode, Key, Uuid};
 
 use super::btree::Which;
 use super::canary::{Bug, planted};
 use super::config::Devices;
+use super::degraded::Service;
 use super::set::{Core, Serving, open};
 use super::superblocks::{Superblocks, intact, read_superblocks};
 use super::trust::Judged;
@@ -27,6 +28,7 @@ use super::volume::Bcache;
 use super::writes::Ready;
 use crate::args::Device;
 use crate::blank::unreadable;
+use crate::origin_mark::Plans;
 
 impl Bcache {
     /// Begins to serve.
@@ -57,6 +59,7 @@ impl Bcache {
             None => {
                 let backing = self.read_devices(env).await?.backing;
                 let backing = backing.expect("a volume without a cache has a backing device");
+                self.end_mark_of_no_set(env, &backing).await?;
                 self.start_bare(env, backing).await?;
             }
         }
@@ -125,6 +128,10 @@ impl Bcache {
             durable.map_err(|error| unreadable(device, "flush", error))?;
         }
         let Superblocks { backing, cache } = self.read_devices(env).await?;
+        let set = cache.as_ref().map(|cache| cache.set_uuid().to_string()).unwrap_or_default();
+        if let Some(mark) = &self.mark {
+            mark.look(env, &set).await?;
+        }
         if is_first {
             let superblock = cache.expect("the superblock of the cache was read");
             let opened = core.open(env, open(env, core, superblock).await?).await;
@@ -149,6 +156,7 @@ impl Bcache {
         self.tell_of_loss(core);
         let (cached, dirty) = self.count_extents(env, core, &sectors).await?;
         self.dirty_sectors.store(dirty, Ordering::Relaxed);
+        self.stand_mark(env, &set, self.mode()).await?;
         let named = self.name_dirty_zones(env, core).await;
         named.map_err(|error| core.unread(&error))?;
         let has_clean = cached > dirty && backing.is_some();
@@ -163,6 +171,39 @@ impl Bcache {
             counters: self.counters.clone(),
         });
         Ok(())
+    }
+
+    /// Has the dirty marker stand if something is dirty, or becomes so in this mode.
+    pub(super) async fn stand_mark(
+        &self,
+        env: &Env,
+        set: &str,
+        mode: CacheMode,
+    ) -> Result<(), ConfigError> {
+        let Some(mark) = self.mark.as_ref().filter(|_| self.service() == Service::Cached) else {
+            return Ok(());
+        };
+        let is_dirty = self.dirty_sectors() > 0;
+        let makes_dirty = mode == CacheMode::Writeback && !self.read_only;
+        mark.stand(env, set, Plans { is_dirty, makes_dirty, read_only: self.read_only }).await
+    }
+
+    /// Refuses a backing device alone beside which a marker stands. If it belongs to no set, it has
+    /// all data: then the marker is one that a killed server has not removed.
+    async fn end_mark_of_no_set(
+        &self,
+        env: &Env,
+        backing: &BackingSuperblock,
+    ) -> Result<(), ConfigError> {
+        let Some(mark) = &self.mark else { return Ok(()) };
+        match backing.state() {
+            BackingState::None if !self.read_only => {
+                mark.look(env, &Uuid::ZERO.to_string()).await?;
+                mark.fall(env).await;
+                Ok(())
+            }
+            _ => mark.refuse(env).await,
+        }
     }
 
     /// Sectors of the backing device; 0 without one.

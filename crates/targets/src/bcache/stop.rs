@@ -9,6 +9,7 @@
 
 use cairn_block::sync::atomic::Ordering;
 use cairn_block::{ConfigError, ConfigKind, Env, IoError, IoResult};
+use cairn_format::bcache::{BackingState, BackingSuperblock};
 
 use super::degraded::Service;
 use super::set::{Core, Set, WriteError};
@@ -52,12 +53,25 @@ impl Bcache {
             true => core.leave(env, self.inode()).await,
             false => Ok(()),
         };
-        if let Err(error) = rested.and(left.map_err(Undrained::Set)) {
+        let rested = rested.and(left.map_err(Undrained::Set));
+        if rests && rested.is_ok() && flushed.is_ok() {
+            self.end_mark(env).await;
+        }
+        if let Err(error) = rested {
             tracing::error!("{volume}: suspend: {error}");
         }
         self.is_writing_back.store(false, Ordering::Relaxed);
         self.ready.store(Ready::Read as u8, Ordering::Relaxed);
         self.losses(&core.cache.device().argument, lost, flushed.and(untold))
+    }
+
+    /// Removes the dirty marker if the backing device has all data, and durably says so.
+    async fn end_mark(&self, env: &Env) {
+        let is_marked_dirty = |backing: &BackingSuperblock| backing.state() == BackingState::Dirty;
+        let is_dirty = self.backing.lock().as_ref().is_some_and(is_marked_dirty);
+        if let Some(mark) = self.mark.as_ref().filter(|_| !is_dirty && self.dirty_sectors() == 0) {
+            mark.fall(env).await;
+        }
     }
 
     /// True if the set broke before acknowledged writes of the volume were durable there.

@@ -30,6 +30,8 @@ use super::zones::Zones;
 use crate::args::Device;
 use crate::fair::Fair;
 use crate::kind::TargetKind;
+use crate::origin_mark::OriginMark;
+use crate::spec::NO_DEVICE;
 use crate::spec::Spec;
 
 /// What the backing device is claimed as.
@@ -134,6 +136,8 @@ pub struct Bcache {
     pub(super) tasks: Arc<TaskGroup>,
     /// The failure count of the mapped device.
     pub(super) failures: Arc<FailureCount>,
+    /// The dirty marker of the backing device.
+    pub(super) mark: Option<OriginMark>,
     /// A client was told that nothing is written for it.
     pub(super) is_told: AtomicBool,
 }
@@ -200,9 +204,17 @@ async fn construct(env: &Env, ctor: Ctor<'_>, spec: &'static Spec) -> Built {
         is_handing_back: AtomicBool::new(false),
         tasks: Arc::default(),
         failures: ctor.failures.clone(),
+        mark: mark_of(&ctor, &config, spec),
         is_told: AtomicBool::new(false),
         config,
     }))
+}
+
+/// The dirty marker of the backing device.
+fn mark_of(ctor: &Ctor<'_>, config: &Config, spec: &Spec) -> Option<OriginMark> {
+    let backing = config.devices.backing()?;
+    let cache = config.devices.cache().map_or(NO_DEVICE, |cache| &cache.argument);
+    Some(OriginMark::new(ctor, &config.volume, spec.name, (backing, cache)))
 }
 
 /// What the volume shares with others of its set; none without a cache.
@@ -372,6 +384,10 @@ impl Target for Bcache {
             stable_data: !self.passes,
             ..stacked
         }
+    }
+
+    fn minds_marker_of(&self) -> Option<Arc<dyn Disk>> {
+        self.mark.as_ref().and_then(OriginMark::disk)
     }
 
     fn resume<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {

@@ -123,6 +123,7 @@ use writeback::{Job, Turn, Written};
 use crate::flushes::Flushes;
 use crate::group_commit::GroupCommit;
 use crate::losses::Losses;
+use crate::origin_mark::OriginMark;
 
 /// What the origin is claimed as.
 pub const ORIGIN_ROLE: &str = "cached origin";
@@ -291,6 +292,8 @@ pub struct WriteCache {
     formats: bool,
     /// Where its crash log is; none if there is none.
     crash_log: Option<Place>,
+    /// The dirty marker of the origin.
+    mark: OriginMark,
     block_sectors: u64,
     state: Mutex<State>,
     metadata: Fair<Metadata>,
@@ -402,6 +405,10 @@ impl Target for WriteCache {
             Claim::from(&self.origin, Sector(0), ClaimKind::Own, ORIGIN_ROLE),
             Claim::from(&self.cache, first, ClaimKind::Own, CACHE_ROLE),
         ]
+    }
+
+    fn minds_marker_of(&self) -> Option<Arc<dyn Disk>> {
+        self.mark.disk()
     }
 
     fn limits(&self, stacked: Limits) -> Limits {

@@ -53,6 +53,7 @@ use crate::blank::{Formatting, read_sectors, unreadable};
 use crate::fair::Fair;
 use crate::flushes::Flushes;
 use crate::kind::TargetKind;
+use crate::origin_mark::{NO_UUID, OriginMark, Plans};
 
 /// Metadata is read and formatted in pieces of this many bytes.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -228,6 +229,8 @@ impl WriteCache {
         ctor: &Ctor<'_>,
     ) -> Result<Arc<WriteCache>, ConfigError> {
         let crash_log = Place::of(ctor, &config, &geometry)?;
+        let devices = (&config.origin, config.cache.argument.as_str());
+        let mark = OriginMark::new(ctor, &config.volume, SPEC.name, devices);
         let mut state = State::new(Index::new(0, None));
         state.cleaner = config.cleaner;
         Ok(Arc::new_cyclic(|me| WriteCache {
@@ -240,6 +243,7 @@ impl WriteCache {
             geometry,
             formats,
             crash_log,
+            mark,
             copier: Copier::new(copy_budget_bytes(&config)),
             counters: Counters::new(env),
             tasks: Arc::default(),
@@ -254,6 +258,7 @@ impl WriteCache {
     pub(super) async fn start(&self, env: &Env) -> Result<(), ConfigError> {
         let beneath = failures_beneath(self.cache.as_ref());
         let known = self.cache.failures();
+        self.mark.look(env, NO_UUID).await?;
         let superblock = match read_header(env, &self.config).await? {
             Opening::Existing(superblock) => superblock,
             Opening::Format if self.read_only => return self.start_empty(env),
@@ -312,9 +317,17 @@ impl WriteCache {
             }
             self.enter(env, &records)?;
         }
+        self.stand_mark(env).await?;
         self.report_found(found.uncommitted.len());
         self.open(env);
         Ok(())
+    }
+
+    /// Has the marker stand, before anything is written to the origin.
+    async fn stand_mark(&self, env: &Env) -> Result<(), ConfigError> {
+        let is_dirty = self.what_is_dirty().is_some();
+        let (makes_dirty, read_only) = (!self.read_only, self.read_only);
+        self.mark.stand(env, NO_UUID, Plans { is_dirty, makes_dirty, read_only }).await
     }
 
     /// The crash log, with what a killed process left in it. What fails from now on fails the
@@ -618,10 +631,13 @@ impl WriteCache {
             let asked = std::mem::take(&mut state.flush_on_suspend) || state.cleaner;
             (live, asked && !state.broken)
         };
-        let left_suspended = live && self.bring_to_rest(env, write_back).await;
+        let rest = if live { self.bring_to_rest(env, write_back).await } else { Rest::default() };
         self.state.lock().stopping = true;
         self.changed.notify(usize::MAX);
         self.tasks.idle().await;
+        if rest.is_durable && self.what_is_dirty().is_none() {
+            self.mark.fall(env).await;
+        }
         let mut state = self.state.lock();
         invariants::always(|| state.check_whole());
         state.suspended = true;
@@ -635,13 +651,12 @@ impl WriteCache {
             (false, true) => &self.config.origin,
             (false, false) => return Ok(()),
         };
-        let detail = if left_suspended && !state.broken { NOT_FLUSHED } else { FAILED };
+        let detail = if rest.left_suspended && !state.broken { NOT_FLUSHED } else { FAILED };
         Err(ConfigError::new(ConfigKind::System, &device.argument, detail))
     }
 
-    /// Writes back if asked to, and commits. `stop` reports failures at its end. True if the server
-    /// ends while the origin is suspended.
-    async fn bring_to_rest(&self, env: &Env, write_back: bool) -> bool {
+    /// Writes back if asked to, and commits. `stop` reports failures at its end.
+    async fn bring_to_rest(&self, env: &Env, write_back: bool) -> Rest {
         let (volume, cache) = (&self.config.volume, &self.config.cache.argument);
         if write_back && let Err(Undrained::Failed(error)) = self.drain(env, false).await {
             tracing::warn!("{volume}: {cache}: writeback on suspend did not finish: {error}");
@@ -656,18 +671,28 @@ impl WriteCache {
             tracing::error!("{volume}: {cache}: commit on suspend failed: {error}");
         }
         let origin = &self.config.origin.argument;
+        let mut left_suspended = false;
         match flushed {
             // No device failed.
             Err(error) if error.kind == ErrorKind::Shutdown => {
                 let line = format!("{volume}: {origin}: {NOT_FLUSHED}");
                 env.warn(&line, || line.clone());
-                true
+                left_suspended = true;
             }
             Err(error) => {
                 tracing::error!("{volume}: {origin}: flush on suspend failed: {error}");
-                false
             }
-            Ok(()) => false,
+            Ok(()) => {}
         }
+        Rest { left_suspended, is_durable: committed.is_ok() && flushed.is_ok() && !broken }
     }
+}
+
+/// How a live volume came to rest.
+#[derive(Default)]
+struct Rest {
+    /// The server ends while the origin is suspended.
+    left_suspended: bool,
+    /// Both devices have durably what they were given.
+    is_durable: bool,
 }

@@ -1,0 +1,248 @@
+//! Caches of both kinds over origins that other hosts reach.
+
+use cairn_block::dirty_marker::DirtyMarker;
+use cairn_block::{Op, SectorCount, SuspendMode};
+use cairn_sim::Image;
+use cairn_testkit::image;
+
+use crate::fixture::{Fixture, image as filled};
+
+const WRITECACHE: &str = "0 2048 writecache s o c 4096 0";
+const BCACHE: &str = "0 16368 bcache o c 0";
+const LINEAR: &str = "0 2048 linear o 0";
+
+/// An origin that other hosts reach, and a blank cache device.
+fn shared() -> Fixture {
+    let test = Fixture::new([("o", filled(2048, |_| 1)), ("c", Image::new(SectorCount(4096)))]);
+    test.share("o");
+    test
+}
+
+/// A set with a clean backing device that other hosts reach; it is in this mode.
+fn shared_set(mode: &'static str) -> Fixture {
+    let images = [("o", "wb_stop.backing"), ("c", "wb_stop.cache")];
+    let images = images.map(|(name, file)| (name, Image::of_bytes(&image("bcache", file))));
+    let test = Fixture::new(images);
+    test.load("v", BCACHE);
+    test.message("v", &["set", "cache_mode", mode]).expect("it is served");
+    suspend(&test, true);
+    test.remove("v");
+    test.share("o");
+    test
+}
+
+fn marker(test: &Fixture) -> Option<DirtyMarker> {
+    test.markers.text("o").map(|text| DirtyMarker::decode(&text).expect("it is a marker"))
+}
+
+fn suspend(test: &Fixture, drains: bool) {
+    if drains {
+        test.target("v").drain_in_suspend(true);
+    }
+    test.suspend("v", SuspendMode::Flush);
+}
+
+/// The refusal of a resume.
+fn refused(test: &Fixture, name: &str, table: &str) -> String {
+    let line = test.try_load(name, table).expect_err(table).to_string();
+    assert_eq!(line.lines().count(), 1, "{line}");
+    line
+}
+
+#[test]
+fn the_marker_stands_while_a_cache_serves_and_goes_when_nothing_is_dirty() {
+    let test = shared();
+    test.load("v", WRITECACHE);
+    let found = marker(&test).expect("it stands before the first write");
+    assert_eq!((found.kind.as_str(), found.cache.as_str()), ("writecache", "c"));
+    assert_eq!(test.markers.note_of("o"), Some(found.generation.clone()));
+    test.write("v", 0, 8, 2).expect("the drives are well");
+    suspend(&test, false);
+    assert_eq!(marker(&test), Some(found.clone()), "a block is dirty");
+    test.resume("v").expect("it is its own marker");
+    assert_eq!(marker(&test), Some(found.clone()));
+    suspend(&test, true);
+    assert_eq!((marker(&test), test.markers.note_of("o")), (None, None));
+    test.resume("v").expect("nothing is dirty");
+    assert_ne!(marker(&test).expect("it serves").generation, found.generation);
+}
+
+#[test]
+fn others_are_refused_while_it_stands_and_not_afterwards() {
+    let test = shared();
+    test.load("v", WRITECACHE);
+    test.write("v", 0, 8, 2).expect("the drives are well");
+    test.remove("v");
+    test.forget();
+    let line = refused(&test, "w", LINEAR);
+    let expected = "o: dirty marker: found 1 of writecache c on host a, ";
+    assert!(line.starts_with(expected), "{line}");
+    assert!(line.ends_with("cairn unmark 'o' 1"), "{line}");
+    assert!(test.recording("o").only_read());
+    test.load("v", WRITECACHE);
+    test.target("v").drain_in_suspend(true);
+    test.load("v", LINEAR);
+    assert_eq!(test.read("v", 0, 8).expect("the drives are well")[0], 2);
+}
+
+#[test]
+fn a_dirty_cache_whose_origin_was_used_without_it_is_refused() {
+    let test = shared();
+    test.load("v", WRITECACHE);
+    test.write("v", 0, 8, 2).expect("the drives are well");
+    let stood = test.markers.text("o").expect("it stands");
+    test.remove("v");
+    test.markers.set_text("o", None);
+    test.forget();
+    let line = refused(&test, "v", WRITECACHE);
+    assert!(line.starts_with("o: dirty marker: found none, expected that of writecache c"));
+    let another = stood.replace("1 1 ", "1 ff ");
+    test.markers.set_text("o", Some(&another));
+    let line = refused(&test, "v", WRITECACHE);
+    assert!(line.starts_with("o: dirty marker: found ff of writecache c on host a"), "{line}");
+    let writes = test.seen("o").into_iter().filter(|seen| seen.op == Op::Write).count();
+    assert_eq!(writes, 0, "nothing was written back");
+    test.markers.set_text("o", Some(&stood));
+    test.load("v", WRITECACHE);
+}
+
+#[test]
+fn a_cache_from_another_host_is_taken_if_the_user_names_the_marker() {
+    let test = shared();
+    test.load("v", WRITECACHE);
+    test.write("v", 0, 8, 2).expect("the drives are well");
+    test.remove("v");
+    test.markers.move_to("b");
+    let line = refused(&test, "v", WRITECACHE);
+    assert!(line.contains("--adopt-marker 'o=1'"), "{line}");
+    test.markers.adopt("o", "1");
+    test.load("v", WRITECACHE);
+    let found = marker(&test).expect("it serves");
+    assert_eq!(found.host, "b");
+    assert_ne!(found.generation, "1", "the former host knows that one");
+    test.remove("v");
+    test.load("v", WRITECACHE);
+    assert_eq!(marker(&test), Some(found), "it is noted");
+}
+
+#[test]
+fn a_cache_of_before_there_were_markers_is_taken_if_the_user_says_so() {
+    let test = Fixture::new([("o", filled(2048, |_| 1)), ("c", Image::new(SectorCount(4096)))]);
+    test.load("v", WRITECACHE);
+    test.write("v", 0, 8, 2).expect("the drives are well");
+    test.remove("v");
+    test.share("o");
+    let line = refused(&test, "v", WRITECACHE);
+    assert!(line.contains("--adopt-marker 'o=none'"), "{line}");
+    test.markers.adopt("o", "none");
+    test.load("v", WRITECACHE);
+    assert!(marker(&test).is_some());
+}
+
+#[test]
+fn a_server_without_notes_knows_the_markers_of_its_own_host() {
+    let test = shared();
+    test.load("v", WRITECACHE);
+    test.write("v", 0, 8, 2).expect("the drives are well");
+    let found = marker(&test);
+    test.remove("v");
+    test.markers.move_to("a");
+    test.load("v", WRITECACHE);
+    assert_eq!(marker(&test), found);
+    assert_eq!(test.markers.note_of("o"), found.map(|found| found.generation));
+}
+
+#[test]
+fn without_an_answer_nothing_is_served() {
+    let test = shared();
+    test.markers.set_failing(true);
+    for table in [WRITECACHE, LINEAR] {
+        let line = refused(&test, "v", table);
+        assert_eq!(line, "o: dirty marker: no answer");
+    }
+    test.markers.set_failing(false);
+    test.load("v", WRITECACHE);
+    test.markers.set_failing(true);
+    suspend(&test, true);
+    test.markers.set_failing(false);
+    assert!(marker(&test).is_some(), "it could not be removed");
+    test.resume("v").expect("it is its own marker");
+    suspend(&test, true);
+    assert_eq!(marker(&test), None);
+}
+
+#[test]
+fn what_is_no_marker_of_this_program_is_not_overwritten() {
+    let test = shared();
+    test.markers.set_text("o", Some("2 later"));
+    for table in [WRITECACHE, LINEAR] {
+        let line = refused(&test, "v", table);
+        assert_eq!(line, "o: dirty marker: found '2 later', expected one of version 1");
+    }
+    assert_eq!(test.markers.text("o").as_deref(), Some("2 later"));
+}
+
+#[test]
+fn a_killed_server_goes_on_with_its_marker() {
+    let test = shared();
+    test.load("v", WRITECACHE);
+    test.write("v", 0, 8, 2).expect("the drives are well");
+    let found = marker(&test);
+    let again = test.killed();
+    again.load("v", WRITECACHE);
+    assert_eq!(marker(&again), found);
+}
+
+#[test]
+fn bcache_has_a_marker_with_its_set_in_writeback_only() {
+    for (mode, stands) in [("writethrough", false), ("writearound", false), ("writeback", true)] {
+        let test = shared_set(mode);
+        test.load("v", BCACHE);
+        let found = marker(&test);
+        assert_eq!(found.is_some(), stands, "{mode}");
+        if let Some(found) = found {
+            assert_eq!((found.kind.as_str(), found.uuid.len()), ("bcache", 36), "{found:?}");
+        }
+    }
+}
+
+#[test]
+fn bcache_that_is_switched_to_writeback_has_its_marker_before() {
+    let test = shared_set("writethrough");
+    test.load("v", BCACHE);
+    test.markers.set_failing(true);
+    let refused = test.message("v", &["set", "cache_mode", "writeback"]).expect_err("no answer");
+    assert!(refused.to_string().contains("dirty marker: no answer"), "{refused}");
+    test.markers.set_failing(false);
+    test.message("v", &["set", "cache_mode", "writeback"]).expect("it is served");
+    assert!(marker(&test).is_some());
+    test.write("v", 0, 8, 2).expect("the drives are well");
+    test.message("v", &["set", "cache_mode", "writethrough"]).expect("it is served");
+    assert!(marker(&test).is_some(), "what is dirty stays so");
+    suspend(&test, true);
+    assert_eq!(marker(&test), None);
+}
+
+#[test]
+fn a_backing_device_alone_is_refused_while_the_marker_stands() {
+    let test = shared_set("writeback");
+    test.load("v", BCACHE);
+    test.write("v", 0, 8, 2).expect("the drives are well");
+    test.remove("v");
+    for table in ["0 16368 bcache o - 0", "0 16368 bcache o - 1 stale_ok", "0 16384 linear o 0"] {
+        let line = refused(&test, "v", table);
+        assert!(line.starts_with("o: dirty marker: found "), "{line}");
+    }
+    test.load("v", BCACHE);
+    test.target("v").drain_in_suspend(true);
+    test.load("v", "0 16384 linear o 0");
+}
+
+#[test]
+fn a_volume_between_keeps_no_marker_and_is_refused_nothing() {
+    let test = shared();
+    test.load("under", LINEAR);
+    test.load("v", "0 2048 writecache s @under c 4096 0");
+    assert_eq!(marker(&test), None);
+    assert_eq!(test.markers.note_of("o"), None);
+}

@@ -26,8 +26,8 @@ use std::sync::atomic::Ordering;
 
 use cairn_block::{
     ConfigError, ConfigKind, Disk, Env, Extent, ExtentKind, FailureCount, Flags, Flow, FlushGate,
-    IoError, Limits, LocalFuture, Nature, Op, Request, RequestId, SectorCount, SectorRange, Segs,
-    Shape,
+    IoError, Limits, LocalFuture, MarkerPlace, Nature, Op, Request, RequestId, SectorCount,
+    SectorRange, Segs, Shape,
 };
 use cairn_nbd::wire::TransmissionFlags;
 
@@ -167,6 +167,10 @@ impl Disk for NbdDisk {
             }
         }
         Flow::Queued
+    }
+
+    fn marker_place(&self) -> MarkerPlace<'_> {
+        MarkerPlace::Nowhere
     }
 
     fn limits(&self) -> Limits {

@@ -329,6 +329,47 @@ impl Image {
         }
     }
 
+    /// The value of a key of the image's metadata, if it is there.
+    pub fn metadata(&self, key: &CStr) -> Result<Option<String>, i32> {
+        let mut room = 4096;
+        loop {
+            let (mut value, mut len) = (vec![0_u8; room], room);
+            // SAFETY: the image is live, the key is a string, and the buffer has the length that is
+            // said.
+            let result = unsafe {
+                let (to, len) = (value.as_mut_ptr().cast(), &raw mut len);
+                (self.library().get_metadata)(self.handle, key.as_ptr(), to, len)
+            };
+            return match -result {
+                libc::ENOENT => Ok(None),
+                libc::ERANGE if room < 1 << 20 => {
+                    room *= 4;
+                    continue;
+                }
+                _ if result < 0 => Err(result),
+                _ => Ok(Some(first_of(&value))),
+            };
+        }
+    }
+
+    /// Replaces the value of a key of the image's metadata, or removes it. The OSDs have it on
+    /// return.
+    pub fn set_metadata(&self, key: &CStr, text: Option<&str>) -> Result<(), i32> {
+        let library = self.library();
+        let text = text.map(c_string);
+        // SAFETY: the image is live, and the strings live until the call returns.
+        let result = unsafe {
+            match &text {
+                Some(text) => (library.set_metadata)(self.handle, key.as_ptr(), text.as_ptr()),
+                None => (library.remove_metadata)(self.handle, key.as_ptr()),
+            }
+        };
+        match value(result) {
+            Err(error) if text.is_none() && -error == libc::ENOENT => Ok(()),
+            result => result.map(drop),
+        }
+    }
+
     /// True if a client of this address watches the image, as each one does that has it open.
     pub fn is_watched_by(&self, address: &str) -> Result<bool, i32> {
         let mut room = 64;

@@ -91,6 +91,10 @@ library! {
         (Pointer, *mut c_int, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char,
          *mut usize, *mut c_char, *mut usize) -> isize;
     watchers: "rbd_watchers_list" (Pointer, *mut Watcher, *mut usize) -> c_int;
+    get_metadata: "rbd_metadata_get"
+        (Pointer, *const c_char, *mut c_char, *mut usize) -> c_int;
+    set_metadata: "rbd_metadata_set" (Pointer, *const c_char, *const c_char) -> c_int;
+    remove_metadata: "rbd_metadata_remove" (Pointer, *const c_char) -> c_int;
     free_watchers: "rbd_watchers_list_cleanup" (*mut Watcher, usize);
 }
 

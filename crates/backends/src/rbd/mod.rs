@@ -2,7 +2,7 @@
 //!
 //! - `uri`: what the argument of a table line means. `library`: librbd, loaded at run time.
 //! - `image`: a connection and an open image. `lock`: its exclusive lock, and the fence.
-//! - `clock`: the clock of the guard.
+//! - `clock`: the clock of the guard. `marker`: the dirty marker, in the image's metadata.
 //! - `operation`: the way of a request through librbd, and its memory.
 //!
 //! # What is durable
@@ -35,6 +35,7 @@ mod clock;
 mod image;
 mod library;
 mod lock;
+mod marker;
 mod operation;
 mod unfence;
 mod uri;
@@ -44,8 +45,8 @@ use std::sync::{Arc, OnceLock};
 
 use cairn_block::{
     ConfigError, ConfigKind, Disk, Env, FailureCount, Flags, Flow, FlushGate, IoError, IoResult,
-    Limits, Nature, Op, Request, SECTOR_BYTES, Sector, SectorCount, SectorRange, Segs, Shape, Time,
-    until,
+    Limits, MarkerPlace, Nature, Op, Request, SECTOR_BYTES, Sector, SectorCount, SectorRange, Segs,
+    Shape, Time, until,
 };
 use cairn_reactor::Driver;
 use event_listener::Event;
@@ -57,6 +58,7 @@ use crate::answer::Answer;
 
 pub use self::image::finish_closing;
 pub use self::lock::TakeOver;
+pub use self::marker::unmark;
 pub use self::unfence::unfence;
 pub(crate) use self::uri::{Target, is_uri};
 
@@ -121,6 +123,7 @@ impl RbdDisk {
             }
         };
         let sectors = sectors_of(&target, &image)?;
+        marker::warn_of_snapshot(&target, &image);
         Ok(RbdDisk(Arc::new(Shared {
             target,
             image: Some(image),
@@ -394,6 +397,14 @@ impl Disk for RbdDisk {
 
     fn nature(&self) -> Nature {
         Nature { rotational: None, volatile: true, shape: Shape::Unknown }
+    }
+
+    fn marker_place(&self) -> MarkerPlace<'_> {
+        match self.0.target.snapshot {
+            // It is told of at the open.
+            Some(_) => MarkerPlace::Needless,
+            None => MarkerPlace::Store(self),
+        }
     }
 
     fn refresh(&self) -> Result<(), ConfigError> {

@@ -1,0 +1,121 @@
+//! The dirty marker of an image (`cairn_block::dirty_marker`), in the image's metadata: a key of
+//! the cluster's, which each client finds that opens the image.
+//!
+//! librbd changes the metadata for the owner of the lock alone, and the cluster refuses a client
+//! that is fenced. So a marker is that of who has the image.
+//!
+//! `rbd cp` copies the metadata, and so the marker: such a copy lacks what the cache had. A
+//! snapshot has the metadata that the image has now.
+
+use std::ffi::CStr;
+use std::sync::Arc;
+
+use cairn_block::dirty_marker::DirtyMarker;
+use cairn_block::sync::Mutex;
+use cairn_block::{
+    ConfigError, ConfigKind, Env, FailureCount, LocalFuture, MarkerStore, Op, Sector,
+};
+use cairn_reactor::Driver;
+
+use super::image::{Image, text_of};
+use super::uri::Target;
+use super::{RbdDisk, Shared, clock};
+
+/// The key. Those that begin with `conf_` are settings of librbd.
+const KEY: &CStr = c"cairn.dirty_marker";
+
+fn failed(target: &Target, errno: i32) -> ConfigError {
+    target.refused(ConfigKind::System, format!("dirty marker: {}", text_of(errno)))
+}
+
+impl Shared {
+    /// Runs a call of librbd on a helper thread, once requests may be sent.
+    async fn call<T: Send + 'static>(
+        self: &Arc<Self>,
+        env: &Env,
+        call: impl FnOnce(&Image) -> Result<T, i32> + Send + 'static,
+    ) -> Result<T, ConfigError> {
+        let refused = |error| {
+            let refused = self.target.refused(ConfigKind::System, "dirty marker");
+            refused.with_source(error)
+        };
+        self.ready(env).await.map_err(refused)?;
+        let (started, shared) = (clock::now(), self.clone());
+        let place = Arc::new(Mutex::new(None));
+        let result = place.clone();
+        let work = move || {
+            *result.lock() = Some(call(shared.image()));
+            0
+        };
+        Driver::of(env).run(work).await;
+        let found = place.lock().take();
+        // Without a thread there is no answer.
+        let found = found.unwrap_or(Err(-libc::EAGAIN));
+        let errno = found.as_ref().map(drop).map_err(|errno| -errno);
+        let judged = self.judge(env, (Op::Read, Sector(0)), started, errno);
+        match (found, judged) {
+            (Ok(value), _) => Ok(value),
+            (Err(_), Err(error)) if self.is_fenced() => Err(refused(error)),
+            (Err(errno), _) => Err(failed(&self.target, errno)),
+        }
+    }
+}
+
+impl MarkerStore for RbdDisk {
+    fn read<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<Option<String>, ConfigError>> {
+        Box::pin(self.0.call(env, |image| image.metadata(KEY)))
+    }
+
+    fn write<'a>(
+        &'a self,
+        env: &'a Env,
+        text: Option<String>,
+    ) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(self.0.call(env, move |image| image.set_metadata(KEY, text.as_deref())))
+    }
+}
+
+/// Says so if a cache may have had data that a snapshot lacks. Blocks the thread.
+pub(super) fn warn_of_snapshot(target: &Target, image: &Image) {
+    if target.snapshot.is_none() {
+        return;
+    }
+    let uri = &target.uri;
+    match image.metadata(KEY) {
+        Ok(None) => {}
+        Ok(Some(text)) => {
+            let whose = DirtyMarker::decode(&text).map_or(text, |marker| {
+                let DirtyMarker { kind, cache, host, since, .. } = marker;
+                format!("{kind} {cache} on host {host} since {} s after 1970", since.as_secs())
+            });
+            tracing::warn!(
+                "{uri}: not consistent if it was taken since then: the image lacks data that a \
+                 cache has: {whose}"
+            );
+        }
+        Err(errno) => tracing::warn!("{}", failed(target, errno)),
+    }
+}
+
+/// Removes the dirty marker of this generation from an image that nobody else has open. Answers
+/// what it was. Blocks the thread.
+///
+/// # Errors
+/// Another marker stands, or none, or the image is in use.
+pub fn unmark(device: &str, generation: &str) -> Result<DirtyMarker, ConfigError> {
+    let disk = RbdDisk::open(device, false, &[], Arc::<FailureCount>::default())?;
+    let (target, image) = (&disk.0.target, disk.0.image());
+    let text = image.metadata(KEY).map_err(|errno| failed(target, errno))?;
+    let marker = text.as_deref().and_then(DirtyMarker::decode);
+    match marker {
+        Some(marker) if marker.generation == generation => {
+            image.set_metadata(KEY, None).map_err(|errno| failed(target, errno))?;
+            Ok(marker)
+        }
+        other => {
+            let found = other.map_or_else(|| text.unwrap_or("none".to_owned()), |it| it.generation);
+            let (field, expected) = ("dirty marker", generation);
+            Err(ConfigError::argument(device, field, format!("'{found}'"), expected))
+        }
+    }
+}

@@ -17,6 +17,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::serve::{RingChoice, ServeArgs};
 
 use cairn_control::arguments::sectors;
+use cairn_control::state::Adopted;
 use cairn_control::verbs::cache::{
     CacheAttach, CacheDetach, CacheFlush, CacheGet, CacheList, CacheSet, CacheVolume,
 };
@@ -153,6 +154,15 @@ pub enum Command {
         device: String,
         /// The address of the client, as the take-over logged it
         address: String,
+    },
+    /// Remove the dirty marker that a cache has left beside its origin: the data that only that
+    /// cache has is given up
+    Unmark {
+        /// The origin
+        #[arg(value_name = "rbd:POOL/IMAGE")]
+        device: String,
+        /// The generation of the marker, as the refusal of the origin shows it
+        generation: String,
     },
     /// Show which formats a device has. Exit code 5: a dirty cache
     Probe(DevicesArgs),
@@ -538,6 +548,10 @@ pub struct FlushArgs {
     /// Give up what a killed server has left in the crash log of the cache
     #[arg(long)]
     pub discard_crash_log: bool,
+    /// The cache of this origin on another host, or one of before there were dirty markers, is this
+    /// one's: the generation as the refusal shows it, or none
+    #[arg(long, value_name = "DEVICE=GENERATION", value_parser = Adopted::parse)]
+    pub adopt_marker: Vec<Adopted>,
     /// Stop after this many seconds; exit code 124 if work is left
     #[arg(long, value_name = "SECONDS")]
     pub timeout: Option<f64>,

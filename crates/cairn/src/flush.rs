@@ -19,6 +19,7 @@ use cairn_tools::progress::{Left, Progress};
 
 use crate::cli::FlushArgs;
 use crate::serve::limits::CRASH_LOG_BYTES;
+use cairn_control::state::keep_markers;
 use cairn_control::world::{World, WorldOptions};
 
 const VOLUME: &str = "flush";
@@ -55,6 +56,7 @@ pub fn run(args: &FlushArgs) -> Outcome<u8> {
         take_overs: Vec::new(),
     })?;
     let world = Arc::new(world);
+    keep_markers(world.registry(), None, &args.adopt_marker)?;
     world.begin_start(CRASH_LOG_BYTES, args.discard_crash_log);
     world.create(VOLUME)?;
     world.load(VOLUME, &args.table.join("\n"))?;

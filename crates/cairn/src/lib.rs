@@ -63,6 +63,13 @@ fn run(cli: Cli) -> Outcome<u8> {
             cairn_backends::rbd::unfence(&device, &address)?;
             Ok(cairn_outcome::exit::OK)
         }
+        Command::Unmark { device, generation } => {
+            let marker = cairn_backends::rbd::unmark(&device, &generation)?;
+            let (kind, cache, host) = (marker.kind, marker.cache, marker.host);
+            let line = format!("{device}: what {kind} {cache} of host {host} has is given up\n");
+            cairn_outcome::stdout::print(&line)?;
+            Ok(cairn_outcome::exit::OK)
+        }
         Command::Flush(args) => flush::run(&args),
         Command::Bench { words } => beside::run(Program::Bench, &words, cli.verbose),
         Command::Lab { words } => beside::run(Program::Lab, &words, cli.verbose),

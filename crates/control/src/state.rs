@@ -20,7 +20,8 @@
 //! minute, until the file has it or the store is marked after all. A server that stops with an owed
 //! note reports it and fails.
 //!
-//! The file also records caches that may hold data that their origins lack: see `caches`.
+//! The file also records caches that may hold data that their origins lack: see `caches`; and which
+//! dirty markers stand beside origins that other hosts reach: see `markers`.
 //!
 //! Beside the file lie the maps of dirty zones of bcache volumes: see `zones`.
 //!
@@ -41,12 +42,13 @@ mod caches;
 mod exports;
 mod forget;
 mod lost;
+mod markers;
 mod renaming;
 mod show;
 mod zones;
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
@@ -64,6 +66,7 @@ pub use caches::{CacheRecord, CacheState, Extent, Known, forget_cache};
 pub use exports::{Export, ExportChanges};
 pub use forget::forget;
 pub use lost::Noting;
+pub use markers::{Adopted, MarkerNotes, keep_markers};
 pub use renaming::Renaming;
 pub use show::{Shown, shown};
 pub use zones::ZoneFiles;
@@ -199,7 +202,10 @@ struct Contents {
     /// Caches that may be dirty, or are given up.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     caches: Vec<CacheRecord>,
-    /// No verb has changed anything: the file exists only for the caches.
+    /// The generations of dirty markers, by disk.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    markers: BTreeMap<String, String>,
+    /// No verb has changed anything: the file exists only for the caches and markers.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     caches_only: bool,
 }
@@ -495,7 +501,11 @@ impl StateFile {
             let path = self.path.display().to_string();
             return Err(wrong(path, "state", "a read-only server", "one that may write its state"));
         }
-        let but_for_caches = Contents { caches: next.caches.clone(), ..inner.contents.clone() };
+        let but_for_caches = Contents {
+            caches: next.caches.clone(),
+            markers: next.markers.clone(),
+            ..inner.contents.clone()
+        };
         next.caches_only &= next == but_for_caches;
         if next == inner.contents && !inner.unsure {
             inner.keeps(next);

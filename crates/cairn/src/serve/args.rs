@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use cairn_backends::rbd::TakeOver;
+use cairn_control::state::Adopted;
 use cairn_control::throttles::Limits;
 use cairn_control::verbs::volume::VolumeMessage;
 use cairn_outcome::failure::{Outcome, wrong};
@@ -113,6 +114,10 @@ pub struct ServeArgs {
     /// refusal of the image shows it; may be repeated
     #[arg(long, value_name = "rbd:POOL/IMAGE=ADDRESS/COOKIE", value_parser = TakeOver::parse)]
     pub take_over: Vec<TakeOver>,
+    /// The cache of this origin on another host, or one of before there were dirty markers, is this
+    /// one's: the generation as the refusal shows it, or none; may be repeated
+    #[arg(long, value_name = "DEVICE=GENERATION", value_parser = Adopted::parse)]
+    pub adopt_marker: Vec<Adopted>,
     /// Serve nothing unless every volume can be brought up
     #[arg(long)]
     pub strict: bool,

@@ -58,7 +58,7 @@ use cairn_control::http::HttpServer;
 use cairn_control::names::is_hidden;
 use cairn_control::plan::{self, BroughtUp, Failure, Plan};
 use cairn_control::sockets::{self, ControlSocket};
-use cairn_control::state::{StateFile, ZoneFiles};
+use cairn_control::state::{StateFile, ZoneFiles, keep_markers};
 use cairn_control::verbs::Verbs;
 use cairn_control::world::{Ended, World, WorldOptions, is_of};
 use command::{PrivateFolder, Running};
@@ -222,6 +222,7 @@ fn start_world(
     if let Some(state) = state.filter(|_| !world.read_only()) {
         world.registry().set_zone_maps(ZoneFiles::open(state)?);
     }
+    keep_markers(world.registry(), state, &args.adopt_marker)?;
     world.begin_start(
         args.crash_log.or(config.crash_log_bytes).unwrap_or(limits::CRASH_LOG_BYTES),
         args.discard_crash_log && !args.successor,

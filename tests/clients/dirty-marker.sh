@@ -1,0 +1,111 @@
+#!/bin/bash
+# Caches in front of an image of a real Ceph cluster: the dirty marker refuses the image to all but
+# its cache, on this host and on another one, until the cache is drained.
+. "$(dirname "$0")/../lib.sh"
+. "$tests/ceph.sh"
+need qemu-io
+release() { ceph_end; }
+ceph_start
+
+rbd create vms/a --size 64M
+truncate -s 16M cache.img
+marker() { rbd image-meta get vms/a cairn.dirty_marker 2>/dev/null || true; }
+generation() { marker | cut -d' ' -f2; }
+linear_a="0 131072 linear rbd:vms/a 0"
+cached="0 131072 writecache s rbd:vms/a cache.img 4096 0"
+refused() { # WORDS SERVE-WORDS...: one line with these words; nothing is served
+  local words=$1
+  shift
+  expect "${status:-4}" timeout 60 "$CAIRN" serve --strict --listen "unix:$work/no.sock" \
+    --control "$work/no.control" "$@"
+  grep -q "$words" said || { cat said; fail "expected '$words'"; }
+}
+io() { # COMMAND...
+  local words=()
+  for word in "$@"; do words+=(-c "$word"); done
+  qemu-io -f raw "${words[@]}" "$uri" >said 2>&1 || { cat said; fail "qemu-io $*"; }
+}
+
+# It stands from the start of the cache on, and says whose it is.
+serve --state vm.state --table "$cached"
+io "write -P 0x11 0 1M" flush
+host=$(uname -n)
+same "$(marker | cut -d' ' -f1,3,4,5,6)" "1 writecache cache.img - $host" "the marker"
+grep -q "$(generation)" vm.state || fail "the state file does not note the generation"
+stood=$(generation)
+serve_kill
+
+# A killed server goes on with it. Meanwhile the image alone is refused.
+sleep 1
+refused "dirty marker: found $stood of writecache cache.img on host $host, .* s old" \
+  --table "$linear_a" --take-over "rbd:vms/a=$(rbd lock ls vms/a --format json |
+    jq -r '.[0] | .address + "/" + .id')"
+same "$(grep -c . said)" 2 "lines of the refusal and the fence"
+serve --state vm.state --table "$cached"
+same "$(generation)" "$stood" "generation after a kill"
+io "read -P 0x11 0 1M"
+serve_end
+same "$(generation)" "$stood" "generation of a cache that was stopped dirty"
+refused "cairn unmark 'rbd:vms/a' $stood" --read-only --table "$linear_a"
+# It is a new server by its state file, and the same host and device: the marker is its own.
+serve --state other.state --table "$cached"
+serve_end
+
+# Another cache device is not that cache.
+truncate -s 16M wrong.img
+refused "dirty marker: found $stood of writecache cache.img" --state third.state \
+  --table "0 131072 writecache s rbd:vms/a wrong.img 4096 0"
+expect 1 "$CAIRN" unmark rbd:vms/a "${stood/?/0}f"
+same "$(generation)" "$stood" "generation after a wrong unmark"
+
+# The image is used without its cache: the data is given up, and the cache knows.
+expect 0 "$CAIRN" unmark rbd:vms/a "$stood"
+grep -q "what writecache cache.img of host $host has is given up" said || fail "unmark: $(cat said)"
+serve --table "$linear_a"
+io "write -P 0x22 0 1M" flush
+serve_end
+status=1 refused "dirty marker: found none, expected that of writecache cache.img" \
+  --state vm.state --table "$cached"
+serve --table "$linear_a"
+io "read -P 0x22 0 1M"
+serve_end
+# The user knows better.
+serve --state vm.state --table "$cached" --adopt-marker rbd:vms/a=none
+io "read -P 0x11 0 1M"
+serve_end
+
+# A drain ends it: the image is used alone again, and has all data.
+expect 0 "$CAIRN" flush --table "$cached"
+[ -z "$(marker)" ] || fail "a drained cache left $(marker)"
+serve --table "$linear_a"
+io "read -P 0x11 0 1M"
+serve_end
+
+# Writethrough makes nothing dirty. Writeback does from the moment in which it is set.
+rbd create vms/b --size 64M
+truncate -s 16M set.img backing.img
+expect 0 "$CAIRN" format bcache --cache set.img
+truncate -s 64M head.img
+expect 0 "$CAIRN" format bcache --backing head.img --cache-mode writethrough
+dd if=head.img of=first bs=8K count=1 status=none
+serve --table "0 131072 linear rbd:vms/b 0"
+nbdcopy first "$uri" 2>/dev/null || qemu-io -f raw -c "write -s first 0 8k" -c flush "$uri" \
+  >said 2>&1 || { cat said; fail "the superblock"; }
+serve_end
+in_b() { rbd image-meta get vms/b cairn.dirty_marker 2>/dev/null | cut -d' ' -f3 || true; }
+serve --table "v=0 131056 bcache rbd:vms/b set.img 1 attach"
+io "write -P 0x33 0 1M" flush
+[ -z "$(in_b)" ] || fail "a marker in writethrough"
+verb cache set v cache_mode=writeback
+same "$(in_b)" bcache "kind of the marker of writeback"
+io "write -P 0x44 0 1M" flush
+serve_end
+same "$(in_b)" bcache "kind of the marker of a dirty set"
+status=4 refused "dirty marker: found .* of bcache set.img (set " --table "0 131056 bcache rbd:vms/b - 0"
+
+# A snapshot that was taken meanwhile is named.
+rbd snap create --no-progress vms/b@s
+serve --read-only --table "0 131072 linear rbd:vms/b@s 0"
+serve_end
+grep -q "rbd:vms/b@s: not consistent" serve.log || { cat serve.log; fail "the snapshot"; }
+echo "the dirty marker of an image is there while its cache has data that the image lacks"

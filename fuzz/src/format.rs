@@ -5,6 +5,7 @@
 //! depend on anything but its input.
 
 use cairn_format::probe;
+use cairn_format::qcow2::{self, Place};
 use cairn_format::snapshot;
 use cairn_format::writecache::check::{Checker, Finding, Limits, Severity, check};
 use cairn_format::writecache::{BlockSize, Entry, Geometry, Opening, Superblock};
@@ -131,6 +132,57 @@ fn split_sizes(bytes: &[u8]) -> Option<(&[u8], snapshot::check::Limits)> {
     let origin_sectors = Some(u64::from_le_bytes(*origin)).filter(|sectors| *sectors != 0);
     let device_sectors = u64::from_le_bytes(*device);
     Some((given, snapshot::check::Limits { device_sectors, origin_sectors }))
+}
+
+/// An image: its header, then what its tables say of some places of its content. Nothing lies
+/// beyond the image, and no run leaves its cluster.
+pub fn qcow2_image(bytes: &[u8]) {
+    let image_bytes = bytes.len() as u64;
+    if let Err(error) = qcow2::Prologue::parse(bytes) {
+        assert!(one_line(&error));
+        return;
+    }
+    let header = match qcow2::Header::parse(bytes, image_bytes) {
+        Ok(header) => header,
+        Err(error) => return assert!(one_line(&error)),
+    };
+    let word = |at: u64| {
+        let at = usize::try_from(at).expect("it is in the image");
+        u64::from_be_bytes(*bytes[at..].first_chunk().expect("it is in the image"))
+    };
+    let (span, cluster) = (header.l1_span(), header.cluster_bytes());
+    let places = [0, cluster - 1, cluster, span - 1, span, header.size / 2, header.size.max(1) - 1];
+    let near = (0..64u64).map(|number| number.saturating_mul(cluster / 2 + 513));
+    for guest in places.into_iter().chain(near).filter(|guest| *guest < header.size) {
+        let entry = word(header.l1_entry_at(guest));
+        let table = match header.l2_table(guest, entry) {
+            Ok(Some(table)) => table,
+            Ok(None) => {
+                assert!(header.without_table(guest).bytes > 0);
+                continue;
+            }
+            Err(error) => {
+                assert!(one_line(&error));
+                continue;
+            }
+        };
+        let at = header.l2_entry_at(table, guest);
+        let bitmap = if header.l2_entry_bytes() == 16 { word(at + 8) } else { 0 };
+        match header.run(guest, word(at), bitmap) {
+            Ok(run) => {
+                assert!(run.bytes > 0 && run.bytes <= cluster - guest % cluster);
+                match run.place {
+                    Place::Data(at) => assert!(at - guest % cluster < image_bytes),
+                    Place::Compressed { start, bytes, skip } => {
+                        assert!(start < image_bytes && bytes > 0 && bytes <= 2 * cluster);
+                        assert_eq!(skip, guest % cluster);
+                    }
+                    Place::Nowhere | Place::Zeros => {}
+                }
+            }
+            Err(error) => assert!(one_line(&error)),
+        }
+    }
 }
 
 /// A device: its size in the first eight bytes, then its windows one after another, then zeros.

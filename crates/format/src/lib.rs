@@ -10,12 +10,14 @@
 //! - [`snapshot`]: the exception store of dm-snapshot, its layout, its checker and its repair
 //! - [`thin`]: the metadata of a thin pool, its checker, its XML and its repair
 //! - [`clone`]: the metadata of a clone: its bitset and its checker
+//! - [`qcow2`]: the header and tables of an image, for reading
 //! - [`probe`]: what a device holds, by the signatures in its first and last bytes
 
 pub mod bcache;
 pub mod clone;
 mod field;
 pub mod probe;
+pub mod qcow2;
 mod severity;
 pub mod snapshot;
 pub mod thin;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use cairn_format::writecache::{
     ENTRY_BYTES, ENTRY_FIELDS, MAGIC, SUPERBLOCK_BYTES, SUPERBLOCK_FIELDS, VERSION,
 };
-use cairn_format::{Field, bcache, clone, snapshot, thin};
+use cairn_format::{Field, bcache, clone, qcow2, snapshot, thin};
 
 fn document(name: &str) -> String {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/formats");
@@ -101,6 +101,16 @@ fn the_clone_tables_match_the_codec() {
     let salts: Vec<_> = salts.iter().map(|row| (row[0], row[1].to_owned())).collect();
     let kinds = [thin::Kind::CloneSuperblock, thin::Kind::Array];
     assert_eq!(salts, kinds.map(|kind| (kind.name(), kind.salt().to_string())));
+}
+
+#[test]
+fn the_qcow2_table_matches_the_codec() {
+    let header = document("qcow2.md");
+    let header = table(&header, "### Header, 112 bytes");
+    assert_fields(&header, &qcow2::HEADER_FIELDS, qcow2::HEADER_BYTES);
+    assert_eq!(header[0][3], format!("{:#x}", qcow2::MAGIC));
+    let bits = format!("{} to {}", qcow2::CLUSTER_BITS_MIN, qcow2::CLUSTER_BITS_MAX);
+    assert_eq!(header[4][3], bits);
 }
 
 #[test]

@@ -58,6 +58,7 @@ proptest! {
         format_bodies::writecache_metadata(&bytes);
         format_bodies::probe_windows(&bytes);
         format_bodies::snapshot_store(&bytes);
+        format_bodies::qcow2_image(&bytes);
         bcache_bodies::bcache_superblock(&bytes);
         bcache_bodies::bcache_intent(&bytes);
         bcache_bodies::bcache_zones(&bytes);
@@ -96,6 +97,15 @@ proptest! {
         let (given, sizes) = seed.split_at(seed.len() - 16);
         let mutated = mutate(given, &mutations, cut);
         format_bodies::snapshot_store(&[&mutated, sizes].concat());
+    }
+
+    #[test]
+    fn mutated_images_break_no_reader(
+        seed in proptest::sample::select(seeds("qcow2_image")),
+        mutations in mutations(),
+        cut in any::<Index>(),
+    ) {
+        format_bodies::qcow2_image(&mutate(&seed, &mutations, cut));
     }
 
     #[test]

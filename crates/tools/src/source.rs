@@ -109,7 +109,9 @@ impl Source {
         let Some(text) = path.to_str() else {
             return Err(wrong(name, "path", "bytes that are no UTF-8", "UTF-8"));
         };
-        let disk = patiently(|| FileDisk::open(text, read_only, FileOptions { direct: false }))?;
+        let disk = patiently(|| {
+            FileDisk::open(text, read_only, FileOptions { direct: false, image: false })
+        })?;
         let file = OpenOptions::new().read(true).write(!read_only).open(path);
         let file = file.map_err(|error| system(&name, "open", error))?;
         let bytes = disk.sectors().to_bytes();

@@ -59,6 +59,9 @@ struct OpenFile {
     /// Of a block device in direct mode: the page cache is volatile, too.
     sysfs: Option<Sysfs>,
     sectors: AtomicU64,
+    /// Where the file ends, if its last sector is a part of the disk and not whole: the rest of it
+    /// reads as zero.
+    end: Option<u64>,
     gate: FlushGate,
 }
 
@@ -113,6 +116,9 @@ impl OpenFile {
             Op::Write if !request.is_fua() => Direction::Write { dsync: false },
             _ => return Plan::Task,
         };
+        if self.end.is_some_and(|end| request.range.end().to_bytes() > end) {
+            return Plan::Task;
+        }
         match self.direct {
             Some(direct) if !direct.takes(request.iovecs()) => Plan::Task,
             _ => Plan::Transfer(direction),
@@ -179,6 +185,9 @@ impl Disk for FileDisk {
 
     fn refresh(&self) -> Result<(), ConfigError> {
         let file = &self.0;
+        if file.end.is_some() {
+            return Ok(());
+        }
         let sectors = probe::sectors(&file.path, &file.fd, file.kind, file.limits.logical_block)?;
         file.sectors.store(sectors.0, Ordering::Relaxed);
         Ok(())

@@ -8,7 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use cairn_block::{ConfigError, ConfigKind, FailureCount, FlushGate, Identity};
+use cairn_block::{
+    ConfigError, ConfigKind, FailureCount, FlushGate, Identity, SECTOR_BYTES, SectorCount,
+};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, StatxFlags, statx};
 use rustix::io::Errno;
 
@@ -24,11 +26,19 @@ use crate::held::held;
 pub struct FileOptions {
     /// Bypass the page cache where the file system allows it; false never tries.
     pub direct: bool,
+    /// It is a part of an image, and open for reading: other programs may read it too, by the locks
+    /// of qemu, and a last sector that is not whole ends in zeroes. Never direct.
+    pub image: bool,
+}
+
+impl FileOptions {
+    /// For the files that an image consists of.
+    pub(crate) const IMAGE: FileOptions = FileOptions { direct: false, image: true };
 }
 
 impl Default for FileOptions {
     fn default() -> FileOptions {
-        FileOptions { direct: true }
+        FileOptions { direct: true, image: false }
     }
 }
 
@@ -63,7 +73,8 @@ pub(super) fn open(
     failures: Arc<FailureCount>,
 ) -> Result<OpenFile, ConfigError> {
     let stat = rustix::fs::stat(path).map_err(|error| system(path, "path", error))?;
-    let inherited = handles.find(&stat, read_only);
+    // The locks of an image are shared: this process can have its own before the other one ends.
+    let inherited = if options.image { None } else { handles.find(&stat, read_only) };
     let is_locked = inherited.is_some();
     let fd = match inherited {
         Some(inherited) => inherited,
@@ -72,14 +83,22 @@ pub(super) fn open(
     // Check again: the path may lead to another file by now.
     let stat = rustix::fs::fstat(&fd).map_err(|error| system(path, "path", error))?;
     let kind = kind(path, &stat)?;
-    if !is_locked {
-        lock::lock(path, &fd, read_only)?;
+    match is_locked {
+        true => {}
+        false if options.image => lock::lock_image(path, &fd)?,
+        false => lock::lock(path, &fd, read_only)?,
     }
     let direct = if options.direct { probe::enable_direct(path, &fd, &stat) } else { None };
     let limits = probe::limits(path, &fd, &stat, kind, direct)?;
     let limits = cairn_block::Limits { read_only, ..limits };
-    let sectors = probe::sectors(path, &fd, kind, limits.logical_block)?;
-    handles.note(&fd, read_only);
+    let end = if options.image { probe::odd_end(path, &fd, kind)? } else { None };
+    let sectors = match end {
+        Some(end) => SectorCount(end.div_ceil(SECTOR_BYTES)),
+        None => probe::sectors(path, &fd, kind, limits.logical_block)?,
+    };
+    if !options.image {
+        handles.note(&fd, read_only);
+    }
     Ok(OpenFile {
         fd,
         path: path.to_owned(),
@@ -90,6 +109,7 @@ pub(super) fn open(
         sysfs: (kind == Kind::Block && direct.is_some())
             .then(|| Sysfs::open(Path::new("/sys"), stat.st_rdev)),
         sectors: AtomicU64::new(sectors.0),
+        end,
         gate: FlushGate::new(failures),
     })
 }

@@ -107,12 +107,22 @@ pub(super) fn sectors(
     kind: Kind,
     logical_block: u32,
 ) -> Result<SectorCount, ConfigError> {
+    let bytes = bytes(path, fd, kind)?;
+    Ok(SectorCount::of_bytes(bytes - bytes % u64::from(logical_block)))
+}
+
+/// The byte at which a file ends, if its last sector is not whole.
+pub(super) fn odd_end(path: &str, fd: &OwnedFd, kind: Kind) -> Result<Option<u64>, ConfigError> {
+    let bytes = bytes(path, fd, kind)?;
+    Ok(Some(bytes).filter(|bytes| !bytes.is_multiple_of(SECTOR_BYTES)))
+}
+
+fn bytes(path: &str, fd: &OwnedFd, kind: Kind) -> Result<u64, ConfigError> {
     let bytes = match kind {
         Kind::File => rustix::fs::fstat(fd).map(|stat| stat.st_size as u64),
         Kind::Block => rustix::fs::seek(fd, SeekFrom::End(0)),
     };
-    let bytes = bytes.map_err(|error| system(path, "size", error))?;
-    Ok(SectorCount::of_bytes(bytes - bytes % u64::from(logical_block)))
+    bytes.map_err(|error| system(path, "size", error))
 }
 
 /// Block sizes and supported operations.

@@ -62,6 +62,9 @@ impl Task {
     async fn perform(&self, work: Work) -> IoResult {
         let (fua, failures) = (work.flags.contains(Flags::FUA), self.file.gate.failures().count());
         match work.op {
+            Op::Read if self.file.end.is_some() => {
+                self.read_all(work.segs, work.range.start.to_bytes()).await
+            }
             Op::Read => self.read_bounced(&work.segs, work.range.start.to_bytes()).await,
             Op::Write => self.write(work).await,
             Op::Flush => self.sync().await,
@@ -148,6 +151,10 @@ impl Task {
     async fn read_all(&self, mut segs: Segs, mut offset: u64) -> IoResult {
         while segs.bytes() > 0 {
             let moved = self.driver.read_at(&self.file.fd, segs.clone(), offset).await;
+            if moved == 0 && self.file.end.is_some_and(|end| offset >= end) {
+                segs.zero(0, segs.bytes());
+                break;
+            }
             let moved = self.progress(moved)?;
             segs = segs.slice(moved, segs.bytes() - moved);
             offset += moved as u64;

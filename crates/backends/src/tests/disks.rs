@@ -273,7 +273,7 @@ fn a_file_system_that_refuses_direct_io_gets_one_warning_and_the_page_cache() {
 #[test]
 fn the_page_cache_mode_writes_through_on_fua_and_flush() {
     let scratch = Scratch::of(1 << 20);
-    let options = FileOptions { direct: false };
+    let options = FileOptions { direct: false, image: false };
     let disk = FileDisk::open(scratch.path(), false, options).unwrap();
     assert!(!disk.is_direct());
     assert_eq!(disk.limits().logical_block, 512);

@@ -91,7 +91,7 @@ fn file_matches_the_model() {
 
 #[test]
 fn file_through_the_page_cache_matches_the_model() {
-    let options = FileOptions { direct: false };
+    let options = FileOptions { direct: false, image: false };
     compare(file_in(std::env::temp_dir().to_str().unwrap(), options));
 }
 

@@ -6,6 +6,7 @@
 //! a disk stores no ring, buffer or environment.
 
 mod answer;
+mod argument;
 mod crash_memory;
 mod file;
 mod handles;
@@ -15,11 +16,13 @@ pub mod nbd;
 mod null;
 mod objects;
 mod opener;
+mod qcow2;
 pub mod rbd;
 mod size;
 #[cfg(test)]
 mod tests;
 
+pub use argument::{is_image, is_path, is_remote, path_in};
 pub use crash_memory::{CrashFiles, LeftLog};
 pub use file::{FileDisk, FileOptions};
 pub use handles::{Handle, Handles};
@@ -27,6 +30,6 @@ pub use held::{HeldElsewhere, patiently, very_patiently};
 pub use memory::MemoryDisk;
 pub use nbd::NbdDisk;
 pub use null::NullDisk;
-pub use opener::{DeviceOpener, is_path, is_remote};
+pub use opener::DeviceOpener;
 pub use rbd::RbdDisk;
 pub use size::{SizeError, parse_size};

@@ -3,7 +3,8 @@
 //! `PATH` is a file or block device. `mem:SIZE` is a new disk in memory each time it is named;
 //! `mem:SIZE,name=NAME` is the same disk as long as it is open. `null:SIZE` is a disk without
 //! contents. `nbd://` and `nbd+unix://` name exports of NBD servers, `rbd:` images of Ceph;
-//! `http://`, `https://`, `s3://`, `gs://` and `az://` name objects, which are read only. A file
+//! `http://`, `https://`, `s3://`, `gs://` and `az://` name objects, which are read only.
+//! `qcow2:` with a path or one of these URIs is the content of an image of qemu, read only. A file
 //! with such a name is opened as `./mem:1M`.
 
 use std::collections::HashMap;
@@ -16,12 +17,14 @@ use cairn_block::{
 };
 use cairn_reactor::Driver;
 
+use crate::argument::{image_in, is_path, is_remote};
 use crate::file::{self, FileDisk, FileOptions};
 use crate::handles::Handles;
 use crate::memory::MemoryDisk;
 use crate::nbd::{self, NbdDisk};
 use crate::null::NullDisk;
 use crate::objects;
+use crate::qcow2;
 use crate::rbd::{self, RbdDisk, TakeOver};
 use crate::size::parse_size;
 
@@ -89,24 +92,17 @@ impl Uniques {
 }
 
 enum Device<'a> {
-    Memory { sectors: SectorCount, named: bool },
+    Memory {
+        sectors: SectorCount,
+        named: bool,
+    },
     Null(SectorCount),
     Nbd(&'a str),
     Rbd(&'a str),
     Object(&'a str),
+    /// What keeps the image.
+    Image(&'a str),
     Path(&'a str),
-}
-
-/// True if an argument is the path of a file or block device.
-pub fn is_path(argument: &str) -> bool {
-    let is_other = ["mem:", "null:"].iter().any(|scheme| argument.starts_with(scheme));
-    !is_other && !is_remote(argument)
-}
-
-/// True if an argument names what another process or machine keeps: an export of an NBD server, an
-/// image of Ceph, or an object.
-pub fn is_remote(argument: &str) -> bool {
-    [nbd::is_uri, rbd::is_uri, objects::is_uri].iter().any(|is| is(argument))
 }
 
 impl<'a> Device<'a> {
@@ -122,6 +118,16 @@ impl<'a> Device<'a> {
         }
         if objects::is_uri(argument) {
             return Ok(Device::Object(argument));
+        }
+        if let Some(inner) = image_in(argument) {
+            let is_known = (is_path(inner) && !inner.starts_with('@')) || is_remote(inner);
+            return match is_known && !inner.is_empty() {
+                true => Ok(Device::Image(inner)),
+                false => {
+                    let (found, expected) = (format!("'{inner}'"), "a path or a URI after qcow2:");
+                    Err(ConfigError::argument(argument, "image", found, expected))
+                }
+            };
         }
         let Some(rest) = argument.strip_prefix("mem:") else {
             return Ok(Device::Path(argument));
@@ -183,6 +189,11 @@ impl Opener for DeviceOpener {
             Device::Object(uri) => {
                 return Ok(Identity::Remote(objects::Address::parse(uri)?.identity()));
             }
+            Device::Image(inner) => {
+                drop(uniques);
+                let inner = self.identify(inner).map_err(|error| named(argument, error))?;
+                return Ok(Identity::Remote(format!("qcow2 {inner:?}")));
+            }
             Device::Memory { named: true, .. } => match uniques.named.get(argument) {
                 Some(unique) => *unique,
                 None => {
@@ -211,6 +222,10 @@ impl Opener for DeviceOpener {
                 open_image(uri, read_only, (&self.handles, &self.take_overs), failures)?
             }
             Device::Object(uri) => objects::open(uri)?,
+            Device::Image(_) => {
+                let detail = "open: an image is opened by a task of a server alone";
+                return Err(ConfigError::new(ConfigKind::Unsupported, argument, detail));
+            }
             Device::Memory { sectors, .. } => {
                 let disk = Arc::new(MemoryDisk::new(sectors)?.named(argument));
                 self.handles.note_in_memory(&disk);
@@ -230,6 +245,7 @@ impl Opener for DeviceOpener {
     ) -> LocalFuture<'a, Result<Arc<dyn Disk>, ConfigError>> {
         Box::pin(async move {
             match Device::parse(argument)? {
+                Device::Image(_) => qcow2::open(env, self, argument).await,
                 Device::Path(path) => {
                     let (path, options) = (path.to_owned(), self.options);
                     let handles = self.handles.clone();
@@ -260,6 +276,37 @@ impl Opener for DeviceOpener {
             }
         })
     }
+}
+
+/// What images stand on.
+impl qcow2::Lower for DeviceOpener {
+    fn identify(&self, argument: &str) -> Result<Identity, ConfigError> {
+        Opener::identify(self, argument)
+    }
+
+    fn open<'a>(
+        &'a self,
+        env: &'a Env,
+        argument: &'a str,
+    ) -> LocalFuture<'a, Result<Arc<dyn Disk>, ConfigError>> {
+        Box::pin(async move {
+            let Device::Path(path) = Device::parse(argument)? else {
+                return self.open_on(env, argument, true, Arc::default()).await;
+            };
+            let path = path.to_owned();
+            let open = move || {
+                let how = (FileOptions::IMAGE, &Handles::default());
+                let file = FileDisk::open_counted(&path, true, how, Arc::default())?;
+                Ok(Arc::new(file) as Arc<dyn Disk>)
+            };
+            open_beside(env, argument, open).await
+        })
+    }
+}
+
+/// The error of what an argument names, as one of the argument.
+fn named(argument: &str, error: ConfigError) -> ConfigError {
+    ConfigError { device: argument.to_owned(), ..error }
 }
 
 /// Opens on a helper thread: a slow file system, device or server keeps no reactor waiting.

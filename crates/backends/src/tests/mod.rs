@@ -6,6 +6,7 @@ mod model;
 mod nbd;
 #[cfg(feature = "objects")]
 mod objects;
+mod qcow2;
 #[cfg(feature = "objects")]
 pub mod web;
 

@@ -3,6 +3,7 @@
 //! option or argument.
 
 use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use cairn_block::escape_word;
@@ -17,6 +18,11 @@ use crate::throttles::Limits;
 /// True if a device argument is the path of a file or block device.
 pub fn is_path(argument: &str) -> bool {
     !argument.starts_with('@') && cairn_backends::is_path(argument)
+}
+
+/// The path in a device argument, and what stands before it: `qcow2:` or nothing.
+pub fn path_in(argument: &str) -> Option<(&str, &str)> {
+    if argument.starts_with('@') { None } else { cairn_backends::path_in(argument) }
 }
 
 /// Reads a value of the option or argument of this name.
@@ -72,10 +78,29 @@ pub fn device() -> Reader<String> {
 /// There is no folder, or the path is no text.
 pub fn absolute(path: &Path) -> Outcome<String> {
     let shown = path.display().to_string();
-    if !is_path(&shown) {
-        return Ok(shown);
-    }
+    let Some((before, _)) = path_in(&shown) else { return Ok(shown) };
+    let bytes = &path.as_os_str().as_bytes()[before.len()..];
+    let path = Path::new(OsStr::from_bytes(bytes));
     let path = std::path::absolute(path).map_err(|error| system(&shown, "path", error))?;
-    let text = path.to_str().map(escape_word);
+    let text = path.to_str().map(|path| format!("{before}{}", escape_word(path)));
     text.ok_or_else(|| wrong(shown, "path", "bytes that are no UTF-8", "UTF-8"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::absolute;
+
+    #[test]
+    fn a_path_becomes_absolute_also_behind_a_scheme() {
+        let here = cairn_block::escape_word(std::env::current_dir().unwrap().to_str().unwrap());
+        for (given, expected) in [
+            ("a b", format!("{here}/a\\040b")),
+            ("qcow2:a b", format!("qcow2:{here}/a\\040b")),
+            ("qcow2:/a", "qcow2:/a".to_owned()),
+            ("qcow2:https://h/a", "qcow2:https://h/a".to_owned()),
+            ("@a", "@a".to_owned()),
+        ] {
+            assert_eq!(absolute(given.as_ref()).unwrap(), expected);
+        }
+    }
 }

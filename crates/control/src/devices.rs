@@ -5,7 +5,7 @@ use std::path::Path;
 use cairn_block::{TableLine, unescape_word};
 use cairn_outcome::failure::Outcome;
 
-use crate::arguments::{absolute, is_path};
+use crate::arguments::{absolute, path_in};
 
 /// Where devices stand among the words of a line.
 pub fn places(line: &TableLine) -> Vec<usize> {
@@ -34,7 +34,7 @@ pub fn with_absolute_paths(table: &str) -> Outcome<String> {
         let Ok(mut line) = TableLine::parse(text) else { return Ok(text.to_owned()) };
         for at in places(&line) {
             let word = &mut line.args[at];
-            if is_path(word) {
+            if path_in(word).is_some() {
                 *word = absolute(Path::new(&unescape_word(word)))?;
             }
         }
@@ -55,6 +55,7 @@ mod tests {
             ("0 8 linear a 0", format!("0 8 linear {here}/a 0")),
             ("0 8 linear my\\040disk/a 0", format!("0 8 linear {here}/my\\040disk/a 0")),
             ("0 8 linear /a 0\n8 8 linear @b 0", "0 8 linear /a 0\n8 8 linear @b 0".to_owned()),
+            ("0 8 linear qcow2:a 0", format!("0 8 linear qcow2:{here}/a 0")),
             ("0 8 linear mem:1M 0", "0 8 linear mem:1M 0".to_owned()),
             ("0 8 striped 2 4 a 0 b 0", format!("0 8 striped 2 4 {here}/a 0 {here}/b 0")),
             ("# a comment\nno line", "# a comment\nno line".to_owned()),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cairn_backends::is_path;
+use cairn_backends::path_in;
 use cairn_block::{Disk, Env, FailureCount, Identity, LocalFuture, Opener, unescape_word};
 use cairn_outcome::failure::Outcome;
 
@@ -15,11 +15,11 @@ pub(super) struct BaseOpener {
 
 impl BaseOpener {
     fn place(&self, argument: &str) -> String {
-        let path = unescape_word(argument);
+        let Some((before, path)) = path_in(argument) else { return argument.to_owned() };
+        let path = unescape_word(path);
         match &self.base {
-            _ if !is_path(argument) => argument.to_owned(),
-            Some(base) => base.join(path).to_string_lossy().into_owned(),
-            None => path,
+            Some(base) => format!("{before}{}", base.join(path).to_string_lossy()),
+            None => format!("{before}{path}"),
         }
     }
 }

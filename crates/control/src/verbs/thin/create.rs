@@ -1,6 +1,6 @@
 //! New volumes of a pool: empty ones, and snapshots.
 
-use cairn_backends::is_remote;
+use cairn_backends::{is_image, is_remote};
 use cairn_outcome::failure::{Outcome, wrong};
 use cairn_targets::thin::{Figures, Plan, ThinDevice};
 
@@ -203,11 +203,13 @@ impl Verbs {
 
 /// Refuses an external origin that no table can name.
 pub(super) fn check_origin(origin: Option<&str>) -> Outcome<()> {
-    let is_word = |origin: &str| !origin.contains(char::is_whitespace);
-    match origin {
-        Some(origin) if origin.starts_with('@') || is_remote(origin) && is_word(origin) => Ok(()),
-        origin => origin.map_or(Ok(()), check_argument),
+    let Some(origin) = origin else { return Ok(()) };
+    let is_word = !origin.contains(char::is_whitespace);
+    let is_elsewhere = is_remote(origin) || is_image(origin);
+    if origin.starts_with('@') || is_elsewhere && is_word {
+        return Ok(());
     }
+    check_argument(origin)
 }
 
 /// Refuses a name with another pool in front than that of the volume.
@@ -223,9 +225,10 @@ mod tests {
 
     #[test]
     fn an_external_origin_is_a_path_a_volume_or_elsewhere() {
-        let good = ["/img", "@base", "nbd://h/x", "rbd:vms/base@gold", "https://h/x.raw"];
+        let good =
+            ["/img", "@base", "nbd://h/x", "rbd:vms/base@gold", "https://h/x.raw", "qcow2:/i"];
         assert!(good.iter().all(|origin| check_origin(Some(origin)).is_ok()));
-        for wrong in ["", "mem:1M", "rbd:vms/a b", "https://h/a b", "a b"] {
+        for wrong in ["", "mem:1M", "rbd:vms/a b", "https://h/a b", "a b", "qcow2:a b"] {
             check_origin(Some(wrong)).expect_err(wrong);
         }
     }

@@ -60,6 +60,7 @@ const SECTIONS: &[(&str, bool, &[&str])] = &[
     ("Exports of NBD servers", true, &["cairn"]),
     ("Images of Ceph", true, &["cairn"]),
     ("Objects of web servers and object stores", true, &["cairn"]),
+    ("Images of qemu", true, &["cairn"]),
     ("Owners", true, &["cairn"]),
     ("Verbs for a running server", false, &["cairn"]),
     ("serve", false, &["cairn-serve"]),

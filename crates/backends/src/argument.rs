@@ -1,5 +1,6 @@
 //! What kind of thing a device argument names, by its first characters. Nothing is opened.
 
+use crate::remote::RemoteKind;
 use crate::{nbd, objects, rbd};
 
 /// True if an argument is the path of a file or block device.
@@ -24,7 +25,17 @@ pub fn path_in(argument: &str) -> Option<(&str, &str)> {
 /// True if an argument names what another process or machine keeps: an export of an NBD server, an
 /// image of Ceph, or an object.
 pub fn is_remote(argument: &str) -> bool {
-    [nbd::is_uri, rbd::is_uri, objects::is_uri].iter().any(|is| is(argument))
+    kind_of(argument).is_some()
+}
+
+/// Which kind of thing that is.
+pub(crate) fn kind_of(argument: &str) -> Option<RemoteKind> {
+    match argument {
+        uri if nbd::is_uri(uri) => Some(RemoteKind::Nbd),
+        uri if rbd::is_uri(uri) => Some(RemoteKind::Rbd),
+        uri if objects::is_uri(uri) => Some(RemoteKind::Object),
+        _ => None,
+    }
 }
 
 /// What keeps the image whose content an argument names; `None` if it names no image.

@@ -5,6 +5,7 @@
 //!
 //! Must never: open a file, or decide when a disk is still written to.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
@@ -12,7 +13,7 @@ use cairn_block::Disk;
 use cairn_block::sync::Mutex;
 use rustix::fs::{FileType, Stat, fstat};
 
-use crate::nbd::NbdDisk;
+use crate::remote::{RemoteDisk, RemoteFigures, RemoteKind};
 
 /// An open file or block device.
 pub struct Handle {
@@ -30,10 +31,8 @@ pub struct Handles {
     open: Mutex<Vec<(Weak<OwnedFd>, bool)>>,
     /// Disks whose content goes with the process.
     in_memory: Mutex<Vec<Weak<dyn Disk>>>,
-    /// Exports of NBD servers.
-    remote: Mutex<Vec<Weak<NbdDisk>>>,
-    /// Images of Ceph.
-    images: Mutex<Vec<Weak<dyn Disk>>>,
+    /// Disks that another process or machine keeps, the newest one last.
+    remote: Mutex<Vec<Weak<dyn RemoteDisk>>>,
 }
 
 impl Handles {
@@ -62,15 +61,34 @@ impl Handles {
         disks.iter().find_map(Weak::upgrade).map(|disk| disk.name())
     }
 
-    /// The open exports of NBD servers.
-    pub(crate) fn remotes(&self) -> Vec<Arc<NbdDisk>> {
+    /// The open disks that another process or machine keeps, the newest one last.
+    pub(crate) fn remotes(&self) -> Vec<Arc<dyn RemoteDisk>> {
         self.remote.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// The name of an open disk that another process or machine serves, if there is one.
+    /// Their figures, by their names. The names that are shown are unique.
+    pub fn remote_figures(&self) -> Vec<RemoteFigures> {
+        // One that is about to be dropped may have the name of a new one.
+        let by_name = |disk: Arc<dyn RemoteDisk>| (disk.name(), disk);
+        let newest: BTreeMap<_, _> = self.remotes().into_iter().map(by_name).collect();
+        let mut all: Vec<_> = newest.into_values().map(|disk| disk.figures()).collect();
+        let mut seen = BTreeMap::<String, u32>::new();
+        for figures in &mut all {
+            let count = seen.entry(figures.shown.clone()).or_default();
+            *count += 1;
+            if *count > 1 {
+                figures.shown = format!("{} ({count})", figures.shown);
+            }
+        }
+        all
+    }
+
+    /// The name of an open disk at a server that would not go on with another process, if there is
+    /// one. An object is just opened again.
     pub fn remote(&self) -> Option<String> {
-        let image = || self.images.lock().iter().find_map(Weak::upgrade).map(|disk| disk.name());
-        self.remotes().first().map(|disk| disk.name()).or_else(image)
+        let remotes = self.remotes();
+        let stays = remotes.iter().find(|disk| disk.kind() != RemoteKind::Object);
+        stays.map(|disk| disk.name())
     }
 
     /// The inherited descriptor, locked, of the file that was found at a path. One to write serves
@@ -90,12 +108,8 @@ impl Handles {
         open.push((Arc::downgrade(fd), read_only));
     }
 
-    pub(crate) fn note_remote(&self, disk: &Arc<NbdDisk>) {
+    pub(crate) fn note_remote(&self, disk: &Arc<dyn RemoteDisk>) {
         note(&self.remote, Arc::downgrade(disk));
-    }
-
-    pub(crate) fn note_image(&self, disk: &Arc<impl Disk + 'static>) {
-        note(&self.images, Arc::downgrade(disk) as Weak<dyn Disk>);
     }
 
     pub(crate) fn note_in_memory(&self, disk: &Arc<impl Disk + 'static>) {

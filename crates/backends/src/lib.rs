@@ -18,6 +18,7 @@ mod objects;
 mod opener;
 mod qcow2;
 pub mod rbd;
+mod remote;
 mod size;
 #[cfg(test)]
 mod tests;
@@ -32,4 +33,5 @@ pub use nbd::NbdDisk;
 pub use null::NullDisk;
 pub use opener::DeviceOpener;
 pub use rbd::RbdDisk;
+pub use remote::{RemoteDisk, RemoteFigures, RemoteKind, RemoteState, ReplayFigures};
 pub use size::{SizeError, parse_size};

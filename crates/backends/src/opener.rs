@@ -17,7 +17,7 @@ use cairn_block::{
 };
 use cairn_reactor::Driver;
 
-use crate::argument::{image_in, is_path, is_remote};
+use crate::argument::{image_in, is_path, is_remote, kind_of};
 use crate::file::{self, FileDisk, FileOptions};
 use crate::handles::Handles;
 use crate::memory::MemoryDisk;
@@ -26,6 +26,7 @@ use crate::null::NullDisk;
 use crate::objects;
 use crate::qcow2;
 use crate::rbd::{self, RbdDisk, TakeOver};
+use crate::remote::{RemoteDisk, RemoteKind};
 use crate::size::parse_size;
 
 /// Identities made here begin at this number; the registry counts its own from zero.
@@ -35,46 +36,58 @@ const FIRST_UNIQUE: u64 = 1 << 63;
 #[derive(Default)]
 pub struct DeviceOpener {
     options: FileOptions,
-    handles: Arc<Handles>,
+    means: Means,
     uniques: Mutex<Uniques>,
-    take_overs: Arc<[TakeOver]>,
+}
+
+fn identify_remote(
+    (kind, uri): (RemoteKind, &str),
+    handles: &Handles,
+) -> Result<Identity, ConfigError> {
+    match kind {
+        RemoteKind::Nbd => identify_export(uri, handles),
+        RemoteKind::Rbd => Ok(Identity::Remote(rbd::Target::parse(uri)?.identity())),
+        RemoteKind::Object => Ok(Identity::Remote(objects::Address::parse(uri)?.identity())),
+    }
 }
 
 /// The identity of an export. A disk that is open for it has to treat it as this URI says.
 fn identify_export(uri: &str, handles: &Handles) -> Result<Identity, ConfigError> {
     let target = nbd::Target::of_device(uri)?;
     let identity = target.identity();
-    let open = handles.remotes();
-    let same = open.iter().find(|disk| disk.target().identity() == identity);
-    match same.filter(|disk| !disk.target().agrees_with(&target)) {
+    let exports = handles.remotes().into_iter().filter(|disk| disk.kind() == RemoteKind::Nbd);
+    let mut open = exports.filter_map(|disk| nbd::Target::of_device(&disk.name()).ok());
+    let same = open.find(|other| other.identity() == identity);
+    match same.filter(|other| !other.agrees_with(&target)) {
         None => Ok(Identity::Remote(identity)),
-        Some(disk) => {
-            let found = &disk.target().uri;
+        Some(other) => {
+            let found = other.uri;
             let detail = format!("parameters: found {found} open, expected the same ones");
             Err(ConfigError::new(ConfigKind::Busy, uri, detail))
         }
     }
 }
 
-fn open_export(
-    uri: &str,
-    read_only: bool,
-    handles: &Handles,
-    failures: Arc<FailureCount>,
-) -> Result<Arc<dyn Disk>, ConfigError> {
-    let disk = Arc::new(NbdDisk::open(uri, read_only, failures)?);
-    handles.note_remote(&disk);
-    Ok(disk)
+/// What the open of a remote disk needs.
+#[derive(Clone, Default)]
+struct Means {
+    handles: Arc<Handles>,
+    take_overs: Arc<[TakeOver]>,
 }
 
-fn open_image(
-    uri: &str,
+/// Opens a remote disk. Blocks the thread.
+fn open_remote(
+    (kind, uri): (RemoteKind, &str),
     read_only: bool,
-    (handles, take_overs): (&Handles, &[TakeOver]),
+    means: &Means,
     failures: Arc<FailureCount>,
 ) -> Result<Arc<dyn Disk>, ConfigError> {
-    let disk = Arc::new(RbdDisk::open(uri, read_only, take_overs, failures)?);
-    handles.note_image(&disk);
+    let disk: Arc<dyn RemoteDisk> = match kind {
+        RemoteKind::Nbd => Arc::new(NbdDisk::open(uri, read_only, failures)?),
+        RemoteKind::Rbd => Arc::new(RbdDisk::open(uri, read_only, &means.take_overs, failures)?),
+        RemoteKind::Object => objects::open(uri)?,
+    };
+    means.handles.note_remote(&disk);
     Ok(disk)
 }
 
@@ -97,9 +110,7 @@ enum Device<'a> {
         named: bool,
     },
     Null(SectorCount),
-    Nbd(&'a str),
-    Rbd(&'a str),
-    Object(&'a str),
+    Remote(RemoteKind, &'a str),
     /// What keeps the image.
     Image(&'a str),
     Path(&'a str),
@@ -110,14 +121,8 @@ impl<'a> Device<'a> {
         if let Some(size) = argument.strip_prefix("null:") {
             return sectors(argument, size).map(Device::Null);
         }
-        if nbd::is_uri(argument) {
-            return Ok(Device::Nbd(argument));
-        }
-        if rbd::is_uri(argument) {
-            return Ok(Device::Rbd(argument));
-        }
-        if objects::is_uri(argument) {
-            return Ok(Device::Object(argument));
+        if let Some(kind) = kind_of(argument) {
+            return Ok(Device::Remote(kind, argument));
         }
         if let Some(inner) = image_in(argument) {
             let is_known = (is_path(inner) && !inner.starts_with('@')) || is_remote(inner);
@@ -169,13 +174,15 @@ impl DeviceOpener {
     /// An opener that takes what an earlier process left from `handles`, and notes there what is
     /// open.
     pub fn with_handles(handles: Arc<Handles>) -> DeviceOpener {
-        DeviceOpener { handles, ..DeviceOpener::default() }
+        let means = Means { handles, ..Means::default() };
+        DeviceOpener { means, ..DeviceOpener::default() }
     }
 
     /// The same, which takes the locks of these images from these owners.
     #[must_use]
     pub fn taking_over(self, take_overs: Vec<TakeOver>) -> DeviceOpener {
-        DeviceOpener { take_overs: take_overs.into(), ..self }
+        let means = Means { take_overs: take_overs.into(), ..self.means };
+        DeviceOpener { means, ..self }
     }
 }
 
@@ -184,10 +191,8 @@ impl Opener for DeviceOpener {
         let mut uniques = self.uniques.lock();
         Ok(Identity::Unique(match Device::parse(argument)? {
             Device::Path(path) => return file::identify(path),
-            Device::Nbd(uri) => return identify_export(uri, &self.handles),
-            Device::Rbd(uri) => return Ok(Identity::Remote(rbd::Target::parse(uri)?.identity())),
-            Device::Object(uri) => {
-                return Ok(Identity::Remote(objects::Address::parse(uri)?.identity()));
+            Device::Remote(kind, uri) => {
+                return identify_remote((kind, uri), &self.means.handles);
             }
             Device::Image(inner) => {
                 drop(uniques);
@@ -214,21 +219,19 @@ impl Opener for DeviceOpener {
     ) -> Result<Arc<dyn Disk>, ConfigError> {
         Ok(match Device::parse(argument)? {
             Device::Path(path) => {
-                let how = (self.options, &*self.handles);
+                let how = (self.options, &*self.means.handles);
                 Arc::new(FileDisk::open_counted(path, read_only, how, failures)?)
             }
-            Device::Nbd(uri) => open_export(uri, read_only, &self.handles, failures)?,
-            Device::Rbd(uri) => {
-                open_image(uri, read_only, (&self.handles, &self.take_overs), failures)?
+            Device::Remote(kind, uri) => {
+                open_remote((kind, uri), read_only, &self.means, failures)?
             }
-            Device::Object(uri) => objects::open(uri)?,
             Device::Image(_) => {
                 let detail = "open: an image is opened by a task of a server alone";
                 return Err(ConfigError::new(ConfigKind::Unsupported, argument, detail));
             }
             Device::Memory { sectors, .. } => {
                 let disk = Arc::new(MemoryDisk::new(sectors)?.named(argument));
-                self.handles.note_in_memory(&disk);
+                self.means.handles.note_in_memory(&disk);
                 disk
             }
             Device::Null(sectors) => Arc::new(NullDisk::new(sectors).named(argument)),
@@ -248,7 +251,7 @@ impl Opener for DeviceOpener {
                 Device::Image(_) => qcow2::open(env, self, argument).await,
                 Device::Path(path) => {
                     let (path, options) = (path.to_owned(), self.options);
-                    let handles = self.handles.clone();
+                    let handles = self.means.handles.clone();
                     let open = move || {
                         let how = (options, &*handles);
                         let file = FileDisk::open_counted(&path, read_only, how, failures)?;
@@ -256,21 +259,10 @@ impl Opener for DeviceOpener {
                     };
                     open_beside(env, argument, open).await
                 }
-                Device::Nbd(uri) => {
-                    let (uri, handles) = (uri.to_owned(), self.handles.clone());
-                    let open = move || open_export(&uri, read_only, &handles, failures);
+                Device::Remote(kind, uri) => {
+                    let (uri, means) = (uri.to_owned(), self.means.clone());
+                    let open = move || open_remote((kind, &uri), read_only, &means, failures);
                     open_beside(env, argument, open).await
-                }
-                Device::Rbd(uri) => {
-                    let (uri, handles) = (uri.to_owned(), self.handles.clone());
-                    let take_overs = self.take_overs.clone();
-                    let open =
-                        move || open_image(&uri, read_only, (&handles, &take_overs), failures);
-                    open_beside(env, argument, open).await
-                }
-                Device::Object(uri) => {
-                    let uri = uri.to_owned();
-                    open_beside(env, argument, move || objects::open(&uri)).await
                 }
                 Device::Memory { .. } | Device::Null(_) => self.open(argument, read_only, failures),
             }

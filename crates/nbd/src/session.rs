@@ -198,6 +198,16 @@ pub struct Session<T, D> {
     held: VecDeque<(Ask<T, D>, u64)>,
     /// N6 is done.
     has_begun: bool,
+    counts: Counts,
+}
+
+/// What the losses of connections have cost so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Bytes of kept writes that a server has answered again (N3).
+    pub replayed_bytes: u64,
+    /// Requests that had no answer when their connection was lost.
+    pub unanswered: u64,
 }
 
 /// Data of writes.
@@ -238,6 +248,7 @@ impl<T, D: Data> Session<T, D> {
             flushes: 0,
             held: VecDeque::new(),
             has_begun: care == Care::Nothing || mutants::skips("session: flush at the beginning"),
+            counts: Counts::default(),
         }
     }
 
@@ -256,6 +267,16 @@ impl<T, D: Data> Session<T, D> {
     /// Bytes that a loss of the connection would send again.
     pub fn kept_bytes(&self) -> u64 {
         self.kept.values().map(|kept| cost(kept.what, kept.range)).sum()
+    }
+
+    /// The memory of writes that are kept or under way, in bytes (N4).
+    pub fn held_bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What the losses of connections have cost so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
     }
 
     /// True if requests wait for an answer, or to be sent.
@@ -444,7 +465,11 @@ impl<T, D: Data> Session<T, D> {
             Sending::Again(start) => {
                 self.resending -= 1;
                 match result {
-                    Ok(()) => self.resent.push(start),
+                    Ok(()) => {
+                        let bytes = self.kept.get(&start).map(|kept| kept.range.to_bytes());
+                        self.counts.replayed_bytes += bytes.unwrap_or(0);
+                        self.resent.push(start);
+                    }
                     Err(_) => {
                         tell(Told::Lost);
                         self.drop_kept(start);
@@ -579,6 +604,7 @@ impl<T, D: Data> Session<T, D> {
             self.window = (sent.len() / 2).max(1);
         }
         for (_, Sent { ask, after }) in sent.into_iter().rev() {
+            self.counts.unanswered += u64::from(matches!(ask, Sending::Asked(_)));
             if matches!(ask, Sending::Asked(_) | Sending::OwnFlush) {
                 self.ready.push_front((ask, after));
             }

@@ -446,3 +446,21 @@ fn connections_that_end_soon_get_on_with_what_waits() {
     }
     assert_eq!(client.server.content(), client.answered);
 }
+
+#[test]
+fn counts_tell_what_was_written_again_and_what_had_no_answer() {
+    let mut client = Client::new(Care::Keep(1 << 20));
+    client.run(&Step::Write { start: 0, count: 4, fua: false });
+    client.settle();
+    client.run(&Step::Write { start: 8, count: 4, fua: false });
+    client.send(usize::MAX);
+    client.server.kill(0);
+    let held = client.session.held_bytes();
+    assert_eq!(held, 2 * (256 + 4096));
+    client.session.lost(&mut |_| {});
+    assert_eq!(client.session.counts(), Counts { replayed_bytes: 0, unanswered: 1 });
+    client.session.connected();
+    client.settle();
+    assert_eq!(client.session.counts(), Counts { replayed_bytes: 4 * 512, unanswered: 1 });
+    assert_eq!(client.session.held_bytes(), held);
+}

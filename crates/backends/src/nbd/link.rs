@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
-    ConfigError, ConfigKind, Env, Extent, IoError, IoResult, Op, SectorCount, SectorRange, Segs,
-    Time, until_some,
+    ConfigError, ConfigKind, Env, Extent, IoError, IoResult, Op, ReactorId, SectorCount,
+    SectorRange, Segs, Time, until_some,
 };
 use cairn_nbd::wire::TransmissionFlags;
 use event_listener::Event;
@@ -26,7 +26,8 @@ use super::channel::Channel;
 use super::connect::{Connected, connect};
 use super::handshake::Agreed;
 use super::remote::{Data, Incoming, Owner, Remote};
-use cairn_nbd::session::{Ask, Care, Session, Told, What};
+use crate::remote::{RemoteState, add};
+use cairn_nbd::session::{Ask, Counts, Session, Told, What};
 
 /// Pauses between two tries to connect.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
@@ -35,16 +36,26 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 /// The longest piece of a request without data: less than 32 bits of bytes, and whole blocks.
 const PIECE_BYTES: u64 = 1 << 30;
 
-/// The owner of a request, or the pieces of which this one is a part.
+/// A request as it came to the link.
+#[derive(Clone)]
+pub(super) struct Arrival {
+    owner: Owner,
+    /// Before a write of zeros becomes a write.
+    what: What,
+    count: SectorCount,
+    at: Time,
+}
+
+/// A request that is sent as one, or the pieces of which this one is a part.
 #[derive(Clone)]
 pub(super) enum Ticket {
-    Whole(Owner),
+    Whole(Arrival),
     Piece(Rc<Pieces>),
 }
 
 /// A request that is sent in pieces.
 pub(super) struct Pieces {
-    owner: Owner,
+    arrival: Arrival,
     /// All data of a read for another reactor.
     data: Segs,
     left: Cell<u64>,
@@ -72,14 +83,7 @@ pub(super) struct Link {
 impl Link {
     /// Starts the task of a disk that has had its first request.
     pub fn start(env: &Env, remote: Arc<Remote>, first: Connected) {
-        let flags = first.agreed.flags;
-        let is_volatile = flags.contains(TransmissionFlags::SEND_FLUSH)
-            && !flags.contains(TransmissionFlags::READ_ONLY);
-        let care = match remote.target.replay {
-            _ if !is_volatile => Care::Nothing,
-            Some(bytes) => Care::Keep(bytes),
-            None => Care::Tell,
-        };
+        let care = remote.care();
         let link = Rc::new(Link {
             env: env.clone(),
             remote,
@@ -106,6 +110,7 @@ impl Link {
             if self.remote.is_closing() {
                 break;
             }
+            self.enter(RemoteState::Reconnecting);
             let uri = &self.remote.target.uri;
             self.env.warn(uri, || format!("{uri}: the connection is lost: {why}"));
             self.change(|session, tell| session.lost(tell));
@@ -150,6 +155,8 @@ impl Link {
                         "{uri}: connected again after {after:.1} s; {kept} bytes of memory hold \
                          writes that are sent again"
                     );
+                    add(&self.remote.counts.reconnects, 1);
+                    self.enter(RemoteState::Connected);
                     return Some(connected);
                 }
                 Err(error) => self.env.warn(&format!("{uri} again"), || error.to_string()),
@@ -158,14 +165,32 @@ impl Link {
         None
     }
 
+    /// Notes whether there is a connection; answers the state of before.
+    fn enter(&self, state: RemoteState) -> RemoteState {
+        let connections = u64::from(state == RemoteState::Connected);
+        self.remote.counts.connections.store(connections, Ordering::Relaxed);
+        self.remote.counts.enter(state)
+    }
+
+    /// Requests have waited for a connection for as long as they may: they fail until there is one.
+    fn give_up(&self) {
+        if self.enter(RemoteState::Unreachable) != RemoteState::Unreachable {
+            let (uri, time) = (&self.remote.target.uri, self.remote.target.reconnect.as_secs());
+            self.env.warn(&format!("{uri} unreachable"), || {
+                format!("{uri}: no connection for {time} s: requests fail until there is one")
+            });
+        }
+        self.take_incoming();
+        self.change(|session, tell| session.give_up(IoError::IO, tell));
+    }
+
     /// Waits between two tries. Requests that wait for longer than they may fail.
     async fn wait(&self, pause: Duration, deadline: Time) {
         let end = self.env.now() + pause;
         let is_over = || self.env.now() >= deadline;
         loop {
             if is_over() {
-                self.take_incoming();
-                self.change(|session, tell| session.give_up(IoError::IO, tell));
+                self.give_up();
             }
             let until = if is_over() { end } else { end.min(deadline) };
             let has_come = || is_over() && self.take_incoming();
@@ -218,6 +243,7 @@ impl Link {
     ) -> R {
         let mut told = self.told.take();
         let result = change(&mut self.session.borrow_mut(), &mut |one| told.push(one));
+        self.publish();
         for one in told.drain(..) {
             match one {
                 Told::Lost => self.count_loss(),
@@ -228,22 +254,36 @@ impl Link {
         result
     }
 
+    /// Has other threads see what the session counts.
+    fn publish(&self) {
+        let (session, counts) = (self.session.borrow(), &self.remote.counts);
+        let Counts { replayed_bytes, unanswered } = session.counts();
+        counts.held_bytes.store(session.held_bytes(), Ordering::Relaxed);
+        counts.replayed_bytes.store(replayed_bytes, Ordering::Relaxed);
+        counts.retries.store(unanswered, Ordering::Relaxed);
+    }
+
     fn end(&self, ticket: Ticket, result: IoResult, data: &Segs) {
         self.has_ended.set(true);
         match ticket {
-            Ticket::Whole(owner) => self.tell(&owner, result, data),
+            Ticket::Whole(arrival) => self.tell(&arrival, result, data),
             Ticket::Piece(pieces) => {
                 pieces.error.set(pieces.error.get().or(result.err()));
                 pieces.left.set(pieces.left.get() - 1);
                 if pieces.left.get() == 0 {
                     let result = pieces.error.get().map_or(Ok(()), Err);
-                    self.tell(&pieces.owner, result, &pieces.data);
+                    self.tell(&pieces.arrival, result, &pieces.data);
                 }
             }
         }
     }
 
-    fn tell(&self, owner: &Owner, result: IoResult, data: &Segs) {
+    fn tell(&self, arrival: &Arrival, result: IoResult, data: &Segs) {
+        let Arrival { owner, what, count, at } = arrival;
+        if let What::Op(op) = *what {
+            let (what, times) = ((op, *count), (*at, self.env.now()));
+            self.remote.counts.count(ReactorId(0), what, times, result.is_err());
+        }
         match owner {
             Owner::Task(answer) => {
                 let extents = self.extents.take();
@@ -265,11 +305,15 @@ impl Link {
             self.submit(one);
         }
         self.incoming.replace(incoming);
+        if any {
+            self.publish();
+        }
         any
     }
 
     fn submit(&self, incoming: Incoming) {
         let Incoming { mut what, range, flags, data, owner } = incoming;
+        let arrival = Arrival { owner, what, count: range.count, at: self.env.now() };
         let data = self.data_of(what, range, data);
         let has_zeroes = self.remote.agreed.flags.contains(TransmissionFlags::SEND_WRITE_ZEROES);
         let is_zeros = what == What::Op(Op::WriteZeroes) && !has_zeroes;
@@ -286,13 +330,13 @@ impl Link {
             if has_data { u64::from(self.remote.agreed.payload_bytes_max) } else { PIECE_BYTES };
         if range.to_bytes() <= most {
             let data = data_at(0, range);
-            let ask = Ask { what, range, flags, data, owner: Ticket::Whole(owner) };
+            let ask = Ask { what, range, flags, data, owner: Ticket::Whole(arrival) };
             return self.session.borrow_mut().submit(ask);
         }
         // Memory of this reactor belongs to the request itself.
         let count = range.to_bytes().div_ceil(most);
         let (left, error) = (Cell::new(count), Cell::new(None));
-        let pieces = Rc::new(Pieces { owner, data: data.clone(), left, error });
+        let pieces = Rc::new(Pieces { arrival, data: data.clone(), left, error });
         for piece in 0..count {
             let at = SectorCount::of_bytes(piece * most);
             let range = SectorRange::new(

@@ -36,7 +36,8 @@ pub use self::handshake::{Agreed, Wish};
 use self::remote::{Data, Owner, Remote};
 pub use self::uri::{Place, Proof};
 pub(crate) use self::uri::{Target, is_uri};
-use cairn_nbd::session::What;
+use crate::remote::{RemoteDisk, RemoteFigures, RemoteKind, ReplayFigures, value};
+use cairn_nbd::session::{Care, What};
 
 /// How much is asked for in one status request: a server may have an extent for each sector.
 const STATUS_BYTES: u64 = 64 << 20;
@@ -66,11 +67,6 @@ impl NbdDisk {
         }
         let gate = FlushGate::new(failures);
         Ok(NbdDisk { remote: Arc::new(Remote::new(target, connected, gate)), read_only })
-    }
-
-    /// What it was opened by.
-    pub(crate) fn target(&self) -> &Target {
-        &self.remote.target
     }
 
     fn offers(&self, flag: TransmissionFlags) -> bool {
@@ -125,6 +121,39 @@ impl Drop for NbdDisk {
     /// The task of the connection says goodbye to the server.
     fn drop(&mut self) {
         self.remote.close();
+    }
+}
+
+impl RemoteDisk for NbdDisk {
+    fn kind(&self) -> RemoteKind {
+        RemoteKind::Nbd
+    }
+
+    /// A URI of NBD has no password.
+    fn figures(&self) -> RemoteFigures {
+        let Remote { target, counts, .. } = &*self.remote;
+        let replay = match self.remote.care() {
+            Care::Keep(limit_bytes) => Some(ReplayFigures {
+                held_bytes: value(&counts.held_bytes),
+                limit_bytes,
+                replayed_bytes: value(&counts.replayed_bytes),
+            }),
+            Care::Tell | Care::Nothing => None,
+        };
+        RemoteFigures {
+            uri: target.uri.clone(),
+            shown: target.uri.clone(),
+            kind: RemoteKind::Nbd,
+            state: counts.state(),
+            size: self.sectors(),
+            connections: Some(value(&counts.connections)),
+            reconnects: Some(value(&counts.reconnects)),
+            retries: Some(value(&counts.retries)),
+            replay,
+            fetched_bytes: None,
+            losses: self.failures(),
+            traffic: counts.traffic(),
+        }
     }
 }
 

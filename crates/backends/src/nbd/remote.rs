@@ -13,7 +13,9 @@ use super::handshake::Agreed;
 use super::link::Link;
 use super::uri::Target;
 use crate::answer::Answer;
-use cairn_nbd::session::What;
+use crate::remote::{RemoteCounts, add};
+use cairn_nbd::session::{Care, What};
+use cairn_nbd::wire::TransmissionFlags;
 
 /// See the module's description.
 pub(super) struct Remote {
@@ -24,6 +26,8 @@ pub(super) struct Remote {
     pub sectors: AtomicU64,
     /// Flushes, and what failed.
     pub gate: FlushGate,
+    /// The link's task alone counts requests.
+    pub counts: RemoteCounts,
     inbox: Mutex<Inbox>,
     /// The inbox has changed, or something for which the link's task waits.
     pub changed: Event,
@@ -72,13 +76,29 @@ impl Remote {
     pub fn new(target: Target, first: Connected, gate: FlushGate) -> Remote {
         let agreed = first.agreed;
         let inbox = Inbox { home: None, first: Some(first), queue: Vec::new(), is_closing: false };
+        let counts = RemoteCounts::default();
+        counts.prepare(1);
+        add(&counts.connections, 1);
         Remote {
             target,
             agreed,
             sectors: AtomicU64::new(agreed.sectors()),
             gate,
+            counts,
             inbox: Mutex::new(inbox),
             changed: Event::new(),
+        }
+    }
+
+    /// What is done for writes that the server has answered and not flushed.
+    pub fn care(&self) -> Care {
+        let flags = self.agreed.flags;
+        let is_volatile = flags.contains(TransmissionFlags::SEND_FLUSH)
+            && !flags.contains(TransmissionFlags::READ_ONLY);
+        match self.target.replay {
+            _ if !is_volatile => Care::Nothing,
+            Some(bytes) => Care::Keep(bytes),
+            None => Care::Tell,
         }
     }
 

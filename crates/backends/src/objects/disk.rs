@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use cairn_block::sync::atomic::{AtomicBool, Ordering};
+use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_block::{
     ConfigError, ConfigKind, Disk, Env, Flow, IoError, Limits, Nature, Op, Request, SECTOR_BYTES,
     SectorCount, Shape,
@@ -14,6 +14,7 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use super::fetch::Object;
 use super::uri::Address;
 use super::worker::{Read, Shared, block_on, serve};
+use crate::remote::{RemoteCounts, RemoteDisk, RemoteFigures, RemoteKind, value};
 
 /// How long an open may take, until all that it reads is there.
 const OPEN_PATIENCE: Duration = Duration::from_secs(30);
@@ -42,10 +43,40 @@ impl ObjectDisk {
         };
         let (object, first) = block_on(Object::open(address, OPEN_PATIENCE)).map_err(failed)??;
         let is_changed = AtomicBool::new(false);
-        let shared = Arc::new(Shared { object, is_changed, post: OnceLock::new() });
+        let shared = Arc::new(Shared {
+            object,
+            is_changed,
+            counts: RemoteCounts::default(),
+            fetched_bytes: AtomicU64::new(first.len() as u64),
+            post: OnceLock::new(),
+        });
         let (inbox, reads) = unbounded_channel();
         serve(shared.clone(), reads, first).map_err(failed)?;
         Ok(ObjectDisk { shared, inbox })
+    }
+}
+
+impl RemoteDisk for ObjectDisk {
+    fn kind(&self) -> RemoteKind {
+        RemoteKind::Object
+    }
+
+    fn figures(&self) -> RemoteFigures {
+        let Shared { object, counts, fetched_bytes, .. } = &*self.shared;
+        RemoteFigures {
+            uri: object.address.argument.clone(),
+            shown: object.address.shown(),
+            kind: RemoteKind::Object,
+            state: counts.state(),
+            size: self.sectors(),
+            connections: None,
+            reconnects: None,
+            retries: Some(value(&counts.retries)),
+            replay: None,
+            fetched_bytes: Some(value(fetched_bytes)),
+            losses: 0,
+            traffic: counts.traffic(),
+        }
     }
 }
 
@@ -62,16 +93,21 @@ impl Disk for ObjectDisk {
     fn submit(&self, env: &Env, request: &mut Request) -> Flow {
         match request.op {
             Op::Flush => return Flow::Done,
-            Op::Read if self.shared.is_changed.load(Ordering::Acquire) => {
-                return Flow::Failed(IoError::IO);
-            }
             Op::Read => {}
             _ => return Flow::Failed(IoError::READ_ONLY),
         }
-        self.shared.post.get_or_init(|| env.post().clone());
+        self.shared.post.get_or_init(|| {
+            self.shared.counts.prepare(env.post().reactors());
+            env.post().clone()
+        });
+        let at = env.now();
+        if self.shared.is_changed.load(Ordering::Acquire) {
+            self.shared.count(env, request.range.count, at, false);
+            return Flow::Failed(IoError::IO);
+        }
         let start = request.range.start.to_bytes();
         let range = start..start + request.range.to_bytes();
-        match self.inbox.send(Read { id: request.id(), range }) {
+        match self.inbox.send(Read { id: request.id(), range, at }) {
             Ok(()) => Flow::Queued,
             // The helper thread has ended.
             Err(_) => Flow::Failed(IoError::IO),

@@ -35,7 +35,9 @@ mod worker;
 
 use std::sync::Arc;
 
-use cairn_block::{ConfigError, Disk};
+use cairn_block::ConfigError;
+
+use crate::remote::RemoteDisk;
 
 pub(crate) use self::uri::{Address, is_uri};
 
@@ -44,7 +46,7 @@ pub(crate) use self::uri::{Address, is_uri};
 /// # Errors
 /// See `ObjectDisk::open`.
 #[cfg(feature = "objects")]
-pub(crate) fn open(argument: &str) -> Result<Arc<dyn Disk>, ConfigError> {
+pub(crate) fn open(argument: &str) -> Result<Arc<dyn RemoteDisk>, ConfigError> {
     Ok(Arc::new(disk::ObjectDisk::open(argument)?))
 }
 
@@ -53,7 +55,7 @@ pub(crate) fn open(argument: &str) -> Result<Arc<dyn Disk>, ConfigError> {
 /// # Errors
 /// Always.
 #[cfg(not(feature = "objects"))]
-pub(crate) fn open(argument: &str) -> Result<Arc<dyn Disk>, ConfigError> {
+pub(crate) fn open(argument: &str) -> Result<Arc<dyn RemoteDisk>, ConfigError> {
     Address::parse(argument)?;
     let detail = "URI: this build reads no objects; build it with `--features objects`";
     Err(ConfigError::new(cairn_block::ConfigKind::Unsupported, argument, detail))

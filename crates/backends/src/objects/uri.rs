@@ -142,6 +142,21 @@ impl Address {
         Ok(())
     }
 
+    /// The URI without its query, which may have a signature or a token.
+    #[cfg(any(test, feature = "objects"))]
+    pub fn shown(&self) -> String {
+        let (plain, fragment) =
+            self.argument.split_once('#').map_or((&*self.argument, None), |(a, b)| (a, Some(b)));
+        let mut shown = match plain.split_once('?') {
+            Some((place, _)) => format!("{place}?..."),
+            None => plain.to_owned(),
+        };
+        if let Some(fragment) = fragment {
+            shown.extend(["#", fragment]);
+        }
+        shown
+    }
+
     /// The same for two equal URIs. An object that is named in two ways is two disks, which is no
     /// harm: no request writes to it.
     pub fn identity(&self) -> String {
@@ -158,10 +173,12 @@ mod tests {
         let plain = Address::parse("https://h:8443/a%20b/c.img?token=x&y#").unwrap();
         assert_eq!(plain.url, "https://h:8443/a%20b/c.img?token=x&y");
         assert_eq!((plain.service, plain.unchecked), (Service::Http, false));
+        assert_eq!(plain.shown(), "https://h:8443/a%20b/c.img?...#");
         assert_eq!((plain.reconnect, plain.etag), (RECONNECT, None));
         let s3 = Address::parse("s3://bucket/a/b%20c#etag=12-3&reconnect=5").unwrap();
         assert_eq!((s3.service, s3.key.as_str()), (Service::S3, "a/b%20c"));
         assert_eq!((s3.etag.as_deref(), s3.reconnect.as_secs()), (Some("12-3"), 5));
+        assert_eq!(s3.shown(), s3.argument);
         assert!(Address::parse("http://[::1]/x#unchecked").unwrap().unchecked);
     }
 

@@ -21,8 +21,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cairn_block::sync::Mutex;
-use cairn_block::sync::atomic::{AtomicBool, Ordering};
-use cairn_block::{Env, IoError, Mail, Post, ReactorId, RequestId};
+use cairn_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use cairn_block::{Env, IoError, Mail, Op, Post, ReactorId, RequestId, SectorCount, Time};
 use futures_util::StreamExt;
 use futures_util::future::poll_fn;
 use futures_util::stream::FuturesUnordered;
@@ -33,6 +33,7 @@ use tracing::subscriber::{NoSubscriber, set_default};
 
 use super::fetch::{Fault, Object};
 use super::planner::{Answer, Fetch, Planner};
+use crate::remote::{RemoteCounts, RemoteState, add};
 
 /// Pauses between two tries.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -44,6 +45,8 @@ pub struct Read {
     pub id: RequestId,
     /// Its bytes, which may end behind the object.
     pub range: Range<u64>,
+    /// When it came, on its reactor's clock.
+    pub at: Time,
 }
 
 /// A read that has come.
@@ -59,8 +62,27 @@ pub struct Shared {
     pub object: Object,
     /// The object was changed: every read fails from now on.
     pub is_changed: AtomicBool,
+    /// The task of the disk alone enters states.
+    pub counts: RemoteCounts,
+    /// What the server sent as data.
+    pub fetched_bytes: AtomicU64,
     /// The way to the reactors, once there was a request.
     pub post: OnceLock<Arc<dyn Post>>,
+}
+
+impl Shared {
+    /// A read that came at a time of this reactor has ended.
+    pub fn count(&self, env: &Env, sectors: SectorCount, at: Time, is_ok: bool) {
+        self.counts.count(env.reactor(), (Op::Read, sectors), (at, env.now()), !is_ok);
+    }
+
+    /// Notes what a try has shown; answers the state of before. A changed object stays one.
+    fn enter(&self, state: RemoteState) -> RemoteState {
+        match self.is_changed.load(Ordering::Acquire) {
+            true => self.counts.enter(RemoteState::Changed),
+            false => self.counts.enter(state),
+        }
+    }
 }
 
 /// The thread's runtime; none if it could not be started.
@@ -175,16 +197,21 @@ impl Task {
         let uri = &shared.object.address.argument;
         match found {
             Ok(data) => {
+                shared.enter(RemoteState::Connected);
+                add(&shared.fetched_bytes, data.len() as u64);
                 self.planner.ended(number, Some(data));
                 return None;
             }
             Err(Fault::Changed(found)) => {
-                if !shared.is_changed.swap(true, Ordering::AcqRel) {
+                let was_changed = shared.is_changed.swap(true, Ordering::AcqRel);
+                shared.enter(RemoteState::Changed);
+                if !was_changed {
                     let line = format!("{uri}: the object was changed: {found}; reads of it fail");
                     warn(shared, format!("{uri} changed"), line);
                 }
             }
             Err(Fault::Refused(found)) => {
+                shared.enter(RemoteState::Refused);
                 warn(shared, uri.clone(), format!("{uri}: read: {found}"));
             }
             Err(Fault::Again(why)) => {
@@ -197,9 +224,12 @@ impl Task {
                 if is_wanted && now + pause < end && !shared.is_changed.load(Ordering::Acquire) {
                     let line = format!("{uri}: read: {why}; trying again");
                     warn(shared, format!("{uri} again"), line);
+                    shared.enter(RemoteState::Reconnecting);
+                    add(&shared.counts.retries, 1);
                     return Some(Attempt { fetch, pause, end });
                 }
                 if is_wanted {
+                    shared.enter(RemoteState::Unreachable);
                     let time = shared.object.address.reconnect.as_secs();
                     warn(shared, uri.clone(), format!("{uri}: read: failed for {time} s: {why}"));
                 }
@@ -256,16 +286,17 @@ fn warn(shared: &Shared, key: String, line: String) {
 }
 
 /// Has the reactor of a read store its data and end it. A changed object's data is none.
-fn tell(shared: &Shared, Answer { ticket, data }: Answer<Ticket>) {
-    let Read { id, range } = ticket.read;
+fn tell(shared: &Arc<Shared>, Answer { ticket, data }: Answer<Ticket>) {
+    let Read { id, range, at } = ticket.read;
     let Some(post) = shared.post.get() else { return };
     let data = data.filter(|_| !shared.is_changed.load(Ordering::Acquire));
-    let Some(pieces) = data else {
-        return post.post(id.reactor, Mail::Complete(id, Err(IoError::IO)));
-    };
+    let count = SectorCount::of_bytes(range.end - range.start);
     let behind = range.end.saturating_sub(shared.object.bytes).min(range.end - range.start);
     let tail = (range.end - range.start - behind) as usize;
+    let shared = shared.clone();
     let job = move |env: &Env| {
+        shared.count(env, count, at, data.is_some());
+        let Some(pieces) = data else { return env.complete(id, Err(IoError::IO)) };
         if let Some(segs) = env.queued_segs(id) {
             for (at, piece) in pieces {
                 segs.copy_in(at, &piece);

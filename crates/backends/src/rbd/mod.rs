@@ -55,6 +55,7 @@ use self::image::{Image, text_of};
 use self::operation::{Owner, PIECES_MAX, Queues, error_of, start};
 
 use crate::answer::Answer;
+use crate::remote::{RemoteCounts, RemoteDisk, RemoteFigures, RemoteKind, RemoteState};
 
 pub use self::image::finish_closing;
 pub use self::lock::TakeOver;
@@ -81,6 +82,7 @@ struct Shared {
     sectors: AtomicU64,
     gate: FlushGate,
     queues: OnceLock<Queues>,
+    counts: RemoteCounts,
     /// F1. It only rises.
     is_fenced: AtomicBool,
     /// When a request was started that has since succeeded, or the lock was looked at: the newest,
@@ -132,6 +134,7 @@ impl RbdDisk {
             sectors: AtomicU64::new(sectors),
             gate: FlushGate::new(failures),
             queues: OnceLock::new(),
+            counts: RemoteCounts::default(),
             is_fenced: AtomicBool::new(false),
             good: AtomicU64::new(started.0),
             is_checking: AtomicBool::new(false),
@@ -153,11 +156,19 @@ impl Shared {
     }
 
     fn queues(&self, env: &Env) -> &Queues {
-        self.queues.get_or_init(|| Queues::new(env.post()))
+        self.queues.get_or_init(|| {
+            self.counts.prepare(env.post().reactors());
+            Queues::new(env.post())
+        })
     }
 
     fn queues_made(&self) -> Option<&Queues> {
         self.queues.get()
+    }
+
+    /// A request that came at a time of this reactor has ended.
+    fn count(&self, env: &Env, what: (Op, SectorCount), at: Time, result: IoResult) {
+        self.counts.count(env.reactor(), what, (at, env.now()), result.is_err());
     }
 
     /// True if requests may be sent at once: see F2.
@@ -217,6 +228,7 @@ impl Shared {
         if self.is_fenced.swap(true, Ordering::AcqRel) {
             return IoError::FENCED;
         }
+        self.counts.enter(RemoteState::Fenced);
         tracing::error!("{}: fenced: {why}; every request fails from now on", self.target.uri);
         let (target, driver) = (self.target.clone(), Driver::of(env).clone());
         env.spawn(async move {
@@ -353,6 +365,32 @@ fn log_owner(target: &Target) -> i32 {
     0
 }
 
+impl RemoteDisk for RbdDisk {
+    fn kind(&self) -> RemoteKind {
+        RemoteKind::Rbd
+    }
+
+    /// librbd tells nothing of its connections, which it makes again by itself. The URI has no
+    /// secret: the keyring has it.
+    fn figures(&self) -> RemoteFigures {
+        let Shared { target, counts, .. } = &*self.0;
+        RemoteFigures {
+            uri: target.uri.clone(),
+            shown: target.uri.clone(),
+            kind: RemoteKind::Rbd,
+            state: counts.state(),
+            size: self.sectors(),
+            connections: None,
+            reconnects: None,
+            retries: None,
+            replay: None,
+            fetched_bytes: None,
+            losses: self.failures(),
+            traffic: counts.traffic(),
+        }
+    }
+}
+
 impl Disk for RbdDisk {
     fn name(&self) -> String {
         self.0.target.uri.clone()
@@ -365,6 +403,8 @@ impl Disk for RbdDisk {
     fn submit(&self, env: &Env, request: &mut Request) -> Flow {
         let shared = &self.0;
         if shared.is_fenced() {
+            let (what, failed) = ((request.op, request.range.count), Err(IoError::FENCED));
+            shared.count(env, what, env.now(), failed);
             return Flow::Failed(IoError::FENCED);
         }
         if request.flags.contains(Flags::FAST_ZERO) && request.op == Op::WriteZeroes {

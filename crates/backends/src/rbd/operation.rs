@@ -61,6 +61,8 @@ struct Operation {
     range: SectorRange,
     /// On [`clock`].
     started: Time,
+    /// On the reactor's clock.
+    at: Time,
     keep: Keep,
     pieces: Vec<Piece>,
     result: isize,
@@ -118,8 +120,9 @@ pub(super) fn start(
     let mut pieces = queues.of(reactor).spare.lock().pop().unwrap_or_default();
     pieces.extend(segs.iovecs().map(|(base, len)| Piece { base: base.cast(), len }));
     let keep = Keep(ManuallyDrop::new(segs));
-    let (shared, started, result) = (shared.clone(), clock::now(), 0);
-    let operation = Operation { shared, reactor, owner, op, range, started, keep, pieces, result };
+    let (shared, started, at, result) = (shared.clone(), clock::now(), env.now(), 0);
+    let operation =
+        Operation { shared, reactor, owner, op, range, started, at, keep, pieces, result };
     let (library, image) = (operation.shared.image().library(), operation.shared.image().handle());
     // The list does not move with the operation.
     let pieces = (operation.pieces.as_ptr(), operation.pieces.len() as c_int);
@@ -200,8 +203,9 @@ fn end_all(shared: &Arc<Shared>, env: &Env) {
     for mut operation in answered {
         operation.keep.release();
         let result = result_of(&operation);
-        let Operation { op, range, started, .. } = operation;
+        let Operation { op, range, started, at, .. } = operation;
         let result = shared.judge(env, (op, range.start), started, result);
+        shared.count(env, (op, range.count), at, result);
         match &operation.owner {
             Owner::Request(id) => env.complete(*id, result),
             Owner::Task(answer) => answer.tell(result),

@@ -73,6 +73,13 @@ impl Far {
         Far { folder, connections }
     }
 
+    /// Takes its socket away from new clients, or gives it back.
+    pub fn hide(&self, is_hidden: bool) {
+        let (here, away) = (self.folder.path().join("s"), self.folder.path().join("away"));
+        let (from, to) = if is_hidden { (here, away) } else { (away, here) };
+        std::fs::rename(from, to).unwrap();
+    }
+
     pub fn uri(&self, more: &str) -> String {
         format!("nbd+unix:///x?socket={}/s{more}", self.folder.path().display())
     }

@@ -3,13 +3,14 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use cairn_block::{ConfigError, Disk, Flags, IoError, Op, ReactorId, SectorCount};
+use cairn_block::{ConfigError, Disk, Flags, IoError, Op, Opener, ReactorId, SectorCount};
 use cairn_nbd::wire::{MessageForm, TransmissionFlags, option};
 use proptest::test_runner::{Config, TestRunner};
 
 use super::far::{Far, Manners};
 use super::{Model, Shape, act, extents, range, read, run, steps, worlds, write};
-use crate::NbdDisk;
+use crate::remote::{RemoteDisk, RemoteState, ReplayFigures};
+use crate::{DeviceOpener, Handles, NbdDisk};
 
 const FORMS: [MessageForm; 3] =
     [MessageForm::Simple, MessageForm::Structured, MessageForm::Extended];
@@ -120,6 +121,75 @@ fn a_lost_connection_with_unflushed_writes_is_a_failure_of_the_disk() {
     write(&on, &disk, one, vec![1; 4096], Shape::default()).unwrap();
     act(&on, &disk, Op::Flush, range(0, 0), Flags::empty()).unwrap();
     assert_eq!(disk.failures(), 1, "F1: before the flush was answered");
+}
+
+#[test]
+fn figures_show_what_a_lost_connection_had_to_write_again() {
+    for form in FORMS {
+        let far = Far::serve(Manners {
+            answer: |bytes| [bytes, vec![0; 16]].concat(),
+            ..Manners::good(form)
+        });
+        let [on, _] = worlds();
+        let disk = NbdDisk::open(&far.uri("&exclusive&replay=2M"), false, Arc::default()).unwrap();
+        let remote = Arc::new(disk);
+        let disk: Arc<dyn Disk> = remote.clone();
+        let fresh = remote.figures();
+        assert_eq!((fresh.state, fresh.connections), (RemoteState::Connected, Some(1)));
+        let one = (range(8, 8), Flags::empty());
+        write(&on, &disk, one, vec![1; 4096], Shape::default()).unwrap();
+        // Sent over the next connection, behind what is written again.
+        read(&on, &disk, range(0, 16), Shape::default()).unwrap();
+        let told = remote.figures();
+        let held_bytes = 256 + 4096;
+        let replay = ReplayFigures { held_bytes, limit_bytes: 2 << 20, replayed_bytes: 4096 };
+        assert_eq!((told.replay, told.reconnects), (Some(replay), Some(1)));
+        assert_eq!((told.state, told.connections), (RemoteState::Connected, Some(1)));
+        act(&on, &disk, Op::Flush, range(0, 0), Flags::empty()).unwrap();
+        let told = remote.figures();
+        let replay = ReplayFigures { held_bytes: 0, ..replay };
+        assert_eq!((told.replay, told.losses), (Some(replay), 0));
+        let passed = |op| (told.traffic.of(op).count(), told.traffic.of(op).sectors.0);
+        let expected = [(Op::Write, (1, 8)), (Op::Read, (1, 16)), (Op::Flush, (1, 0))];
+        assert_eq!(expected.map(|(op, _)| (op, passed(op))), expected, "{form:?}");
+    }
+}
+
+#[test]
+fn figures_show_a_server_that_is_gone_until_it_is_back() {
+    let manners = Manners { answer: |_| vec![0; 4], ..Manners::good(MessageForm::Simple) };
+    let far = Far::serve(manners);
+    let [on, _] = worlds();
+    let handles = Arc::<Handles>::default();
+    let opener = DeviceOpener::with_handles(handles.clone());
+    let uri = far.uri("&reconnect=1");
+    let disk = opener.open(&uri, false, Arc::default()).unwrap();
+    far.hide(true);
+    assert_eq!(read(&on, &disk, range(0, 8), Shape::default()), Err(IoError::IO));
+    let one = || {
+        let all = handles.remote_figures();
+        let [one] = &all[..] else { panic!("{all:?}") };
+        one.clone()
+    };
+    let gone = one();
+    assert_eq!((gone.uri.as_str(), gone.shown.as_str()), (uri.as_str(), uri.as_str()));
+    assert_eq!((gone.state, gone.connections), (RemoteState::Unreachable, Some(0)));
+    let reads = gone.traffic.of(Op::Read);
+    assert_eq!(
+        (gone.retries, gone.reconnects, reads.count(), reads.failed),
+        (Some(1), Some(0), 1, 1)
+    );
+    assert!(reads.nanos >= 900_000_000, "the time of its wait: {}", reads.nanos);
+    far.hide(false);
+    while one().state != RemoteState::Connected {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    read(&on, &disk, range(0, 8), Shape::default()).unwrap();
+    let back = one();
+    let reads = back.traffic.of(Op::Read);
+    assert_eq!((back.reconnects, reads.count(), reads.failed), (Some(1), 2, 1));
+    drop(disk);
+    assert!(handles.remote_figures().is_empty());
 }
 
 #[test]

@@ -8,7 +8,8 @@ use cairn_block::{ConfigError, Disk, Flags, IoError, Op, Opener, ReactorId, Sect
 
 use super::web::{Manners, Web};
 use super::{Shape, act, range, read, worlds, write};
-use crate::DeviceOpener;
+use crate::remote::RemoteState;
+use crate::{DeviceOpener, Handles};
 
 /// Longer than what is read at the open.
 const BYTES: usize = 4 << 20;
@@ -114,6 +115,49 @@ fn a_changed_object_fails_every_read_from_then_on() {
         assert_eq!(read(&on, &disk, range(4096, 8), Shape::default()), Err(IoError::IO));
         assert!(begin.elapsed() < Duration::from_secs(10), "without a repeat");
     }
+}
+
+#[test]
+fn figures_show_tries_and_their_end() {
+    let [on, _] = worlds();
+    let web = Web::serve(BYTES);
+    let handles = Arc::<Handles>::default();
+    let opener = DeviceOpener::with_handles(handles.clone());
+    let disk = opener.open(&web.uri("&token=secret#reconnect=1"), false, Arc::default()).unwrap();
+    let one = || handles.remote_figures().pop().unwrap();
+    let fresh = one();
+    assert!(fresh.uri.contains("secret") && !fresh.shown.contains("secret"), "{fresh:?}");
+    assert!(fresh.shown.ends_with("/image?...#reconnect=1"), "{}", fresh.shown);
+    assert_eq!((fresh.state, fresh.fetched_bytes), (RemoteState::Connected, Some(64 << 10)));
+    for (manners, state) in [
+        (Manners::Status(500), RemoteState::Unreachable),
+        (Manners::Status(403), RemoteState::Refused),
+        (Manners::Good, RemoteState::Connected),
+        (Manners::OtherObject, RemoteState::Changed),
+        (Manners::Good, RemoteState::Changed),
+    ] {
+        web.behave(manners);
+        let read = read(&on, &disk, range(4096, 8), Shape::default());
+        assert_eq!(read.is_ok(), state == RemoteState::Connected, "{manners:?}");
+        assert_eq!(one().state, state, "{manners:?}");
+    }
+    let told = one();
+    let reads = told.traffic.of(Op::Read);
+    assert_eq!((reads.count(), reads.failed, reads.sectors.0), (5, 4, 40));
+    assert!(told.retries > Some(1), "{told:?}");
+    assert_eq!(told.fetched_bytes, Some((64 << 10) + 4096));
+}
+
+#[test]
+fn names_that_are_shown_differ_also_where_a_query_is_left_out() {
+    let web = Web::serve(BYTES);
+    let handles = Arc::<Handles>::default();
+    let opener = DeviceOpener::with_handles(handles.clone());
+    let open = |more| opener.open(&web.uri(more), false, Arc::default()).unwrap();
+    let _disks = ["&a=1", "&a=2", "&a=1"].map(open);
+    let shown: Vec<_> = handles.remote_figures().into_iter().map(|it| it.shown).collect();
+    let [first, second] = &shown[..] else { panic!("{shown:?}") };
+    assert_eq!(*second, format!("{first} (2)"));
 }
 
 #[test]

@@ -67,15 +67,21 @@ nbdcopy "$(at vm)" copy
 cmp expected copy || fail "thin: it differs after a restart"
 serve_end
 start # what was fetched ahead is forgotten
+state() { # the state of the origin, as metrics tell it
+  "$CAIRN" metrics --control "$control" | sed -n 's/^cairn_remote_state_info.*state="\([a-z]*\)".*/\1/p'
+}
 kill -STOP "$remote"
 qemu-io -f raw -r -c 'read 20M 4k' "$(at vm)" >said 2>&1 && fail "a silent server: it was read"
+same "$(state)" unreachable "the state of an origin at a silent server"
 qemu-io -f raw -c 'write -P 1 0 1M' -c 'read -P 1 0 1M' -c flush "$(at near)" >said ||
   fail "a silent server: its neighbour is not served"
 kill -CONT "$remote"
 qemu-io -f raw -r -c 'read 20M 4k' "$(at vm)" >said 2>&1 || fail "the server is back: no read"
+same "$(state)" connected "the state of an origin whose server is back"
 dd if=/dev/urandom of=www/image bs=1M count=32 status=none
 qemu-io -f raw -r -c 'read 10M 4k' "$(at vm)" >said 2>&1 && fail "a replaced object: it was read"
 qemu-io -f raw -r -c 'read 12M 4k' "$(at vm)" >said 2>&1 && fail "a replaced object: it was read"
+same "$(state)" changed "the state of an object that was replaced"
 qemu-io -f raw -r -c 'read -P 0x5a 1M 1M' "$(at vm)" >said 2>&1 || fail "its own data is lost"
 same "$(grep -c 'the object was changed' serve.log)" 1 "the log says once that it was changed"
 serve_end

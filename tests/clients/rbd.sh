@@ -89,6 +89,11 @@ for _ in 1 2; do
   grep -q 'write failed: Input/output error' said || { cat said; fail "a fenced server writes"; }
 done
 same "$(grep -c 'rbd:vms/a: fenced: the cluster refuses' serve.log)" 1 "lines of the fence"
+fenced='cairn_remote_state_info{remote="rbd:vms/a",kind="rbd",state="fenced"} 1'
+"$CAIRN" --control "$control" metrics >metrics
+same "$(grep -cxF "$fenced" metrics)" 1 "a metric of the fence"
+"$CAIRN" --control "$control" info --json | jq -c '.[0].remotes[0] | [.state, .ops.write.errors > 0]' >told
+same "$(cat told)" '["fenced",true]' "info of the fence"
 await "the log says by whom" grep -q "rbd:vms/a: fenced: .*the lock now" serve.log
 serve_kill
 rbd export --no-progress vms/a later

@@ -3,7 +3,7 @@
 # read, written and verified, their holes are seen, and a server that is killed loses nothing that
 # its client has kept, or the client is told.
 . "$(dirname "$0")/../lib.sh"
-need nbdkit qemu-nbd qemu-io qemu-img fio nbdcopy nbdinfo cmp
+need nbdkit qemu-nbd qemu-io qemu-img fio nbdcopy nbdinfo cmp jq
 remotes=()
 release() { for pid in "${remotes[@]}"; do kill -9 "$pid" 2>/dev/null || true; done; }
 
@@ -110,6 +110,11 @@ for round in 1 2 3; do
   far_kill
   forgetful
 done
+reconnects() { "$CAIRN" --control "$control" info --json | jq '.[0].remotes[0].reconnects'; }
+is_back() { [ "$(reconnects)" = 3 ]; }
+await "each kill was noticed" is_back
+replayed=$("$CAIRN" --control "$control" info --json | jq '.[0].remotes[0].replayed_bytes')
+[ "$replayed" -gt 0 ] || fail "nothing was written again"
 echo quit >&3
 exec 3>&-
 wait "$client" || fail "the client: $(tail -n 3 said.client)"

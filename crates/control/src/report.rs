@@ -3,6 +3,8 @@
 //! The client prints them as JSON or as text. Field names are part of the interface: they are added
 //! to, never renamed.
 
+mod remotes;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -13,8 +15,9 @@ use cairn_targets::spec::{Arg, Opt, Spec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+pub use self::remotes::{RemoteInfo, RemoteOp};
 use crate::exports::Exports;
-use crate::world::World;
+use crate::world::{World, remotes_of};
 
 /// Fields by name.
 pub type Fields = BTreeMap<String, Value>;
@@ -52,6 +55,9 @@ pub struct Info {
     /// They are to be once the loaded table is live.
     #[serde(default)]
     pub loaded_read_only: bool,
+    /// The remote disks that its live table names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub remotes: Vec<RemoteInfo>,
 }
 
 impl Info {
@@ -126,11 +132,15 @@ pub fn targets() -> Vec<TargetInfo> {
 /// # Errors
 /// There is no such volume.
 pub fn infos(world: &World, exports: &Exports, name: Option<&str>) -> Outcome<Vec<Info>> {
-    let volumes = chosen(world, name)?.into_iter();
-    Ok(volumes.map(|volume| info(world, exports, &volume)).collect())
+    let (volumes, remotes) = (chosen(world, name)?, world.remotes());
+    let told = |volume: Arc<MappedDevice>| {
+        let on = remotes_of(&volume, &remotes).into_iter().map(RemoteInfo::from);
+        Info { remotes: on.collect(), ..info(world, exports, &volume) }
+    };
+    Ok(volumes.into_iter().map(told).collect())
 }
 
-/// The state of a volume.
+/// The state of a volume, without its remote disks.
 pub fn info(world: &World, exports: &Exports, volume: &MappedDevice) -> Info {
     let live = volume.live_table();
     let users = world.users_of(volume.volume()).len() + exports.count_of(volume.volume());
@@ -148,6 +158,7 @@ pub fn info(world: &World, exports: &Exports, volume: &MappedDevice) -> Info {
         device_read_only: world.is_device_read_only(volume),
         loaded_read_only: world.is_loaded_read_only(volume),
         dirty_bytes: volume.dirty().iter().map(|dirty| dirty.sectors.to_bytes()).sum(),
+        remotes: Vec::new(),
     }
 }
 

@@ -42,9 +42,11 @@ mod crash_logs;
 mod losses;
 mod marks;
 mod opener;
+mod remotes;
 mod stack;
 
 pub use attached::Parted;
+pub use remotes::remotes_of;
 
 /// The parameters of a world.
 pub struct WorldOptions {
@@ -78,6 +80,7 @@ pub struct World {
     count: u16,
     names: Arc<Names>,
     base: Option<PathBuf>,
+    handles: Arc<Handles>,
     under_way: UnderWay,
     reserve: Reserve,
     /// Sets of bcache on the devices belong to clients (see `attached`).
@@ -135,7 +138,7 @@ impl World {
         let (reactors, names) = (Arc::new(reactors), Arc::new(names));
         let (under_way, reserve) = (UnderWay::default(), Reserve::default());
         let crash_logs = CrashLogFiles::default();
-        let (base, not_served) = (options.base, Mutex::default());
+        let (base, handles, not_served) = (options.base, options.handles, Mutex::default());
         let start_number = RandomState::new().hash_one(());
         let sets_of_clients = options.guest_sets;
         Ok(World {
@@ -143,6 +146,7 @@ impl World {
             count,
             names,
             base,
+            handles,
             under_way,
             reserve,
             sets_of_clients,

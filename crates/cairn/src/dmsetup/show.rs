@@ -169,6 +169,7 @@ mod tests {
             deferred_remove: false,
             device_read_only: false,
             loaded_read_only: false,
+            remotes: Vec::new(),
         }
     }
 

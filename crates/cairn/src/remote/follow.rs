@@ -120,11 +120,12 @@ fn line(event: &VolumeEvent, status: &[VolumeLines], is_json: bool) -> String {
         document["status"] = json!(lines);
         return format!("{document}\n");
     }
-    let VolumeEvent { name, what, event_nr, unix_ms } = event;
+    let VolumeEvent { name, what, device, event_nr, unix_ms } = event;
     let begin = format!("{} {name}", utc(*unix_ms));
-    let shown = match what.as_str() {
-        "event" => format!("{begin} event {event_nr}\n"),
-        _ => format!("{begin} {what}\n"),
+    let shown = match (what.as_str(), device) {
+        ("event", _) => format!("{begin} event {event_nr}\n"),
+        (_, Some(device)) => format!("{begin} {what} {device}\n"),
+        (_, None) => format!("{begin} {what}\n"),
     };
     let lines = lines.iter().map(|line| format!("{begin} status {line}\n"));
     std::iter::once(shown).chain(lines).collect()
@@ -154,6 +155,7 @@ mod tests {
         let event = |what: &str| VolumeEvent {
             name: "vm".to_owned(),
             what: what.to_owned(),
+            device: None,
             event_nr: 3,
             unix_ms: 951_868_799_999,
         };
@@ -163,6 +165,8 @@ mod tests {
             "2000-02-29T23:59:59Z vm event 3\n2000-02-29T23:59:59Z vm status 0 8 zero \n"
         );
         assert_eq!(line(&event("removed"), &[], false), "2000-02-29T23:59:59Z vm removed\n");
+        let fenced = VolumeEvent { device: Some("rbd:a/b".to_owned()), ..event("fenced") };
+        assert_eq!(line(&fenced, &[], false), "2000-02-29T23:59:59Z vm fenced rbd:a/b\n");
         let document: serde_json::Value =
             serde_json::from_str(&line(&event("loss"), &status, true)).unwrap();
         assert_eq!((&document["what"], &document["event_nr"]), (&"loss".into(), &3.into()));

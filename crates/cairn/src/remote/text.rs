@@ -3,9 +3,10 @@
 use std::fmt::Write;
 
 use super::columns::{Sizes, table};
+use super::top::latency;
 
 use cairn_control::exports::ExportInfo;
-use cairn_control::report::{Fields, Info, TargetInfo, VolumeLines};
+use cairn_control::report::{Fields, Info, RemoteInfo, RemoteOp, TargetInfo, VolumeLines};
 use cairn_control::verbs::cache::list::CacheInfo;
 use cairn_control::verbs::pool::status::PoolInfo;
 use cairn_control::verbs::snap::diff::Extent;
@@ -31,18 +32,50 @@ pub fn lines(volumes: &[VolumeLines], named: bool) -> String {
 
 const STRING: &str = "writing to a string cannot fail";
 
-/// The states of volumes as dmsetup prints them.
+/// The states of volumes as dmsetup prints them, with the remote disks that they stand on.
 pub fn infos(infos: &[Info]) -> String {
     let blocks = infos.iter().map(|info| {
         let (state, tables) = (state(info, info.read_only), tables_present(info));
         format!(
             "Name:              {}\nState:             {state}\n\
              Tables present:    {tables}\nOpen count:        {}\n\
-             Event number:      {}\nNumber of targets: {}\n",
-            info.name, info.open_count, info.event_nr, info.targets
+             Event number:      {}\nNumber of targets: {}\n{}",
+            info.name,
+            info.open_count,
+            info.event_nr,
+            info.targets,
+            info.remotes.iter().map(remote).collect::<String>()
         )
     });
     blocks.collect::<Vec<_>>().join("\n")
+}
+
+/// A remote disk, in lines like those of its volume.
+fn remote(info: &RemoteInfo) -> String {
+    let counts = [
+        (info.connections, "connections"),
+        (info.reconnects, "reconnects"),
+        (info.retries, "retries"),
+        (info.fetched_bytes, "bytes fetched"),
+        (info.replayed_bytes, "bytes replayed"),
+        (info.held_bytes, "bytes held"),
+        (Some(info.losses).filter(|losses| *losses > 0), "losses"),
+    ];
+    let told = counts.into_iter().filter_map(|(count, what)| Some(format!(", {} {what}", count?)));
+    let mut text = format!("Remote disk:       {}\n", info.device);
+    let told: String = told.collect();
+    writeln!(text, "Remote state:      {}{told}", info.state).expect(STRING);
+    for (op, RemoteOp { requests, bytes, errors, p50_ns, p99_ns }) in &info.ops {
+        let (half, most) = (latency(*p50_ns), latency(*p99_ns));
+        let name = format!("Remote {op}:");
+        writeln!(
+            text,
+            "{name:<18} {requests} requests, {bytes} bytes, {errors} errors, \
+             p50 {half}, p99 {most}"
+        )
+        .expect(STRING);
+    }
+    text
 }
 
 /// The state of a volume that takes writes or not.
@@ -236,8 +269,8 @@ pub fn differences(extents: &[Extent]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{VolumeLines, lines};
-    use cairn_control::report::ReportLine;
+    use super::{VolumeLines, lines, remote};
+    use cairn_control::report::{RemoteInfo, RemoteOp, ReportLine};
 
     #[test]
     fn lines_read_as_dmsetup_prints_them() {
@@ -246,5 +279,24 @@ mod tests {
         let volumes = [VolumeLines { name: "vm".into(), lines: vec![line] }];
         assert_eq!(lines(&volumes, false), "0 8 linear a.img 0\n");
         assert_eq!(lines(&volumes, true), "vm: 0 8 linear a.img 0\n");
+    }
+
+    #[test]
+    fn a_remote_disk_is_shown_with_what_its_kind_has() {
+        let (p50_ns, p99_ns) = (Some(131_072), None);
+        let reads = RemoteOp { requests: 3, bytes: 12288, errors: 1, p50_ns, p99_ns };
+        let nbd = RemoteInfo {
+            device: "nbd://h/x".to_owned(),
+            state: "reconnecting".to_owned(),
+            connections: Some(0),
+            reconnects: Some(2),
+            losses: 1,
+            ops: [("read".to_owned(), reads)].into(),
+            ..RemoteInfo::default()
+        };
+        let expected = "Remote disk:       nbd://h/x\n\
+            Remote state:      reconnecting, 0 connections, 2 reconnects, 1 losses\n\
+            Remote read:       3 requests, 12288 bytes, 1 errors, p50 131us, p99 -\n";
+        assert_eq!(remote(&nbd), expected);
     }
 }

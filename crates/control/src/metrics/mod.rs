@@ -4,6 +4,7 @@
 //! an operation of `cairn_block`. What targets report ([`cairn_block::Report`]) has names of its
 //! own: `cairn_TARGET_FIELD`, in the unit of the report, for each line of a table.
 
+mod remotes;
 mod text;
 
 use std::time::Duration;
@@ -108,6 +109,9 @@ pub fn gather(world: &World, exports: &Exports) -> Vec<Family> {
         all.gauge("cairn_device_not_started", help, [("device", name)], 1);
     }
     add_pools(&mut all, world);
+    for figures in world.remotes() {
+        remotes::add_remote(&mut all, &figures);
+    }
     for export in exports.list(world) {
         let waited = exports.waited(&export.name);
         let labels = [("export", export.name.clone())];

@@ -1,16 +1,18 @@
-//! The events of a server: volumes come and go, are suspended and resumed, get other tables, and
-//! their targets raise events. The caller keeps [`Marks`] of what it has seen, so that a server
-//! keeps nothing for it, and a change that lasts is in the next answer. Of what came and went
-//! between two looks only the end is seen: two events are one line with the last number.
+//! The events of a server: volumes come and go, are suspended and resumed, get other tables, their
+//! targets raise events, and their remote disks are lost and found. The caller keeps [`Marks`] of
+//! what it has seen, so that a server keeps nothing for it, and a change that lasts is in the next
+//! answer. Of what came and went between two looks only the end is seen: two events are one line
+//! with the last number.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use cairn_backends::{RemoteFigures, RemoteState};
 use cairn_block::{Disk, MappedDevice};
 use serde::{Deserialize, Serialize};
 
 use crate::report::{self, VolumeLines};
-use crate::world::World;
+use crate::world::{World, remotes_of};
 
 /// What a caller has seen: volumes by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +37,16 @@ struct Mark {
     suspended: bool,
     /// A digest of its table lines.
     table: u32,
+    /// The remote disks that it stands on, by name.
+    #[serde(default)]
+    remotes: BTreeMap<String, RemoteMark>,
+}
+
+/// The state of a remote disk when a caller last asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct RemoteMark {
+    state: String,
+    reconnects: u64,
 }
 
 /// Something that happened to a volume.
@@ -42,8 +54,12 @@ struct Mark {
 pub struct VolumeEvent {
     /// The volume.
     pub name: String,
-    /// `created`, `removed`, `table`, `suspended`, `resumed`, `loss` or `event`.
+    /// `created`, `removed`, `table`, `suspended`, `resumed`, `loss` or `event`. Of a remote disk
+    /// `reconnecting`, `reconnected`, `unreachable`, `refused`, `fenced` or `changed`.
     pub what: String,
+    /// The remote disk, if it is about one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// How many events the volume had.
     pub event_nr: u64,
     /// When it was seen, in milliseconds since 1970-01-01 00:00 UTC.
@@ -52,6 +68,11 @@ pub struct VolumeEvent {
 
 /// The marks of now.
 pub fn marks(world: &World) -> Marks {
+    let all = world.remotes();
+    let remote = |remote: &RemoteFigures| {
+        let (state, reconnects) = (remote.state.name(), remote.reconnects.unwrap_or(0));
+        (remote.shown.clone(), RemoteMark { state: state.to_owned(), reconnects })
+    };
     let mark = |volume: Arc<MappedDevice>| {
         let table = volume.live_table();
         let lines = table.iter().flat_map(|table| table.lines());
@@ -64,6 +85,7 @@ pub fn marks(world: &World) -> Marks {
             losses: volume.failures(),
             suspended: volume.is_suspended(),
             table: crc32c::crc32c(text.collect::<String>().as_bytes()),
+            remotes: remotes_of(&volume, &all).into_iter().map(remote).collect(),
         };
         (volume.volume().to_owned(), mark)
     };
@@ -74,18 +96,18 @@ pub fn marks(world: &World) -> Marks {
 /// What happened between two sets of marks, by volume.
 pub fn events_between(before: &Marks, now: &Marks, unix_ms: u64) -> Vec<VolumeEvent> {
     let mut all = Vec::new();
-    let mut add = |name: &str, what: &str, event_nr| {
-        let (name, what) = (name.to_owned(), what.to_owned());
-        all.push(VolumeEvent { name, what, event_nr, unix_ms });
+    let mut add = |name: &str, device: Option<&str>, what: &str, event_nr| {
+        let (name, what, device) = (name.to_owned(), what.to_owned(), device.map(str::to_owned));
+        all.push(VolumeEvent { name, what, device, event_nr, unix_ms });
     };
     for (name, mark) in &before.volumes {
         if !now.volumes.contains_key(name) {
-            add(name, "removed", mark.event_nr);
+            add(name, None, "removed", mark.event_nr);
         }
     }
     for (name, mark) in &now.volumes {
         let Some(earlier) = before.volumes.get(name) else {
-            add(name, "created", mark.event_nr);
+            add(name, None, "created", mark.event_nr);
             continue;
         };
         let is_same = before.server == now.server;
@@ -99,10 +121,32 @@ pub fn events_between(before: &Marks, now: &Marks, unix_ms: u64) -> Vec<VolumeEv
             ("event", mark.event_nr > events),
         ];
         for (what, _) in changes.into_iter().filter(|(_, is_new)| *is_new) {
-            add(name, what, mark.event_nr);
+            add(name, None, what, mark.event_nr);
+        }
+        for (device, remote) in &mark.remotes {
+            let before = earlier.remotes.get(device).filter(|_| is_same);
+            if let Some(what) = remote.since(before) {
+                add(name, Some(device), what, mark.event_nr);
+            }
         }
     }
     all
+}
+
+impl RemoteMark {
+    /// What happened to the disk, if anything. One that was not there before was connected.
+    fn since(&self, before: Option<&RemoteMark>) -> Option<&str> {
+        let connected = RemoteState::Connected.name();
+        let (state, reconnects) =
+            before.map_or((connected, self.reconnects), |it| (&it.state, it.reconnects));
+        match self.state == connected {
+            // One that was lost and found between two looks is told of, too. Fewer than before:
+            // it was opened again.
+            true if state != connected || self.reconnects > reconnects => Some("reconnected"),
+            false if self.state != state => Some(&self.state),
+            _ => None,
+        }
+    }
 }
 
 /// What happened since marks that a caller has, with the status lines of the volumes that are
@@ -134,7 +178,7 @@ impl EventsSince {
 
 #[cfg(test)]
 mod tests {
-    use super::{Mark, Marks, events_between};
+    use super::{Mark, Marks, RemoteMark, events_between};
 
     fn marks<const N: usize>(all: [(&str, Mark); N]) -> Marks {
         Marks { server: 1, volumes: all.map(|(name, mark)| (name.to_owned(), mark)).into() }
@@ -142,10 +186,11 @@ mod tests {
 
     #[test]
     fn each_difference_between_two_marks_is_an_event() {
-        let quiet = Mark { event_nr: 3, losses: 0, suspended: false, table: 1 };
+        let remotes = Default::default();
+        let quiet = Mark { event_nr: 3, losses: 0, suspended: false, table: 1, remotes };
         let before = marks([("gone", quiet.clone()), ("vm", quiet.clone())]);
         assert_eq!(events_between(&before, &before, 7), []);
-        let busy = Mark { event_nr: 5, losses: 1, suspended: true, table: 2 };
+        let busy = Mark { event_nr: 5, losses: 1, suspended: true, table: 2, ..quiet.clone() };
         let now = marks([("new", quiet.clone()), ("vm", busy.clone())]);
         let told = |before, now| {
             let events = events_between(before, now, 7).into_iter();
@@ -160,5 +205,33 @@ mod tests {
         let counts = Mark { event_nr: 0, losses: 0, ..resumed.volumes["vm"].clone() };
         let restarted = Marks { server: 2, ..marks([("new", counts.clone()), ("vm", counts)]) };
         assert_eq!(told(&resumed, &restarted), ["new table 0"], "its events count from 0 again");
+    }
+
+    #[test]
+    fn a_remote_disk_that_is_lost_or_found_is_an_event_of_its_volumes() {
+        let at = |state: &str, reconnects| {
+            let mark = RemoteMark { state: state.to_owned(), reconnects };
+            let remotes = [("nbd://h/x".to_owned(), mark)].into();
+            marks([("vm", Mark { event_nr: 0, losses: 0, suspended: false, table: 1, remotes })])
+        };
+        for (before, now, expected) in [
+            (("connected", 2), ("connected", 2), None),
+            (("connected", 2), ("reconnecting", 2), Some("reconnecting")),
+            (("reconnecting", 2), ("reconnecting", 2), None),
+            (("reconnecting", 2), ("unreachable", 2), Some("unreachable")),
+            (("unreachable", 2), ("connected", 3), Some("reconnected")),
+            // Lost and found between two looks.
+            (("connected", 2), ("connected", 3), Some("reconnected")),
+            // Opened again.
+            (("connected", 2), ("connected", 0), None),
+            (("connected", 0), ("fenced", 0), Some("fenced")),
+        ] {
+            let found = events_between(&at(before.0, before.1), &at(now.0, now.1), 7);
+            let [found, more] = [0, 1].map(|it| found.get(it));
+            assert_eq!(found.map(|event| event.what.as_str()), expected, "{before:?} {now:?}");
+            let device = expected.is_some().then_some("nbd://h/x");
+            assert_eq!(found.and_then(|event| event.device.as_deref()), device);
+            assert_eq!(more, None);
+        }
     }
 }

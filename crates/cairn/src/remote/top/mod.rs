@@ -14,6 +14,7 @@ use cairn_outcome::exit;
 use cairn_outcome::failure::Outcome;
 use cairn_outcome::stdout::print_more;
 
+pub(super) use self::rows::latency;
 use self::rows::{HEAD, Row, Summary, rows};
 use super::columns::table;
 use super::follow::patiently;

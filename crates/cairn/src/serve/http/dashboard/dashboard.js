@@ -211,7 +211,8 @@ function branch(part, byName, drawnParts) {
 
 function addEvents(events) {
   for (const event of events) {
-    const words = event.what === "event" ? `event ${event.event_nr}` : event.what;
+    const words = event.what === "event" ? `event ${event.event_nr}`
+      : [event.what, event.device ?? ""].join(" ").trim();
     const time = new Date(event.unix_ms).toLocaleTimeString();
     const cells = [time, event.name, words].map(text => element("td", "", text));
     at("events").prepend(element("tr", "", ...cells));

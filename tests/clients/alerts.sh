@@ -1,16 +1,23 @@
 #!/bin/bash
 # The alert rules and the dashboard of dist/: sound, tested, and about metrics that there are.
 . "$(dirname "$0")/../lib.sh"
-need promtool jq qemu-io
+need promtool jq qemu-io nbdinfo
 dist=$tests/../dist
 promtool check rules "$dist/prometheus/cairn.rules.yml"
 (cd "$dist/prometheus" && promtool test rules cairn.rules.test.yml)
 
-# Each metric that they name is one of a server with a cache, a pool and a volume that is missing.
+# Each metric that they name is one of a server with a cache, a pool, a disk at another server, and
+# a volume that is missing.
 truncate -s 16M slow
 truncate -s 4M fast
+"$CAIRN" serve --table "x=0 8 zero" --listen "unix:$work/far.sock" --control "$work/far.control" \
+  >far.log 2>&1 </dev/null &
+far=$!
+far_listens() { nbdinfo --size "nbd+unix:///x?socket=$work/far.sock" >/dev/null 2>&1; }
+release() { { kill -9 "$far" && wait "$far" || true; } 2>/dev/null; }
+await "the far server serves" far_listens
 serve --state state --export vm --table "vm=$(writecache slow fast 4096)" \
-  --table "gone=0 8 linear missing 0"
+  --table "gone=0 8 linear missing 0" --table "far=0 8 linear nbd+unix:///x?socket=$work/far.sock 0"
 "$CAIRN" --control "$control" pool create p --data d --metadata m --data-size 16M --metadata-size 4M
 qemu-io -f raw -c 'write 0 4k' "nbd+unix:///vm?socket=$work/nbd.sock" >/dev/null
 "$CAIRN" --control "$control" metrics | sed -n 's/^\(cairn_[a-z_]*\).*/\1/p' | sort -u >there

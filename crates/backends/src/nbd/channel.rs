@@ -13,7 +13,7 @@ use cairn_tls::Session;
 use rustix::net::Shutdown;
 
 use super::connect::Connected;
-use super::receive::Lost;
+use cairn_nbd::answers::Lost;
 
 /// See the module's description.
 pub(super) struct Channel {

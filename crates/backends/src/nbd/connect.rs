@@ -15,8 +15,8 @@ use rustix::net::sockopt::{
 };
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
-use super::handshake::{Agreed, Wish, agree, negotiate, start_tls};
 use super::uri::{Place, Proof};
+use cairn_nbd::negotiation::{Agreed, Wish, agree, negotiate, start_tls};
 
 /// How long a server may take until transmission begins.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -24,9 +24,9 @@ use futures_util::future::join;
 
 use super::channel::Channel;
 use super::connect::{Connected, connect};
-use super::handshake::Agreed;
 use super::remote::{Data, Incoming, Owner, Remote};
 use crate::remote::{RemoteState, add};
+use cairn_nbd::negotiation::Agreed;
 use cairn_nbd::session::{Ask, Counts, Session, Told, What};
 
 /// Pauses between two tries to connect.

@@ -1,11 +1,12 @@
 //! [`NbdDisk`]: an export of an NBD server as a disk.
 //!
-//! - `uri`: what the argument of a table line means. `handshake`, `connect`: a new connection.
+//! - `uri`: what the argument of a table line means. [`cairn_nbd::negotiation`], `connect`: a new
+//!   connection.
 //! - [`cairn_nbd::session`]: which request is sent when, and what a lost connection loses; the
 //!   crash argument.
 //! - `remote`, `link`: the way of a request between the reactors and the connection.
 //! - `channel`: the bytes of a connection, plain or under [TLS](cairn_tls).
-//! - `send`, `receive`, `extents`: what the bytes of the transmission mean.
+//! - `send`: requests as bytes. `receive`, [`cairn_nbd::answers`]: what the bytes of a server mean.
 //!
 //! A flush that fails, or a connection that is lost, may lose writes that the server has answered:
 //! the disk's failure count says so. Flushes, and writes with FUA, pass a [`FlushGate`] as those of
@@ -13,8 +14,6 @@
 
 mod channel;
 mod connect;
-mod extents;
-mod handshake;
 mod link;
 mod receive;
 mod remote;
@@ -32,11 +31,11 @@ use cairn_block::{
 use cairn_nbd::wire::TransmissionFlags;
 
 pub use self::connect::{Connected, connect};
-pub use self::handshake::{Agreed, Wish};
 use self::remote::{Data, Owner, Remote};
 pub use self::uri::{Place, Proof};
 pub(crate) use self::uri::{Target, is_uri};
 use crate::remote::{RemoteDisk, RemoteFigures, RemoteKind, ReplayFigures, value};
+pub use cairn_nbd::negotiation::{Agreed, Wish};
 use cairn_nbd::session::{Care, What};
 
 /// How much is asked for in one status request: a server may have an extent for each sector.

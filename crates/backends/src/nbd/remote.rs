@@ -9,11 +9,11 @@ use cairn_block::{Env, Extent, Flags, FlushGate, IoError, ReactorId, RequestId, 
 use event_listener::Event;
 
 use super::connect::Connected;
-use super::handshake::Agreed;
 use super::link::Link;
 use super::uri::Target;
 use crate::answer::Answer;
 use crate::remote::{RemoteCounts, add};
+use cairn_nbd::negotiation::Agreed;
 use cairn_nbd::session::{Care, What};
 use cairn_nbd::wire::TransmissionFlags;
 

@@ -14,8 +14,8 @@ use cairn_tls::{ClientFiles, Engine};
 use fluent_uri::Uri;
 use fluent_uri::pct_enc::{EStr, Encoder};
 
-use super::handshake::Wish;
 use crate::size::parse_size;
+use cairn_nbd::negotiation::Wish;
 
 /// The usual port.
 const PORT: u16 = 10809;

@@ -5,8 +5,8 @@
 //!
 //! - A1. Lengths and offsets are compared with what was asked before a byte is stored, and a read
 //!   ends well only if each of its bytes has arrived exactly once.
-//! - A2. A request is answered once. An answer for which there is no request ends the
-//!   connection.
+//! - A2. A request is answered once, by chunks or simply. An answer for which there is no request
+//!   ends the connection.
 //! - A3. Memory is bounded: besides the staging buffer there is at most one unfinished answer for
 //!   each request that was sent, with at most [`CHUNKS_MAX`] chunks, or twice as many as it reads
 //!   sectors, and one payload of at most [`SMALL_BYTES_MAX`].
@@ -166,6 +166,9 @@ impl<'a, R: Requests, S: Source> Answers<'a, R, S> {
         let header: SimpleReply = self.header().await?;
         let cookie = header.cookie.get();
         let asked = self.asked(cookie)?;
+        if self.partials.contains_key(&cookie) {
+            return Err("the server ends an answer of chunks with a simple one".to_owned());
+        }
         let result = result_of(header.error.get())?;
         if result.is_ok() && asked.what == What::Status {
             return Err("the server answers a status request without extents".to_owned());

@@ -2,6 +2,7 @@
 //! try (and one for thin pools). The property tests of those crates compile the same modules.
 
 pub mod bcache;
+pub mod client;
 pub mod exports;
 pub mod format;
 pub mod handover;

@@ -121,12 +121,12 @@ impl<'a> Tracer<'a> {
     fn trace(device: &Holder, table: &Table, swapped: Option<(u32, &'a Table)>) -> Vec<Entry> {
         let mut tracer = Tracer { swapped, entries: Vec::new() };
         if !table.is_read_only() {
-            table.lines().iter().for_each(|line| tracer.line(device, table, line));
+            table.lines().iter().for_each(|line| tracer.line(device, line));
         }
         tracer.entries
     }
 
-    fn line(&mut self, device: &Holder, table: &Table, line: &Line) {
+    fn line(&mut self, device: &Holder, line: &Line) {
         for claim in line.target.claims() {
             let how = Use::Claim(claim.kind, claim.role);
             match claim.disk {
@@ -138,7 +138,7 @@ impl<'a> Tracer<'a> {
             }
         }
         let whole = SectorRange::new(Sector(0), line.len);
-        if !table.limits().read_only
+        if !line.read_only
             && let Some(parts) = line.target.remaps(whole)
         {
             for (disk, range) in parts {
@@ -163,6 +163,10 @@ impl<'a> Tracer<'a> {
         above: &[String],
     ) {
         let Claiming { how, root } = claiming;
+        // What nothing writes needs no owner: images that many volumes stand on.
+        if disk.mapped().is_none() && disk.limits().read_only {
+            return;
+        }
         let (place, name) = (place_of(disk), disk.name());
         self.entries.push(Entry { place, range, how, root, through: above.to_vec(), name });
         let Some(device) = disk.mapped() else { return };

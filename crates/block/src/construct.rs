@@ -8,11 +8,12 @@ use crate::env::Env;
 use crate::error::ConfigError;
 use crate::events::Events;
 use crate::failures::FailureCount;
+use crate::read_only::refuses_all;
 use crate::registry::Registry;
 use crate::request::MAX_DEPTH;
 use crate::table::{Line, Straight, Table, TableLine};
 use crate::target::Target;
-use crate::units::{Sector, SectorCount};
+use crate::units::{Sector, SectorCount, SectorRange};
 
 /// Arguments of a constructor.
 pub struct Ctor<'a> {
@@ -116,26 +117,29 @@ impl Table {
             let ctor = Ctor { start, len, args: &args, registry, events, failures, read_only };
             let target = kind.construct(env, ctor).await?;
             let (name, straight) = (line.target.clone(), Straight::of(target.as_ref()));
-            built.push(Line { start: line.start, len: line.len, name, target, straight });
+            let (start, len, read_only) = (line.start, line.len, false);
+            built.push(Line { start, len, name, target, straight, read_only });
         }
         Table::of_lines(device, built, context.read_only)
     }
 
     fn of_lines(
         device: &MappedDevice,
-        lines: Vec<Line>,
+        mut lines: Vec<Line>,
         read_only: bool,
     ) -> Result<Table, ConfigError> {
         let mut limits: Option<Limits> = None;
-        for line in &lines {
+        for line in &mut lines {
             let own = limits_of(line);
+            line.read_only = own.read_only;
             limits = Some(limits.map_or(own, |limits| limits.stack(own)));
             for lower in line.target.lowers() {
                 refuse_loops(device, lower.as_ref(), 1)?;
             }
         }
         let mut limits = limits.unwrap_or_default();
-        limits.read_only |= read_only;
+        // A line that takes writes makes the device one that takes them.
+        limits.read_only = read_only || lines.iter().all(|line| line.read_only);
         let block = limits.logical_sectors();
         for line in &lines {
             if !line.range().is_aligned(block) {
@@ -155,7 +159,10 @@ impl Table {
 
 fn limits_of(line: &Line) -> Limits {
     let stacked = line.target.lowers().iter().map(|lower| lower.limits()).reduce(Limits::stack);
-    line.target.limits(stacked.unwrap_or_default())
+    let stacked = stacked.unwrap_or_default();
+    let whole = SectorRange::new(Sector(0), line.len);
+    let read_only = refuses_all(line.target.as_ref(), whole).unwrap_or(stacked.read_only);
+    line.target.limits(Limits { read_only, ..stacked })
 }
 
 fn refuse_loop(device: &MappedDevice, through: &MappedDevice) -> ConfigError {

@@ -99,7 +99,8 @@ pub struct Limits {
     pub discard: bool,
     /// Write-zeroes is faster than writing zeros.
     pub fast_zero: bool,
-    /// Writes are refused.
+    /// Every write is refused. False where only a part refuses writes: see
+    /// [`crate::read_only_parts`].
     pub read_only: bool,
     /// The data of a write must not change before the write has ended: it is sent to more than one
     /// place, or a decision about it and its use must see the same bytes.

@@ -275,6 +275,11 @@ fn pass<'t>(
         finish(env, tables, request, Err(IoError::IO));
         return Next::Consumed;
     };
+    // Where all lines are, the bounds of the device say it.
+    if line.1.read_only && request.op.is_write() {
+        finish(env, tables, request, Err(IoError::READ_ONLY));
+        return Next::Consumed;
+    }
     enter_line(env, tables, (device, local), line, request)
 }
 

@@ -150,6 +150,8 @@ pub struct Line {
     pub target: Arc<dyn Target>,
     /// Set if the target has nothing to decide.
     pub(crate) straight: Option<Straight>,
+    /// Every write to the line is refused.
+    pub(crate) read_only: bool,
 }
 
 /// The disk of a line whose target never decides otherwise.
@@ -181,6 +183,11 @@ impl Line {
             target: self.name.clone(),
             args: self.target.table().split_whitespace().map(str::to_owned).collect(),
         }
+    }
+
+    /// True if every write to the line is refused.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
     }
 
     /// The range on the device.

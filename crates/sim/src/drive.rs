@@ -121,6 +121,8 @@ pub struct DriveOptions {
     pub spindle: Option<Spindle>,
     /// If set, it is the drive of a server, and requests go to it over connections.
     pub remote: Option<Remote>,
+    /// It says that it refuses writes.
+    pub read_only: bool,
 }
 
 impl DriveOptions {
@@ -136,6 +138,7 @@ impl DriveOptions {
             model,
             spindle: None,
             remote: None,
+            read_only: false,
         }
     }
 }
@@ -559,7 +562,9 @@ impl Disk for Medium {
     fn limits(&self) -> Limits {
         let block = self.0.options.logical_block;
         let own = self.0.model.as_ref().map_or_else(Limits::default, |model| model.limits);
-        Limits { logical_block: block, physical_block: block, io_min: own.io_min.max(block), ..own }
+        let io_min = own.io_min.max(block);
+        let read_only = self.0.options.read_only;
+        Limits { logical_block: block, physical_block: block, io_min, read_only, ..own }
     }
 
     fn submit(&self, env: &Env, request: &mut Request) -> Flow {

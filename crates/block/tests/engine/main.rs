@@ -17,6 +17,8 @@ mod probe;
 #[cfg(test)]
 mod queue;
 #[cfg(test)]
+mod read_only;
+#[cfg(test)]
 mod split;
 #[cfg(test)]
 mod straight;

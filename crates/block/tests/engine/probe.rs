@@ -173,6 +173,11 @@ impl Target for Probe {
         vec![self.lower.clone()]
     }
 
+    fn remaps(&self, range: SectorRange) -> Option<Vec<(Arc<dyn Disk>, SectorRange)>> {
+        let place = SectorRange::new(Sector(self.offset + range.start.0), range.count);
+        self.rules.straight.then(|| vec![(self.lower.clone(), place)])
+    }
+
     fn resume<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         let refuse = self.rules.refuse || *self.log.refuse.lock();
         let refused = ConfigError::argument("probe", "mood", "bad", "good");
@@ -263,9 +268,14 @@ pub struct Bench {
 
 impl Bench {
     pub fn new(seed: u64) -> Bench {
+        Bench::with_drive(seed, None)
+    }
+
+    /// The same with one more drive.
+    pub fn with_drive(seed: u64, more: Option<DriveOptions>) -> Bench {
         let world = SimWorld::new(seed, SimWorld::REACTORS);
-        for name in ["a", "b", "c"] {
-            let options = DriveOptions { copies: name != "c", ..DriveOptions::named(name) };
+        let options = |name| DriveOptions { copies: name != "c", ..DriveOptions::named(name) };
+        for options in ["a", "b", "c"].map(options).into_iter().chain(more) {
             world.add_drive(options, Image::new(SectorCount(1024)));
         }
         let log = Arc::new(Log::default());

@@ -10,7 +10,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use cairn_block::{Attribute, ConfigError, Ctor, Disk, Sector, SectorCount, Value as Told};
+use cairn_block::{
+    Attribute, ConfigError, Ctor, Disk, Sector, SectorCount, SectorRange, Value as Told,
+    read_only_parts,
+};
 use cairn_format::bcache::Uuid;
 
 use crate::area::Area;
@@ -26,6 +29,31 @@ pub struct Device {
     pub argument: String,
     /// The disk.
     pub disk: Arc<dyn Disk>,
+}
+
+impl Device {
+    /// Refuses a device that the line writes to, as `field`, if a part of this range refuses
+    /// writes.
+    ///
+    /// # Errors
+    /// One does.
+    pub fn refuse_read_only(&self, field: &str, range: SectorRange) -> Result<(), ConfigError> {
+        let parts = read_only_parts(self.disk.as_ref(), range);
+        let found = match parts.first() {
+            None => return Ok(()),
+            Some(part) if *part == range => "it read-only".to_owned(),
+            Some(part) => format!("sectors {part} read-only"),
+        };
+        Err(ConfigError::argument(&self.argument, field, found, "a writable device"))
+    }
+
+    /// The same of all of it.
+    ///
+    /// # Errors
+    /// A part of it refuses writes.
+    pub fn refuse_if_read_only(&self, field: &str) -> Result<(), ConfigError> {
+        self.refuse_read_only(field, SectorRange::new(Sector(0), self.disk.sectors()))
+    }
 }
 
 /// A parsed word.
@@ -289,8 +317,40 @@ fn open(argument: &str, ctor: &Ctor<'_>) -> Result<Device, ConfigError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::with_ctor;
+    use crate::fixture::{Fixture, OneVolume, drive_options, with_ctor};
     use crate::spec::{Group, Use};
+    use cairn_sim::{DriveOptions, Image};
+
+    #[test]
+    fn devices_that_a_line_writes_to_are_refused_if_they_are_read_only_there() {
+        let read_only = DriveOptions { read_only: true, ..drive_options("r") };
+        let drives = [drive_options("a"), drive_options("b"), drive_options("c"), read_only];
+        let blank = drives.map(|options| (options, Image::new(SectorCount(8192))));
+        let test = OneVolume::of(Fixture::with_options(1, blank));
+        // Sectors from 128 on refuse writes.
+        test.fixture.load("m", "0 128 linear a 0\n128 7936 linear r 0");
+        for (table, expected) in [
+            ("0 64 writecache s r b 4096 0", "r: origin: found it read-only"),
+            ("0 136 writecache s @m b 4096 0", "@m: origin: found sectors 128+8 read-only"),
+            ("0 64 writecache s b @m 4096 0", "@m: cache: found sectors 128+7936 read-only"),
+            ("0 64 writecache s b @m 4096 2 start_sector 256", "@m: cache: found it read-only"),
+            ("0 4096 thin-pool r b 128 0", "r: metadata: found it read-only"),
+            ("0 4096 thin-pool b @m 128 0", "@m: data: found sectors 128+3968 read-only"),
+            ("0 64 snapshot b @m P 8", "@m: cow: found sectors 128+7936 read-only"),
+            ("0 136 snapshot-merge @m b P 8", "@m: origin: found sectors 128+8 read-only"),
+            ("0 136 clone b @m r 8", "@m: destination: found sectors 128+8 read-only"),
+            ("0 128 clone @m b r 8", "@m: metadata: found sectors 128+7936 read-only"),
+        ] {
+            let refused = test.refusal(table);
+            let expected = format!("{expected}, expected a writable device");
+            assert_eq!(refused, expected, "{table}");
+        }
+        // They are not where the line does not write.
+        test.load("0 128 writecache s @m b 4096 0");
+        test.load("0 8064 snapshot @m c P 8");
+        test.write(4096, 8, 7).unwrap();
+        assert!(test.bytes(4096, 8).iter().all(|byte| *byte == 7));
+    }
 
     const ANY: Arg = Arg::number("left", 0, u64::MAX, "");
     const SPEC: Spec = Spec {

@@ -1,6 +1,6 @@
 //! The table line of a clone: the words, their order, and how they are printed.
 
-use cairn_block::{ConfigError, ConfigKind, Ctor};
+use cairn_block::{ConfigError, ConfigKind, Ctor, Sector, SectorRange};
 use cairn_format::clone::{REGION_SECTORS_MAX, RegionSize};
 
 use crate::args::{Args, Device};
@@ -109,7 +109,11 @@ impl Config {
                 return Err(ConfigError::argument(&device.argument, field, found, &expected));
             }
         }
-        Ok(())
+        if ctor.read_only {
+            return Ok(());
+        }
+        metadata.refuse_if_read_only("metadata")?;
+        destination.refuse_read_only("destination", SectorRange::new(Sector(0), ctor.len))
     }
 }
 

@@ -175,6 +175,13 @@ impl Attachment {
             return Err(ConfigError::argument(spec.name, "store", "N", expected));
         }
         check_devices(&config)?;
+        if !ctor.read_only {
+            config.cow.refuse_if_read_only("cow")?;
+        }
+        if merging && !ctor.read_only {
+            let range = SectorRange::between(ctor.start, ctor.start + ctor.len);
+            config.origin.refuse_read_only("origin", range)?;
+        }
         if config.kind.is_persistent() {
             match read_header(env, &config).await? {
                 Opening::Existing(header) => config.chunk = chunk_of(&config, &header)?,

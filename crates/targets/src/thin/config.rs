@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cairn_block::{ConfigError, Ctor, SectorCount};
+use cairn_block::{ConfigError, Ctor, Sector, SectorCount, SectorRange};
 
 use crate::args::{Args, Device};
 use crate::spec::{Arg, Group, Kind, Opt, Span, Spec, Use};
@@ -216,7 +216,11 @@ impl PoolConfig {
             let expected = format!("at least one data block, {} sectors", self.block_sectors);
             return refuse(&self.data, "length", format!("{} sectors", ctor.len), &expected);
         }
-        Ok(())
+        if self.options.read_only {
+            return Ok(());
+        }
+        self.metadata.refuse_if_read_only("metadata")?;
+        self.data.refuse_read_only("data", SectorRange::new(Sector(0), ctor.len))
     }
 
     /// The arguments as they are now. A message may have changed how zeros are handled.
@@ -270,7 +274,7 @@ impl ThinConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cairn_block::{Events, Registry, Sector};
+    use cairn_block::{Events, Registry};
     use cairn_sim::{DriveOptions, Image, SimDrive, SimOpener};
     use std::sync::Arc;
 

@@ -151,6 +151,11 @@ fn check_devices(config: &Config, ctor: &Ctor<'_>) -> Result<(), ConfigError> {
         let expected = format!("at least the target's length, {} sectors", ctor.len);
         return refuse(origin, "size", format!("{size} sectors"), &expected);
     }
+    if !ctor.read_only {
+        origin.refuse_read_only("origin", SectorRange::new(Sector(0), ctor.len))?;
+        let own = SectorRange::between(Sector(start.0), Sector(cache.disk.sectors().0));
+        cache.refuse_read_only("cache", own)?;
+    }
     if size.0 / u64::from(config.block_size.sectors()) >= BLOCK_END {
         let detail = format!("size: found {size} sectors, expected fewer than 2^48 cache blocks");
         return Err(ConfigError::new(ConfigKind::Unsupported, &origin.argument, detail));

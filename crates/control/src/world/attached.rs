@@ -5,7 +5,9 @@
 //! ones that overwrite it later. So:
 //!
 //! - A1. A table that writes to such a device, other than by a line that serves it with its set, is
-//!   not made live. `cairn flush --detach` is the way out.
+//!   not made live. `cairn flush --detach` is the way out. A table that writes only to the
+//!   superblock and has else nothing but lines that are read-only may be: with its set it is
+//!   served as a volume.
 //! - A2. A swap from the table with the set detaches the device after a drain, before the new table
 //!   starts. If that cannot start, the former superblock is written again before the old table
 //!   starts, unless a target of the new table may have written to the device: a line that only maps
@@ -23,7 +25,7 @@
 //! Only the superblock of a file or block device that a line names is read: the content of a volume
 //! is its clients' own, also if they run bcache on it. `serve --guest-sets` says the same of files
 //! and block devices, but for those that a live table has with their sets. A volume is no backing
-//! device of a set that is written: `bcache` refuses that.
+//! device of a set that is written, unless its data is read-only: `bcache` refuses that.
 
 use std::sync::Arc;
 
@@ -121,7 +123,8 @@ impl World {
         let attached = self.on_home(name, move |env| async move {
             let mut found = Vec::new();
             for device in devices {
-                found.extend(Attached::of(&env, device).await?);
+                let attached = Attached::of(&env, device).await?;
+                found.extend(attached.filter(|attached| !attached.keeps_data(&table)));
             }
             Ok(found)
         });

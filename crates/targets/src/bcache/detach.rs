@@ -28,7 +28,10 @@
 
 use std::sync::Arc;
 
-use cairn_block::{ConfigError, Env, IoResult, MessageError, Registry, mutants};
+use cairn_block::{
+    ConfigError, Disk, Env, IoResult, Line, MessageError, Registry, Sector, SectorRange, Table,
+    mutants,
+};
 use cairn_format::bcache::{BackingState, BackingSuperblock, Superblock, Uuid};
 
 use super::canary::{Bug, planted};
@@ -72,6 +75,21 @@ impl Attached {
     /// True if it is this device.
     pub fn is_on(&self, device: &Device) -> bool {
         Arc::ptr_eq(&self.device.disk, &device.disk)
+    }
+
+    /// True if a table changes none of its data: each line writes no further than to the superblock,
+    /// or is read-only. Such a table composes a device whose data nothing writes (`fixed`).
+    pub fn keeps_data(&self, table: &Table) -> bool {
+        let data = Sector(self.superblock.data_offset());
+        let is_before = |(disk, range): &(Arc<dyn Disk>, SectorRange)| {
+            Arc::ptr_eq(disk, &self.device.disk) && range.end() <= data
+        };
+        let keeps = |line: &Line| {
+            let whole = SectorRange::new(Sector(0), line.len);
+            let places = line.target.remaps(whole);
+            line.is_read_only() || places.is_some_and(|places| places.iter().all(is_before))
+        };
+        table.lines().iter().all(keeps)
     }
 
     /// The set whose cache counts.

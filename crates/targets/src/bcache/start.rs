@@ -80,6 +80,9 @@ impl Bcache {
         let superblocks = read_superblocks(env, &self.config, self.read_only).await?;
         let first = superblocks.backing.as_ref().map_or(0, BackingSuperblock::data_offset);
         self.check_first(first)?;
+        if let Some(backing) = &superblocks.backing {
+            self.check_fixed(backing)?;
+        }
         self.set_backing(superblocks.backing.clone());
         Ok(superblocks)
     }
@@ -155,6 +158,7 @@ impl Bcache {
         let sectors = self.find_in_set(core, backing.as_ref())?;
         self.tell_of_loss(core);
         let (cached, dirty) = self.count_extents(env, core, &sectors).await?;
+        self.refuse_dirty_if_fixed(dirty)?;
         self.dirty_sectors.store(dirty, Ordering::Relaxed);
         self.stand_mark(env, &set, self.mode()).await?;
         let named = self.name_dirty_zones(env, core).await;

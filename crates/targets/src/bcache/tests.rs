@@ -7,6 +7,7 @@ mod degraded;
 mod detaching;
 mod dsync;
 mod fill;
+mod fixed;
 mod flushing;
 mod gc;
 mod killed;

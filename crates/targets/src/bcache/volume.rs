@@ -19,6 +19,7 @@ use super::bypass::Bypass;
 use super::config::{Config, Devices, LAB_SPEC, SPEC, leave_set};
 use super::coverage::{self, Path};
 use super::degraded::Degraded;
+use super::fixed::find_fixed;
 use super::passing::passes;
 use super::set::{Core, Set};
 use super::statistics::Statistics;
@@ -55,6 +56,8 @@ pub struct Bcache {
     me: Weak<Bcache>,
     pub(super) config: Config,
     pub(super) read_only: bool,
+    /// Nothing writes the data of the backing device (`fixed`).
+    pub(super) is_fixed: bool,
     /// Requests pass through to the backing device (`passing`).
     pub(super) passes: bool,
     /// The first sector of the volume on the backing device; keys count from there, too.
@@ -148,9 +151,9 @@ type Built = Result<Arc<dyn Target>, ConfigError>;
 async fn construct(env: &Env, ctor: Ctor<'_>, spec: &'static Spec) -> Built {
     let config = Config::parse(spec, &ctor)?;
     refuse_one_device(&config)?;
-    refuse_volume(&config, ctor.read_only)?;
     let superblocks = read_superblocks(env, &config, ctor.read_only).await?;
     let first = superblocks.backing.as_ref().map_or(0, BackingSuperblock::data_offset);
+    let is_fixed = find_fixed(&config, superblocks.backing.as_ref(), ctor.read_only)?;
     let passes = passes(&config, superblocks.backing.as_ref());
     let reactors = env.post().reactors();
     let core = core_of(&ctor, reactors, &config)?;
@@ -158,6 +161,7 @@ async fn construct(env: &Env, ctor: Ctor<'_>, spec: &'static Spec) -> Built {
     Ok(Arc::new_cyclic(|me| Bcache {
         me: me.clone(),
         read_only: ctor.read_only,
+        is_fixed,
         passes,
         first,
         block_bytes: block_bytes_of(&superblocks, passes),
@@ -257,17 +261,6 @@ fn block_bytes_of(superblocks: &Superblocks, passes: bool) -> u32 {
         (None, Some(backing)) if passes => backing.block_sectors() * SECTOR_BYTES as u32,
         (None, _) => 0,
     }
-}
-
-/// Refuses a volume as the backing device of a set that may be written. What another table writes
-/// to that volume is its clients' own, so nothing would keep them from writing without the cache.
-fn refuse_volume(config: &Config, read_only: bool) -> Result<(), ConfigError> {
-    let argument = config.devices.backing().map_or("", |device| &device.argument);
-    if read_only || !argument.starts_with('@') {
-        return Ok(());
-    }
-    let expected = "a file or block device, or --read-only";
-    Err(ConfigError::argument(argument, "backing", "a volume", expected))
 }
 
 /// What is done with writes; a volume without a backing device keeps them.
@@ -370,7 +363,7 @@ impl Target for Bcache {
         let is_read = matches!(self.config.devices, Devices::Bare { .. }) && !self.passes;
         let (discard, fast_zero) = match self.passes {
             true => (stacked.discard, stacked.fast_zero),
-            false => (!is_read && !self.read_only, false),
+            false => (!is_read && !self.read_only && !self.is_fixed, false),
         };
         let block = self.block_bytes;
         Limits {
@@ -379,7 +372,7 @@ impl Target for Bcache {
             io_min: stacked.io_min.max(block),
             discard,
             fast_zero,
-            read_only: stacked.read_only || self.read_only || is_read,
+            read_only: stacked.read_only || self.read_only || self.is_fixed || is_read,
             // In the mode `writethrough` a write goes to both devices.
             stable_data: !self.passes,
             ..stacked

@@ -44,6 +44,7 @@ const STATUS_BYTES: u64 = 64 << 20;
 /// An export of a server.
 pub struct NbdDisk {
     remote: Arc<Remote>,
+    /// The table writes nothing, or the server takes no writes.
     read_only: bool,
 }
 
@@ -51,8 +52,8 @@ impl NbdDisk {
     /// Connects to the server of a URI. Blocks the thread.
     ///
     /// # Errors
-    /// It is no URI of NBD, there is no such server or export, or that is read-only and must be
-    /// written.
+    /// It is no URI of NBD, there is no such server or export, or that is read-only and the URI
+    /// says that it is written.
     pub(crate) fn open(
         uri: &str,
         read_only: bool,
@@ -60,11 +61,14 @@ impl NbdDisk {
     ) -> Result<NbdDisk, ConfigError> {
         let target = Target::of_device(uri)?;
         let connected = connect(&target.place, target.wish(), target.tls.as_ref())?;
-        if connected.agreed.flags.contains(TransmissionFlags::READ_ONLY) && !read_only {
-            let detail = "access: found a read-only export, expected a writable one";
+        let refuses_writes = connected.agreed.flags.contains(TransmissionFlags::READ_ONLY);
+        if refuses_writes && !read_only && target.replay.is_some() {
+            let detail = "access: found a read-only export, expected a writable one, since \
+                          'exclusive' is given";
             return Err(ConfigError::new(ConfigKind::Unsupported, uri, detail));
         }
         let gate = FlushGate::new(failures);
+        let read_only = read_only || refuses_writes;
         Ok(NbdDisk { remote: Arc::new(Remote::new(target, connected, gate)), read_only })
     }
 

@@ -195,13 +195,12 @@ fn figures_show_a_server_that_is_gone_until_it_is_back() {
 #[test]
 fn a_server_that_negotiates_badly_is_refused_in_one_line() {
     let good = Manners::good(MessageForm::Structured);
-    let cases: [(Manners, &str); 9] = [
+    let cases: [(Manners, &str); 8] = [
         (Manners { size: 0, ..good }, "size: found 0 bytes"),
         (Manners { size: 1000, ..good }, "size: found 1000 bytes"),
         (Manners { blocks: Some([3, 4096, 65536]), ..good }, "block sizes: found 3"),
         (Manners { blocks: Some([1, 4096, 100]), ..good }, "block sizes: found 1, 4096, 100"),
         (Manners { blocks: Some([1 << 17, 1 << 17, 1 << 25]), ..good }, "block sizes"),
-        (Manners { flags: good.flags | TransmissionFlags::READ_ONLY, ..good }, "read-only"),
         (Manners { option: |_, bytes| bytes[..5].repeat(9), ..good }, "answer to an option"),
         (Manners { option: |_, bytes| bytes[..8].to_vec(), ..good }, "negotiation"),
         (Manners { option: endless, ..good }, "too many"),
@@ -219,6 +218,22 @@ fn a_server_that_negotiates_badly_is_refused_in_one_line() {
         assert!(line.starts_with(&uri) && line.contains(expected), "{line}");
         assert!(!line.contains('\n'));
     }
+}
+
+#[test]
+fn a_read_only_export_is_a_read_only_disk_unless_the_uri_says_that_it_is_written() {
+    let good = Manners::good(MessageForm::Structured);
+    let flags = good.flags | TransmissionFlags::READ_ONLY;
+    let far = Far::serve(Manners { flags, ..good });
+    let line = open(&far.uri("&exclusive")).err().expect("it takes no writes").to_string();
+    assert!(line.contains("found a read-only export, expected a writable one"), "{line}");
+    let [on, _] = worlds();
+    let disk = open(&far.uri("")).unwrap();
+    assert!(disk.limits().read_only);
+    let one = (range(0, 8), Flags::empty());
+    let written = write(&on, &disk, one, vec![1; 4096], Shape::default());
+    assert_eq!(written, Err(IoError::READ_ONLY));
+    assert!(read(&on, &disk, range(0, 8), Shape::default()).is_ok());
 }
 
 #[test]

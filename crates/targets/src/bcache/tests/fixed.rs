@@ -112,6 +112,40 @@ fn what_was_read_is_in_the_cache_after_a_restart_a_kill_and_a_power_cut() {
     }
 }
 
+/// What a power cut leaves that keeps some of what is volatile.
+fn after_torn_power_cut(test: &Fixture, rng: &mut fastrand::Rng) -> Fixture {
+    over(["h", "i", "c"].map(|name| (name, test.drive(name).power_cut(rng))))
+}
+
+#[test]
+fn lives_that_end_at_any_time_show_the_image_and_nothing_else() {
+    let mut warm = 0;
+    for seed in 0..3 {
+        let rng = &mut fastrand::Rng::with_seed(seed);
+        let mut test = with_extents(&[]);
+        for _ in 0..3 {
+            load(&test);
+            warm += (0..IMAGE).step_by(64).filter(|start| hits(&test, *start, 64)).count();
+            for _ in 0..rng.u64(1..20) {
+                let (start, sectors) = (rng.u64(..IMAGE - 64), rng.u64(1..64));
+                test.start("v", "read", move |env| {
+                    let count = SectorCount(sectors);
+                    Io::read(range(start, sectors), env.segs(count))
+                });
+                test.run(Duration::from_micros(rng.u64(..3000)));
+            }
+            if rng.bool() {
+                test.run(Duration::from_secs(35));
+            }
+            test = match rng.bool() {
+                true => test.killed(),
+                false => after_torn_power_cut(&test, rng),
+            };
+        }
+    }
+    assert!(warm > 0, "nothing outlives a life");
+}
+
 #[test]
 fn clients_write_nothing_and_only_the_superblock_and_the_cache_are_written() {
     let test = served();

@@ -77,8 +77,9 @@ impl Attached {
         Arc::ptr_eq(&self.device.disk, &device.disk)
     }
 
-    /// True if a table changes none of its data: each line writes no further than to the superblock,
-    /// or is read-only. Such a table composes a device whose data nothing writes (`fixed`).
+    /// True if a table changes none of its data: each line writes no further than to the
+    /// superblock, or is read-only. Such a table composes a device whose data nothing writes
+    /// (`fixed`).
     pub fn keeps_data(&self, table: &Table) -> bool {
         let data = Sector(self.superblock.data_offset());
         let is_before = |(disk, range): &(Arc<dyn Disk>, SectorRange)| {

@@ -27,9 +27,9 @@
 //! (batches, in the background and in a drain, and their rate), `gc` (what became sparse is
 //! packed), `degraded` (a volume whose set or backing device has failed), `attach` and `detach`
 //! (the backing device joins a set, or leaves it), `flash` (volumes that lie in the cache alone),
-//! `passing` (the backing device alone), `fixed` (one whose data nothing writes), `zones` (the map of dirty zones, for when the cache is
-//! gone), `work` (how much is done at once), `canary` (planted ordering bugs), `coverage` (the
-//! paths that a campaign has taken).
+//! `passing` (the backing device alone), `fixed` (one whose data nothing writes), `zones` (the map
+//! of dirty zones, for when the cache is gone), `work` (how much is done at once), `canary`
+//! (planted ordering bugs), `coverage` (the paths that a campaign has taken).
 //!
 //! # Invariants
 //! I1. Without a write of a client, a read that misses, a drain, a detach, a message, or a word of

@@ -1,4 +1,6 @@
-# FOLDER ETAG(strong|weak|none) [CERTIFICATE KEY]: a web server with ranges; prints its port.
+# FOLDER ETAG(strong|weak|none) [CERTIFICATE KEY]: a web server with ranges at $WEB_PORT, or at a free
+# port, which it prints.
+# Each answer with data is a line of its first and last byte on stderr.
 import http.server, os, re, socketserver, ssl, sys
 
 class Files(http.server.BaseHTTPRequestHandler):
@@ -24,12 +26,13 @@ class Files(http.server.BaseHTTPRequestHandler):
             start, end = int(start), min(int(end) + 1, stat.st_size)
             file.seek(start)
             tags["Content-Range"] = f"bytes {start}-{end - 1}/{stat.st_size}"
+            print(start, end - 1, file=sys.stderr, flush=True)
             self.answer(206, tags, file.read(end - start))
 
 class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
     daemon_threads = True
 
-server = Server(("127.0.0.1", 0), Files)
+server = Server(("127.0.0.1", int(os.environ.get("WEB_PORT", "0"))), Files)
 if len(sys.argv) > 3:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(sys.argv[3], sys.argv[4])

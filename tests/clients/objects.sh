@@ -13,7 +13,7 @@ release() { for pid in "${remotes[@]}"; do kill -9 "$pid" 2>/dev/null || true; d
 
 web() { # ETAG [CERTIFICATE KEY]: a server of the folder `www`; its port is in $port
   : >port
-  python3 "$tests/clients/web.py" "$work/www" "$@" >port 2>web.log &
+  python3 "$tests/web.py" "$work/www" "$@" >port 2>web.log &
   remote=$!
   remotes+=("$remote")
   await "the web server serves" test -s port

@@ -15,7 +15,7 @@ release() {
 }
 web() { # PORT: a server of the folder `www`; its port is in $port
   : >port
-  WEB_PORT=$1 python3 "$tests/clients/web.py" "$work/www" strong >port 2>>asked &
+  WEB_PORT=$1 python3 "$tests/web.py" "$work/www" strong >port 2>>asked &
   remote=$!
   await "the web server serves" test -s port
   port=$(cat port)

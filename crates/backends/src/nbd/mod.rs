@@ -202,7 +202,7 @@ impl Disk for NbdDisk {
     }
 
     fn marker_place(&self) -> MarkerPlace<'_> {
-        MarkerPlace::Nowhere
+        if self.read_only { MarkerPlace::Needless } else { MarkerPlace::Nowhere }
     }
 
     fn limits(&self) -> Limits {

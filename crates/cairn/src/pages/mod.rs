@@ -61,6 +61,7 @@ const SECTIONS: &[(&str, bool, &[&str])] = &[
     ("Images of Ceph", true, &["cairn"]),
     ("Objects of web servers and object stores", true, &["cairn"]),
     ("Images of qemu", true, &["cairn"]),
+    ("Images that stay warm", true, &["cairn"]),
     ("Owners", true, &["cairn"]),
     ("Verbs for a running server", false, &["cairn"]),
     ("serve", false, &["cairn-serve"]),

@@ -188,7 +188,7 @@ impl Bcache {
             return Ok(());
         };
         let is_dirty = self.dirty_sectors() > 0;
-        let makes_dirty = mode == CacheMode::Writeback && !self.read_only;
+        let makes_dirty = mode == CacheMode::Writeback && !self.read_only && !self.is_fixed;
         mark.stand(env, set, Plans { is_dirty, makes_dirty, read_only: self.read_only }).await
     }
 

@@ -21,6 +21,8 @@ use crate::loss_log::{Receipt, until_kept};
 
 /// The first word of the text: another one is of a later program.
 const VERSION: &str = "1";
+/// In place of the UUID of a format that has none.
+pub const NO_UUID: &str = "-";
 
 /// Says which cache has data that a disk lacks. No field has white space in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,19 +81,21 @@ impl DirtyMarker {
     }
 
     /// For a person, at this time since 1970.
-    fn describe(&self, now: Duration) -> String {
+    pub fn describe(&self, now: Duration) -> String {
         let DirtyMarker { generation, kind, cache, uuid, host, since } = self;
         let set = if uuid == "-" { String::new() } else { format!(" (set {uuid})") };
         let age = now.saturating_sub(*since).as_secs();
         format!("{generation} of {kind} {cache}{set} on host {host}, {age} s old")
     }
 
-    /// True if both are of one cache of one host.
+    /// True if both are of one cache, as far as the format tells: by the UUID of its set, or else by
+    /// its device.
     pub fn is_of_cache_of(&self, other: &DirtyMarker) -> bool {
-        let of = |marker: &DirtyMarker| {
-            [&marker.kind, &marker.cache, &marker.uuid, &marker.host].map(String::clone)
+        let is_same = match self.uuid.as_str() {
+            NO_UUID => self.cache == other.cache,
+            _ => true,
         };
-        of(self) == of(other)
+        is_same && self.kind == other.kind && self.uuid == other.uuid
     }
 }
 
@@ -100,21 +104,24 @@ pub trait MarkerBook: Send + Sync {
     /// A marker of a new generation, of a cache of this host.
     fn new_marker(&self, kind: &str, cache: &str, uuid: &str) -> DirtyMarker;
 
-    /// The generation that is noted for a disk.
-    fn noted(&self, disk: &str) -> Option<String>;
+    /// The generations that are noted for a disk: two, if a marker was about to replace another.
+    fn noted(&self, disk: &str) -> Vec<String>;
 
-    /// Notes a generation for a disk, or none. Called on a reactor: must not wait. The receipt is
-    /// given from any thread, when the note is durable.
-    fn note(&self, disk: &str, generation: Option<&str>, receipt: Receipt);
+    /// True if notes outlive the server.
+    fn is_lasting(&self) -> bool;
+
+    /// Replaces what is noted for a disk. Called on a reactor: must not wait. The receipt is given
+    /// from any thread, when the note is durable.
+    fn note(&self, disk: &str, generations: &[String], receipt: Receipt);
 
     /// True if the user has named what was found beside a disk, and said that its data and that of
-    /// the cache belong together: a generation, or `none`.
+    /// the cache belong together: a generation, or that there is none.
     fn is_adopted(&self, disk: &str, found: &str) -> bool;
 }
 
-/// Notes a generation for a disk, or none, and waits. True if the note is durable.
-pub async fn note_marker(book: &dyn MarkerBook, disk: &str, generation: Option<&str>) -> bool {
-    until_kept(|receipt| book.note(disk, generation, receipt)).await
+/// Replaces what is noted for a disk, and waits. True if the note is durable.
+pub async fn note_marker(book: &dyn MarkerBook, disk: &str, generations: &[String]) -> bool {
+    until_kept(|receipt| book.note(disk, generations, receipt)).await
 }
 
 #[cfg(test)]
@@ -147,10 +154,18 @@ mod tests {
     }
 
     #[test]
-    fn another_time_is_the_same_cache_and_another_host_is_not() {
-        let later = DirtyMarker { generation: "60".to_owned(), ..marker() };
-        assert!(later.is_of_cache_of(&marker()));
-        let other = DirtyMarker { host: "b".to_owned(), ..marker() };
-        assert!(!other.is_of_cache_of(&marker()));
+    fn a_cache_is_known_by_the_uuid_of_its_set_or_by_its_device() {
+        let is_same = |one: DirtyMarker| one.is_of_cache_of(&marker());
+        assert!(is_same(DirtyMarker { generation: "60".to_owned(), ..marker() }));
+        assert!(!is_same(DirtyMarker { cache: "/dev/sda".to_owned(), ..marker() }));
+        assert!(!is_same(DirtyMarker { kind: "bcache".to_owned(), ..marker() }));
+        let set = |uuid: &str, cache: &str| DirtyMarker {
+            kind: "bcache".to_owned(),
+            uuid: uuid.to_owned(),
+            cache: cache.to_owned(),
+            ..marker()
+        };
+        assert!(set("a", "/dev/sda").is_of_cache_of(&set("a", "/dev/sdb")));
+        assert!(!set("a", "/dev/sda").is_of_cache_of(&set("b", "/dev/sda")));
     }
 }

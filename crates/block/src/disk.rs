@@ -167,6 +167,9 @@ pub struct Extent {
 /// Keeps a text beside a disk, on the engine that keeps the disk. Every host that can open the disk
 /// finds it there.
 pub trait MarkerStore: Send + Sync {
+    /// What the notes call the disk: the same by whichever argument it was opened.
+    fn disk(&self) -> String;
+
     /// The text, if there is one.
     ///
     /// # Errors

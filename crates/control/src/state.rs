@@ -204,7 +204,7 @@ struct Contents {
     caches: Vec<CacheRecord>,
     /// The generations of dirty markers, by disk.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    markers: BTreeMap<String, String>,
+    markers: BTreeMap<String, Vec<String>>,
     /// No verb has changed anything: the file exists only for the caches and markers.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     caches_only: bool,

@@ -19,10 +19,11 @@ struct State {
     /// By drive.
     texts: HashMap<String, String>,
     /// By drive, as a server knows them.
-    notes: HashMap<String, String>,
+    notes: HashMap<String, Vec<String>>,
     /// What the user has named.
     adopted: HashSet<(String, String)>,
     host: String,
+    is_without_file: bool,
     generations: u64,
     /// Every call fails.
     is_failing: bool,
@@ -48,8 +49,15 @@ impl Markers {
     }
 
     /// The note of a drive.
-    pub fn note_of(&self, drive: &str) -> Option<String> {
-        self.0.lock().notes.get(drive).cloned()
+    pub fn note_of(&self, drive: &str) -> Vec<String> {
+        self.0.lock().notes.get(drive).cloned().unwrap_or_default()
+    }
+
+    /// The server has no state file from now on: notes end with it.
+    pub fn forget_state_file(&self) {
+        let mut state = self.0.lock();
+        state.is_without_file = true;
+        state.notes.clear();
     }
 
     /// The server is another host from now on, without notes.
@@ -90,16 +98,16 @@ impl MarkerBook for Markers {
         }
     }
 
-    fn noted(&self, disk: &str) -> Option<String> {
+    fn noted(&self, disk: &str) -> Vec<String> {
         self.note_of(disk)
     }
 
-    fn note(&self, disk: &str, generation: Option<&str>, receipt: Receipt) {
-        let mut state = self.0.lock();
-        match generation {
-            Some(generation) => state.notes.insert(disk.to_owned(), generation.to_owned()),
-            None => state.notes.remove(disk),
-        };
+    fn is_lasting(&self) -> bool {
+        !self.0.lock().is_without_file
+    }
+
+    fn note(&self, disk: &str, generations: &[String], receipt: Receipt) {
+        self.0.lock().notes.insert(disk.to_owned(), generations.to_vec());
         receipt.give();
     }
 
@@ -115,6 +123,10 @@ pub(crate) struct Shelf {
 }
 
 impl MarkerStore for Shelf {
+    fn disk(&self) -> String {
+        self.drive.clone()
+    }
+
     fn read<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<Option<String>, ConfigError>> {
         Box::pin(async move {
             env.sleep(2 * TIME).await;

@@ -14,9 +14,15 @@
 //! M4. Nothing is written to the origin before the marker beside it was compared. With dirty
 //!     content it has to be the one that is noted. Without it there is none, or that one.
 //!
+//! M5. A marker is that of this cache if its kind, and the UUID of the set or else the device, are
+//!     the same, and its generation is noted. A blank cache device has no marker of its own.
+//! M6. Where dirty data is adopted, or a marker, its generation stays noted until the new marker is
+//!     written.
+//!
 //! # What a crash leaves
 //! - Between the note and the marker (M1): a note alone, of a cache that is clean. The next start
-//!   takes a new generation. An engine that did not answer may have the marker: it is noted.
+//!   takes a new generation. An engine that did not answer may have the marker: it is noted. Where
+//!   a marker was adopted, both are noted (M6).
 //! - After M2 and before the removal: a marker that is noted, of a clean cache. The next start goes
 //!   on with it, the next suspend removes it.
 //! - Between the removal and M3: as after the first note.
@@ -24,8 +30,9 @@
 //! A cache with dirty content and no marker is one whose origin was used without it, or one that
 //! never had a marker: a kernel's, or one of a program before this. It is refused, unless the user
 //! says that both belong together ([`MarkerBook::is_adopted`]). So is one that was brought from
-//! another host. A server without a note, as it has no state file or a new one, goes on with the
-//! marker of a cache of its own host by the same device and UUID.
+//! another host, unless other hosts reach the cache device, too, whose own lock tells who has it. A
+//! server without a state file (`cairn flush`) has no notes: it goes on with a marker of its own
+//! host.
 //!
 //! Whoever wants to use the origin without its cache removes the marker by hand (`cairn unmark`).
 //! The cache finds none then, and is refused.
@@ -34,28 +41,28 @@ use std::sync::Arc;
 
 use cairn_block::dirty_marker::{DirtyMarker, MarkerBook, note_marker};
 use cairn_block::sync::Mutex;
-use cairn_block::{ConfigError, ConfigKind, Ctor, Disk, Env, Identity, MarkerPlace};
+use cairn_block::{ConfigError, ConfigKind, Ctor, Disk, Env, Identity, MarkerPlace, MarkerStore};
 
 use crate::args::Device;
 
 #[cfg(test)]
 mod tests;
 
-/// The words for what is found where no marker is.
+/// What is found where no marker is.
 const NONE: &str = "none";
 /// What is expected beside an origin that is used without its cache.
 const ALONE: &str = "none: its newest data is in that cache";
-/// A format without a UUID.
-pub const NO_UUID: &str = "-";
 
 /// See the module's description.
 pub struct OriginMark {
     origin: Device,
     kind: &'static str,
     cache: String,
+    /// Other hosts reach the cache device, too, and one alone has it.
+    is_cache_shared: bool,
     volume: String,
-    /// What the notes call the origin, and the notes; none if the server keeps no markers.
-    notes: Option<(String, Arc<dyn MarkerBook>)>,
+    /// None if the server keeps no markers.
+    notes: Option<Arc<dyn MarkerBook>>,
     /// The marker that stands, and is that of this cache.
     standing: Mutex<Option<DirtyMarker>>,
 }
@@ -75,17 +82,14 @@ impl OriginMark {
     /// The marker of a cache of this kind.
     pub fn new(ctor: &Ctor<'_>, volume: &str, kind: &'static str, of: (&Device, &str)) -> Self {
         let (origin, cache) = of;
-        let identity = ctor.registry.identify(&origin.argument).ok();
-        let name = match identity {
-            Some(Identity::Remote(name)) => name,
-            _ => origin.argument.clone(),
-        };
+        let identity = ctor.registry.identify(cache);
         OriginMark {
             origin: origin.clone(),
             kind,
             cache: cache.to_owned(),
+            is_cache_shared: matches!(identity, Ok(Identity::Remote(_))),
             volume: volume.to_owned(),
-            notes: ctor.registry.markers().map(|book| (name, book)),
+            notes: ctor.registry.markers(),
             standing: Mutex::default(),
         }
     }
@@ -95,11 +99,32 @@ impl OriginMark {
         self.notes.as_ref().map(|_| self.origin.disk.clone())
     }
 
-    fn place(&self) -> MarkerPlace<'_> {
-        match self.notes {
-            Some(_) => self.origin.disk.marker_place(),
-            None => MarkerPlace::Needless,
+    /// Where the marker is, and the notes; none if there is none for this origin.
+    fn place(&self) -> Option<(&dyn MarkerStore, &dyn MarkerBook)> {
+        match (self.origin.disk.marker_place(), &self.notes) {
+            (MarkerPlace::Store(store), Some(book)) => Some((store, book.as_ref())),
+            _ => None,
         }
+    }
+
+    async fn read(
+        &self,
+        env: &Env,
+        store: &dyn MarkerStore,
+    ) -> Result<Option<DirtyMarker>, ConfigError> {
+        let text = store.read(env).await?;
+        let disk = self.origin.disk.name();
+        text.map(|text| DirtyMarker::of_text(&disk, &text)).transpose()
+    }
+
+    /// True if a marker is that of this cache (M5).
+    fn is_own(&self, marker: &DirtyMarker, own: &DirtyMarker, noted: &[String]) -> bool {
+        let is_here = self.notes.as_ref().is_some_and(|book| !book.is_lasting());
+        let is_known = match noted {
+            [] => self.is_cache_shared || (is_here && marker.host == own.host),
+            noted => noted.contains(&marker.generation),
+        };
+        is_known && marker.is_of_cache_of(own)
     }
 
     /// Compares what stands beside the origin with the notes. Called before anything is written
@@ -109,18 +134,12 @@ impl OriginMark {
     /// The marker of another cache stands, or the engine did not answer.
     pub async fn look(&self, env: &Env, uuid: &str) -> Result<(), ConfigError> {
         *self.standing.lock() = None;
-        let (MarkerPlace::Store(store), Some((name, book))) = (self.place(), &self.notes) else {
-            return Ok(());
-        };
-        let Some(text) = store.read(env).await? else { return Ok(()) };
-        let disk = self.origin.disk.name();
-        let marker = DirtyMarker::of_text(&disk, &text)?;
+        let Some((store, book)) = self.place() else { return Ok(()) };
+        let Some(marker) = self.read(env, store).await? else { return Ok(()) };
         let own = book.new_marker(self.kind, &self.cache, uuid);
-        let is_own = match book.noted(name) {
-            Some(noted) => noted == marker.generation,
-            None => marker.is_of_cache_of(&own),
-        };
-        if !is_own && !book.is_adopted(name, &marker.generation) {
+        let (name, disk) = (store.disk(), self.origin.disk.name());
+        let is_own = self.is_own(&marker, &own, &book.noted(&name));
+        if !is_own && !book.is_adopted(&name, &marker.generation) {
             let expected = format!(
                 "that of {} {}; or, if its data belongs to this cache: --adopt-marker '{disk}={}'",
                 self.kind, self.cache, marker.generation
@@ -131,16 +150,32 @@ impl OriginMark {
         Ok(())
     }
 
-    /// Refuses the origin if a marker stands, whose ever it is: it is to be used without a cache.
+    /// Refuses the origin if a marker stands, whose ever it is: it is to be used without a cache,
+    /// or the cache device is blank, so that no marker can be its own.
     ///
     /// # Errors
     /// It stands, or the engine did not answer.
     pub async fn refuse(&self, env: &Env) -> Result<(), ConfigError> {
-        let MarkerPlace::Store(store) = self.place() else { return Ok(()) };
-        let Some(text) = store.read(env).await? else { return Ok(()) };
-        let disk = self.origin.disk.name();
-        let marker = DirtyMarker::of_text(&disk, &text)?;
-        Err(marker.refusal(&disk, env.unix_time(), ALONE))
+        let Some((store, _)) = self.place() else { return Ok(()) };
+        let Some(marker) = self.read(env, store).await? else { return Ok(()) };
+        Err(marker.refusal(&self.origin.disk.name(), env.unix_time(), ALONE))
+    }
+
+    /// Removes the marker of whichever cache of this kind: the origin itself durably says that none
+    /// counts for it. Refuses that of another kind.
+    ///
+    /// # Errors
+    /// It stands, or the engine did not answer.
+    pub async fn end_any(&self, env: &Env) -> Result<(), ConfigError> {
+        let Some((store, _)) = self.place() else { return Ok(()) };
+        match self.read(env, store).await? {
+            Some(marker) if marker.kind == self.kind => {
+                *self.standing.lock() = Some(marker);
+                self.fall(env).await;
+                Ok(())
+            }
+            _ => self.refuse(env).await,
+        }
     }
 
     /// Has the marker stand if something is dirty or may become so, and removes it otherwise.
@@ -149,13 +184,14 @@ impl OriginMark {
     /// Something is dirty and no marker stood, or the marker or its note could not be written.
     pub async fn stand(&self, env: &Env, uuid: &str, plans: Plans) -> Result<(), ConfigError> {
         let Plans { is_dirty, makes_dirty, read_only } = plans;
-        let (MarkerPlace::Store(store), Some((name, book))) = (self.place(), &self.notes) else {
+        let Some((store, book)) = self.place() else {
             self.warn_of_no_place(makes_dirty && !read_only);
             return Ok(());
         };
-        let standing = self.standing.lock().clone();
-        if is_dirty && standing.is_none() && !book.is_adopted(name, NONE) {
-            return Err(self.without_marker());
+        let (name, standing) = (store.disk(), self.standing.lock().clone());
+        let noted = book.noted(&name);
+        if is_dirty && standing.is_none() {
+            self.refuse_without_marker(&name, book, &noted)?;
         }
         if read_only {
             return Ok(());
@@ -165,44 +201,67 @@ impl OriginMark {
             return Ok(());
         }
         let own = book.new_marker(self.kind, &self.cache, uuid);
+        let keeps = |it: &DirtyMarker| it.host == own.host && self.is_own(it, &own, &noted);
+        if standing.as_ref().is_some_and(keeps) && noted.len() < 2 {
+            return self.note(book, &name, standing.iter()).await;
+        }
         // One that was adopted gets a generation that its former host does not know.
-        let kept = standing.filter(|marker| marker.is_of_cache_of(&own));
-        let marker = kept.clone().unwrap_or(own);
-        if !note_marker(book.as_ref(), name, Some(&marker.generation)).await {
-            let detail = "dirty marker: its generation could not be noted in the state file";
-            return Err(ConfigError::new(ConfigKind::System, &self.origin.argument, detail));
+        let found =
+            standing.clone().unwrap_or(DirtyMarker { generation: NONE.into(), ..own.clone() });
+        self.note(book, &name, [&found, &own].into_iter().filter(|it| is_dirty || *it == &own))
+            .await?;
+        store.write(env, Some(own.encode())).await?;
+        *self.standing.lock() = Some(own.clone());
+        self.note(book, &name, [&own].into_iter()).await
+    }
+
+    /// Notes the generations of these markers, if that is not noted.
+    async fn note(
+        &self,
+        book: &dyn MarkerBook,
+        name: &str,
+        markers: impl Iterator<Item = &DirtyMarker>,
+    ) -> Result<(), ConfigError> {
+        let generations: Vec<String> = markers.map(|marker| marker.generation.clone()).collect();
+        if book.noted(name) == generations || note_marker(book, name, &generations).await {
+            return Ok(());
         }
-        if kept.is_none() {
-            store.write(env, Some(marker.encode())).await?;
-        }
-        *self.standing.lock() = Some(marker);
-        Ok(())
+        let detail = "dirty marker: its generation could not be noted in the state file";
+        Err(ConfigError::new(ConfigKind::System, &self.origin.argument, detail))
     }
 
     /// Removes the marker: nothing is dirty, durably (M2). One that cannot be removed stays, which
     /// refuses more than it must.
     pub async fn fall(&self, env: &Env) {
-        let (MarkerPlace::Store(store), Some((name, book))) = (self.place(), &self.notes) else {
-            return;
+        let Some((store, book)) = self.place() else { return };
+        let Some(standing) = self.standing.lock().clone() else { return };
+        let volume = &self.volume;
+        let removed = match self.read(env, store).await {
+            Ok(Some(found)) if found.generation != standing.generation => {
+                let line = found.describe(env.unix_time());
+                tracing::warn!("{volume}: dirty marker: found {line}, which stays");
+                return;
+            }
+            Ok(Some(_)) => store.write(env, None).await,
+            Ok(None) => Ok(()),
+            Err(error) => Err(error),
         };
-        if self.standing.lock().is_none() {
-            return;
-        }
-        match store.write(env, None).await {
+        match removed {
             Ok(()) => {
                 *self.standing.lock() = None;
                 // Without a marker a note means nothing.
-                let _ = note_marker(book.as_ref(), name, None).await;
+                let _ = note_marker(book, &store.disk(), &[]).await;
             }
-            Err(error) => {
-                let volume = &self.volume;
-                tracing::warn!("{volume}: {error}; the dirty marker stays, and nothing is dirty");
-            }
+            Err(error) => tracing::warn!(
+                "{volume}: {error}; the dirty marker stays, and nothing is dirty: the next stop or \
+                 flush of the cache removes it"
+            ),
         }
     }
 
     fn warn_of_no_place(&self, makes_dirty: bool) {
-        if makes_dirty && matches!(self.place(), MarkerPlace::Nowhere) {
+        let is_nowhere = matches!(self.origin.disk.marker_place(), MarkerPlace::Nowhere);
+        if makes_dirty && self.notes.is_some() && is_nowhere {
             tracing::warn!(
                 "{}: {}: no dirty marker can be kept there: nothing refuses another host that \
                  uses it without {}",
@@ -213,13 +272,28 @@ impl OriginMark {
         }
     }
 
-    fn without_marker(&self) -> ConfigError {
+    /// Refuses dirty data beside which no marker stands, unless the user has said that it belongs
+    /// to the origin; if a marker is noted, of the one that is gone.
+    fn refuse_without_marker(
+        &self,
+        name: &str,
+        book: &dyn MarkerBook,
+        noted: &[String],
+    ) -> Result<(), ConfigError> {
+        let is_begun = noted.iter().any(|noted| noted == NONE);
+        let found = match noted.last().filter(|_| !is_begun) {
+            Some(gone) => format!("{NONE}-{gone}"),
+            None => NONE.to_owned(),
+        };
+        if book.is_adopted(name, &found) {
+            return Ok(());
+        }
         let origin = &self.origin.argument;
         let detail = format!(
             "dirty marker: found {NONE}, expected that of {} {}, which has dirty data: {origin} \
-             may have been used without it; if it was not: --adopt-marker '{origin}={NONE}'",
+             may have been used without it; if it was not: --adopt-marker '{origin}={found}'",
             self.kind, self.cache
         );
-        ConfigError::new(ConfigKind::Argument, origin, detail)
+        Err(ConfigError::new(ConfigKind::Argument, origin, detail))
     }
 }

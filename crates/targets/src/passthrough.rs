@@ -151,6 +151,12 @@ impl Target for Passthrough {
         Some(vec![self.area.place(range)])
     }
 
+    /// The lower disk of which the target is a cache, if it keeps a dirty marker beside it. None
+    /// here: a marker beside a lower disk keeps the target from starting.
+    fn minds_marker_of(&self) -> Option<Arc<dyn Disk>> {
+        None
+    }
+
     /// Adapts the combined limits of the lower disks. Must promise only what the target keeps.
     fn limits(&self, stacked: Limits) -> Limits {
         stacked

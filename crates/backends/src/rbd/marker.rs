@@ -18,7 +18,7 @@ use cairn_block::{
 use cairn_reactor::Driver;
 
 use super::image::{Image, text_of};
-use super::uri::Target;
+use super::uri::{Target, is_uri};
 use super::{RbdDisk, Shared, clock};
 
 /// The key. Those that begin with `conf_` are settings of librbd.
@@ -62,6 +62,10 @@ impl Shared {
 }
 
 impl MarkerStore for RbdDisk {
+    fn disk(&self) -> String {
+        self.0.target.name_of_image()
+    }
+
     fn read<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<Option<String>, ConfigError>> {
         Box::pin(self.0.call(env, |image| image.metadata(KEY)))
     }
@@ -94,6 +98,17 @@ pub(super) fn warn_of_snapshot(target: &Target, image: &Image) {
             );
         }
         Err(errno) => tracing::warn!("{}", failed(target, errno)),
+    }
+}
+
+/// What the notes of dirty markers call the device of an argument.
+///
+/// # Errors
+/// It is no URI of RBD, although it begins as one.
+pub fn name_in_notes(device: &str) -> Result<String, ConfigError> {
+    match is_uri(device) {
+        true => Ok(Target::parse(device)?.name_of_image()),
+        false => Ok(device.to_owned()),
     }
 }
 

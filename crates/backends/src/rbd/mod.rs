@@ -59,7 +59,7 @@ use crate::remote::{RemoteCounts, RemoteDisk, RemoteFigures, RemoteKind, RemoteS
 
 pub use self::image::finish_closing;
 pub use self::lock::TakeOver;
-pub use self::marker::unmark;
+pub use self::marker::{name_in_notes, unmark};
 pub use self::unfence::unfence;
 pub(crate) use self::uri::{Target, is_uri};
 

@@ -125,6 +125,13 @@ impl Target {
         )
     }
 
+    /// The image, whatever the parameters are.
+    pub fn name_of_image(&self) -> String {
+        let place = [&self.pool, &self.namespace, &self.image].map(String::as_str);
+        let parts: Vec<&str> = place.into_iter().filter(|part| !part.is_empty()).collect();
+        format!("{SCHEME}{}", parts.join("/"))
+    }
+
     /// True if both name the same image of a pool, also if their other parameters differ.
     pub fn is_image_of(&self, other: &Target) -> bool {
         let image = |it: &Target| (it.pool.clone(), it.namespace.clone(), it.image.clone());

@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use cairn_backends::rbd::name_in_notes;
 use cairn_block::dirty_marker::{DirtyMarker, MarkerBook};
-use cairn_block::{Identity, Receipt, Registry};
+use cairn_block::{Receipt, Registry};
 use cairn_outcome::failure::Outcome;
 use parking_lot::Mutex;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -24,20 +25,25 @@ pub struct Adopted {
 }
 
 impl Adopted {
-    /// Parses `DEVICE=GENERATION`, as a refusal shows it, or `DEVICE=none`.
+    /// Parses `DEVICE=GENERATION`, `DEVICE=none-GENERATION` or `DEVICE=none`, as a refusal shows it.
     ///
     /// # Errors
     /// It has another form.
     pub fn parse(argument: &str) -> Result<Adopted, String> {
         let parts = argument.rsplit_once('=');
-        let is_generation = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let is_generation =
+            |text: &str| text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let is_found = |text: &str| {
+            text == "none" || is_generation(text.strip_prefix("none-").unwrap_or(text))
+        };
         match parts.filter(|(device, _)| !device.is_empty()) {
-            Some((device, found))
-                if found == "none" || found.len() == 32 && is_generation(found) =>
-            {
+            Some((device, found)) if is_found(found) => {
                 Ok(Adopted { device: device.to_owned(), found: found.to_owned() })
             }
-            _ => Err(format!("found '{argument}', expected DEVICE=GENERATION or DEVICE=none")),
+            _ => Err(format!(
+                "found '{argument}', expected DEVICE=GENERATION, DEVICE=none or \
+                 DEVICE=none-GENERATION"
+            )),
         }
     }
 }
@@ -47,7 +53,7 @@ impl Adopted {
 pub struct MarkerNotes {
     state: Option<StateFile>,
     /// Those of a server without a state file.
-    noted: Mutex<BTreeMap<String, String>>,
+    noted: Mutex<BTreeMap<String, Vec<String>>>,
     /// By the names of disks.
     adopted: Vec<(String, String)>,
 }
@@ -57,16 +63,9 @@ impl MarkerNotes {
     ///
     /// # Errors
     /// A device of which the user says something has no name.
-    pub fn new(
-        state: Option<&StateFile>,
-        adopted: &[Adopted],
-        registry: &Registry,
-    ) -> Outcome<MarkerNotes> {
+    pub fn new(state: Option<&StateFile>, adopted: &[Adopted]) -> Outcome<MarkerNotes> {
         let named = adopted.iter().map(|Adopted { device, found }| {
-            let name = match registry.identify(device)? {
-                Identity::Remote(name) => name,
-                _ => device.clone(),
-            };
+            let name = name_in_notes(device)?;
             Ok((name, found.clone()))
         });
         let adopted = named.collect::<Outcome<Vec<_>>>()?;
@@ -79,7 +78,13 @@ impl MarkerBook for MarkerNotes {
         let mut bytes = [0; 16];
         getrandom(&mut bytes, GetRandomFlags::empty()).expect("so few bytes are always there");
         let generation = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        let host = rustix::system::uname().nodename().to_string_lossy().replace(' ', "_");
+        let name = rustix::system::uname().nodename().to_string_lossy().replace(' ', "_");
+        // Two machines may have one name.
+        let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+        let host = match machine.trim().get(..8) {
+            Some(id) => format!("{name}/{id}"),
+            None => name,
+        };
         DirtyMarker {
             generation,
             kind: kind.to_owned(),
@@ -90,20 +95,24 @@ impl MarkerBook for MarkerNotes {
         }
     }
 
-    fn noted(&self, disk: &str) -> Option<String> {
+    fn noted(&self, disk: &str) -> Vec<String> {
         match &self.state {
             Some(state) => state.noted_marker(disk),
-            None => self.noted.lock().get(disk).cloned(),
+            None => self.noted.lock().get(disk).cloned().unwrap_or_default(),
         }
     }
 
-    fn note(&self, disk: &str, generation: Option<&str>, receipt: Receipt) {
+    fn is_lasting(&self) -> bool {
+        self.state.is_some()
+    }
+
+    fn note(&self, disk: &str, generations: &[String], receipt: Receipt) {
         let Some(state) = self.state.clone() else {
-            set(&mut self.noted.lock(), disk, generation);
+            set(&mut self.noted.lock(), disk, generations);
             return receipt.give();
         };
-        let (disk, generation) = (disk.to_owned(), generation.map(str::to_owned));
-        let note = move || match state.note_marker(&disk, generation.as_deref()) {
+        let (disk, generations) = (disk.to_owned(), generations.to_vec());
+        let note = move || match state.note_marker(&disk, &generations) {
             Ok(()) => receipt.give(),
             Err(error) => tracing::error!("{disk}: its dirty marker is not noted: {error}"),
         };
@@ -116,27 +125,27 @@ impl MarkerBook for MarkerNotes {
     }
 }
 
-fn set(notes: &mut BTreeMap<String, String>, disk: &str, generation: Option<&str>) {
-    match generation {
-        Some(generation) => notes.insert(disk.to_owned(), generation.to_owned()),
-        None => notes.remove(disk),
+fn set(notes: &mut BTreeMap<String, Vec<String>>, disk: &str, generations: &[String]) {
+    match generations {
+        [] => notes.remove(disk),
+        _ => notes.insert(disk.to_owned(), generations.to_vec()),
     };
 }
 
 impl StateFile {
-    /// The generation that is noted for a disk.
-    pub fn noted_marker(&self, disk: &str) -> Option<String> {
-        self.inner.lock().contents.markers.get(disk).cloned()
+    /// The generations that are noted for a disk.
+    pub fn noted_marker(&self, disk: &str) -> Vec<String> {
+        self.inner.lock().contents.markers.get(disk).cloned().unwrap_or_default()
     }
 
-    /// Notes a generation for a disk, or none. Durable when it returns.
+    /// Replaces what is noted for a disk. Durable when it returns.
     ///
     /// # Errors
     /// The system refused to write.
-    pub fn note_marker(&self, disk: &str, generation: Option<&str>) -> Outcome<()> {
+    pub fn note_marker(&self, disk: &str, generations: &[String]) -> Outcome<()> {
         let mut inner = self.inner.lock();
         let mut next = inner.latest();
-        set(&mut next.markers, disk, generation);
+        set(&mut next.markers, disk, generations);
         self.put(&mut inner, next)
     }
 }
@@ -147,7 +156,7 @@ pub fn keep_markers(
     state: Option<&StateFile>,
     adopted: &[Adopted],
 ) -> Outcome<()> {
-    registry.set_markers(Arc::new(MarkerNotes::new(state, adopted, registry)?));
+    registry.set_markers(Arc::new(MarkerNotes::new(state, adopted)?));
     Ok(())
 }
 
@@ -159,7 +168,7 @@ mod tests {
     fn what_is_adopted_is_named_as_a_refusal_shows_it() {
         let generation = "0123456789abcdef0123456789abcdef";
         let uri = "rbd:vms/a?user=x";
-        for found in [generation, "none"] {
+        for found in [generation, "none", &format!("none-{generation}")] {
             let adopted = Adopted::parse(&format!("{uri}={found}")).expect("as it is shown");
             assert_eq!((adopted.device.as_str(), adopted.found.as_str()), (uri, found));
         }
@@ -174,11 +183,12 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("state");
         let open = || StateFile::open(&path).expect("it is sound");
-        open().note_marker("rbd:vms/a", Some("5f")).expect("the folder is writable");
-        assert_eq!(open().noted_marker("rbd:vms/a").as_deref(), Some("5f"));
+        let noted = ["5f".to_owned(), "60".to_owned()];
+        open().note_marker("rbd:vms/a", &noted).expect("the folder is writable");
+        assert_eq!(open().noted_marker("rbd:vms/a"), noted);
         assert!(!open().has_changes(), "no verb has changed anything");
-        open().note_marker("rbd:vms/a", None).expect("the folder is writable");
-        assert_eq!(open().noted_marker("rbd:vms/a"), None);
+        open().note_marker("rbd:vms/a", &[]).expect("the folder is writable");
+        assert!(open().noted_marker("rbd:vms/a").is_empty());
     }
 
     #[test]

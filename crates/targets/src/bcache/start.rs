@@ -15,7 +15,7 @@ use std::ops::Range;
 use cairn_block::sync::atomic::Ordering;
 use cairn_block::{ConfigError, ConfigKind, Env, mutants};
 use cairn_format::bcache::places::is_beyond;
-use cairn_format::bcache::{BackingState, BackingSuperblock, CacheMode, Key, Uuid};
+use cairn_format::bcache::{BackingState, BackingSuperblock, CacheMode, Key};
 
 use super::btree::Which;
 use super::canary::{Bug, planted};
@@ -41,7 +41,11 @@ impl Bcache {
         self.wanted.store(Ready::Read as u8, Ordering::Relaxed);
         let is_uncached = self.resume_degraded(env).await?;
         match &self.core {
-            Some(_) if is_uncached => {}
+            Some(_) if is_uncached => {
+                if let Some(mark) = &self.mark {
+                    mark.fall(env).await;
+                }
+            }
             Some(core) => {
                 let _handover = core.handover().await;
                 let is_first = core.users().are_none();
@@ -202,9 +206,8 @@ impl Bcache {
         let Some(mark) = &self.mark else { return Ok(()) };
         match backing.state() {
             BackingState::None if !self.read_only => {
-                mark.look(env, &Uuid::ZERO.to_string()).await?;
-                mark.fall(env).await;
-                Ok(())
+                // No cache of bcache counts, whichever set it is of.
+                mark.end_any(env).await
             }
             _ => mark.refuse(env).await,
         }

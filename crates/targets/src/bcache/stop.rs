@@ -54,7 +54,8 @@ impl Bcache {
             false => Ok(()),
         };
         let rested = rested.and(left.map_err(Undrained::Set));
-        if rests && rested.is_ok() && flushed.is_ok() {
+        // Without a write since the start, the flush at the opening has made all durable.
+        if !self.read_only && !core.is_broken() && rested.is_ok() && flushed.is_ok() {
             self.end_mark(env).await;
         }
         if let Err(error) = rested {

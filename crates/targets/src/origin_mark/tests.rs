@@ -55,14 +55,14 @@ fn the_marker_stands_while_a_cache_serves_and_goes_when_nothing_is_dirty() {
     test.load("v", WRITECACHE);
     let found = marker(&test).expect("it stands before the first write");
     assert_eq!((found.kind.as_str(), found.cache.as_str()), ("writecache", "c"));
-    assert_eq!(test.markers.note_of("o"), Some(found.generation.clone()));
+    assert_eq!(test.markers.note_of("o"), std::slice::from_ref(&found.generation));
     test.write("v", 0, 8, 2).expect("the drives are well");
     suspend(&test, false);
     assert_eq!(marker(&test), Some(found.clone()), "a block is dirty");
     test.resume("v").expect("it is its own marker");
     assert_eq!(marker(&test), Some(found.clone()));
     suspend(&test, true);
-    assert_eq!((marker(&test), test.markers.note_of("o")), (None, None));
+    assert_eq!((marker(&test), test.markers.note_of("o")), (None, vec![]));
     test.resume("v").expect("nothing is dirty");
     assert_ne!(marker(&test).expect("it serves").generation, found.generation);
 }
@@ -140,16 +140,80 @@ fn a_cache_of_before_there_were_markers_is_taken_if_the_user_says_so() {
 }
 
 #[test]
-fn a_server_without_notes_knows_the_markers_of_its_own_host() {
+fn a_server_without_a_state_file_knows_the_markers_of_its_own_host() {
     let test = shared();
     test.load("v", WRITECACHE);
     test.write("v", 0, 8, 2).expect("the drives are well");
     let found = marker(&test);
     test.remove("v");
     test.markers.move_to("a");
+    let line = refused(&test, "v", WRITECACHE);
+    assert!(line.contains("--adopt-marker 'o=1'"), "its state file is another one: {line}");
+    test.markers.forget_state_file();
     test.load("v", WRITECACHE);
     assert_eq!(marker(&test), found);
-    assert_eq!(test.markers.note_of("o"), found.map(|found| found.generation));
+    test.remove("v");
+    test.markers.move_to("b");
+    let line = refused(&test, "v", WRITECACHE);
+    assert!(line.contains("--adopt-marker 'o=1'"), "it is another host: {line}");
+}
+
+#[test]
+fn another_cache_of_the_same_server_is_refused_and_so_is_a_blank_one() {
+    let test = Fixture::new([
+        ("o", filled(2048, |_| 1)),
+        ("c", Image::new(SectorCount(4096))),
+        ("d", Image::new(SectorCount(4096))),
+    ]);
+    test.load("v", "0 2048 writecache s o d 4096 0");
+    suspend(&test, true);
+    test.remove("v");
+    test.share("o");
+    test.load("v", WRITECACHE);
+    test.write("v", 0, 8, 2).expect("the drives are well");
+    test.remove("v");
+    let stood = marker(&test);
+    let line = refused(&test, "v", "0 2048 writecache s o d 4096 0");
+    assert!(line.contains("expected that of writecache d"), "{line}");
+    // The cache device is gone, and another one has its name.
+    let images = [("o", test.drive("o").visible()), ("c", Image::new(SectorCount(4096)))];
+    let blank = Fixture::new(images);
+    blank.share("o");
+    blank.markers.forget_state_file();
+    blank.markers.set_text("o", test.markers.text("o").as_deref());
+    let line = refused(&blank, "v", WRITECACHE);
+    assert!(line.contains("expected none: its newest data is in that cache"), "{line}");
+    assert!(blank.contents("c").iter().all(|byte| *byte == 0), "it is not formatted");
+    assert_eq!(marker(&blank), stood);
+}
+
+#[test]
+fn that_a_marker_is_gone_is_adopted_once() {
+    let test = shared();
+    test.load("v", WRITECACHE);
+    test.write("v", 0, 8, 2).expect("the drives are well");
+    test.remove("v");
+    test.markers.set_text("o", None);
+    test.markers.adopt("o", "none");
+    let line = refused(&test, "v", WRITECACHE);
+    assert!(line.contains("--adopt-marker 'o=none-1'"), "one is noted: {line}");
+    test.markers.adopt("o", "none-1");
+    test.load("v", WRITECACHE);
+    test.remove("v");
+    let stood = marker(&test).expect("a block is dirty").generation;
+    test.markers.set_text("o", None);
+    let line = refused(&test, "v", WRITECACHE);
+    assert!(line.contains(&format!("--adopt-marker 'o=none-{stood}'")), "{line}");
+}
+
+#[test]
+fn a_marker_of_somebody_else_is_not_removed() {
+    let test = shared();
+    test.load("v", WRITECACHE);
+    let others = test.markers.text("o").expect("it serves").replace("1 1 ", "1 ff ");
+    test.markers.set_text("o", Some(&others));
+    suspend(&test, true);
+    assert_eq!(test.markers.text("o"), Some(others));
 }
 
 #[test]
@@ -239,10 +303,36 @@ fn a_backing_device_alone_is_refused_while_the_marker_stands() {
 }
 
 #[test]
+fn bcache_that_was_not_used_leaves_no_marker() {
+    let test = shared_set("writeback");
+    test.load("v", BCACHE);
+    assert!(marker(&test).is_some());
+    suspend(&test, false);
+    assert_eq!(marker(&test), None);
+    test.resume("v").expect("nothing is dirty");
+    test.load("v", "0 16384 linear o 0");
+}
+
+#[test]
+fn a_backing_device_of_no_set_ends_the_marker_that_a_kill_left() {
+    let test = shared_set("writeback");
+    test.load("v", BCACHE);
+    let stood = test.markers.text("o").expect("it serves");
+    let volume = test.volume("v");
+    test.sim
+        .block_on(0, |env| async move { volume.detach_caches(&env, None).await })
+        .expect("nothing is dirty");
+    test.remove("v");
+    test.markers.set_text("o", Some(&stood));
+    test.load("v", "0 16368 bcache o - 0");
+    assert_eq!(marker(&test), None);
+}
+
+#[test]
 fn a_volume_between_keeps_no_marker_and_is_refused_nothing() {
     let test = shared();
     test.load("under", LINEAR);
     test.load("v", "0 2048 writecache s @under c 4096 0");
     assert_eq!(marker(&test), None);
-    assert_eq!(test.markers.note_of("o"), None);
+    assert!(test.markers.note_of("o").is_empty());
 }

@@ -29,6 +29,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cairn_block::dirty_marker::NO_UUID;
 use cairn_block::sync::Mutex;
 use cairn_block::{
     ConfigError, ConfigKind, Copier, Counters, CrashLog, Ctor, Env, ErrorKind, Flags, Io, IoError,
@@ -53,7 +54,7 @@ use crate::blank::{Formatting, read_sectors, unreadable};
 use crate::fair::Fair;
 use crate::flushes::Flushes;
 use crate::kind::TargetKind;
-use crate::origin_mark::{NO_UUID, OriginMark, Plans};
+use crate::origin_mark::{OriginMark, Plans};
 
 /// Metadata is read and formatted in pieces of this many bytes.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -266,9 +267,10 @@ impl WriteCache {
         self.mark.look(env, NO_UUID).await?;
         let superblock = match read_header(env, &self.config).await? {
             Opening::Existing(superblock) => superblock,
-            Opening::Format if self.read_only => return self.start_empty(env),
+            Opening::Format if self.read_only => return self.start_empty(env).await,
             Opening::Format => {
                 refuse_to_format(env, &self.config).await?;
+                self.mark.refuse(env).await?;
                 self.open_crash_log(BLANK)?;
                 self.format(env).await?
             }
@@ -447,7 +449,8 @@ impl WriteCache {
     }
 
     /// A blank device that is open read-only is served as an empty cache.
-    fn start_empty(&self, env: &Env) -> Result<(), ConfigError> {
+    async fn start_empty(&self, env: &Env) -> Result<(), ConfigError> {
+        self.mark.refuse(env).await?;
         let cache = &self.config.cache.argument;
         let volume = &self.config.volume;
         tracing::warn!("{volume}: {cache}: found blank, read-only: opened as an empty cache");

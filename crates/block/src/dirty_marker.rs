@@ -88,8 +88,8 @@ impl DirtyMarker {
         format!("{generation} of {kind} {cache}{set} on host {host}, {age} s old")
     }
 
-    /// True if both are of one cache, as far as the format tells: by the UUID of its set, or else by
-    /// its device.
+    /// True if both are of one cache, as far as the format tells: by the UUID of its set, or else
+    /// by its device.
     pub fn is_of_cache_of(&self, other: &DirtyMarker) -> bool {
         let is_same = match self.uuid.as_str() {
             NO_UUID => self.cache == other.cache,

@@ -25,7 +25,8 @@ pub struct Adopted {
 }
 
 impl Adopted {
-    /// Parses `DEVICE=GENERATION`, `DEVICE=none-GENERATION` or `DEVICE=none`, as a refusal shows it.
+    /// Parses `DEVICE=GENERATION`, `DEVICE=none` or `DEVICE=none-GENERATION`, as refusals show
+    /// them.
     ///
     /// # Errors
     /// It has another form.

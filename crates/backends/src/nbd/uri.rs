@@ -22,6 +22,7 @@ const PORT: u16 = 10809;
 
 /// How long requests wait for a lost connection, unless said otherwise.
 const RECONNECT: Duration = Duration::from_secs(30);
+const RECONNECT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// How much is kept for a replay, unless said otherwise, and the least.
 const REPLAY_BYTES: u64 = 64 << 20;
@@ -241,6 +242,10 @@ impl Parameters {
                     let seconds = value
                         .parse()
                         .map_err(|_| wrong("reconnect", format!("'{value}'"), "seconds"))?;
+                    if seconds > RECONNECT_MAX.as_secs() {
+                        let expected = "at most a day, in seconds";
+                        return Err(wrong("reconnect", format!("'{value}'"), expected));
+                    }
                     told.reconnect = Duration::from_secs(seconds);
                 }
                 _ => {
@@ -337,6 +342,7 @@ mod tests {
             ("nbd+unix:///x?socket=a", "'a'"),
             ("nbd://h/x?exclusive&replay=1k", "'1k'"),
             ("nbd://h/x?reconnect=soon", "'soon'"),
+            ("nbd://h/x?reconnect=86401", "at most a day"),
             ("nbd://h/%f", "URI"),
             ("nbd://h/%ff", "'/%ff'"),
             ("nbd://h:99999/", "99999"),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cairn_block::{
     Disk, Env, Extent, ExtentKind, Io, IoError, IoFuture, IoResult, SECTOR_BYTES, Sector,
-    SectorCount, SectorRange, Segs,
+    SectorCount, SectorRange, Segs, yield_once,
 };
 use cairn_format::qcow2::Place;
 
@@ -14,6 +14,8 @@ use super::image::{Image, read_bytes};
 /// Limits of one answer about block status; a caller that needs the rest asks again.
 const EXTENTS_MAX: usize = 1024;
 const RUNS_MAX: usize = 16 << 10;
+/// Tables that a task looks at before the other tasks of its reactor have their turn.
+const LOOKS_MAX: usize = 512;
 
 /// Reads of one request that are under way at once.
 const READS_MAX: usize = 32;
@@ -108,6 +110,16 @@ impl Chain {
         result
     }
 
+    /// Lets the other tasks of the reactor run, once so many tables were looked at: what is in
+    /// memory makes no task wait.
+    async fn give_way(&self, looked: &mut usize) {
+        *looked += self.layers.len();
+        if *looked >= LOOKS_MAX {
+            *looked = 0;
+            yield_once().await;
+        }
+    }
+
     async fn start_reads(
         &self,
         env: &Env,
@@ -118,7 +130,9 @@ impl Chain {
         let (begin, end) = (range.start.to_bytes(), range.end().to_bytes());
         let mut at = begin;
         let mut piece: Option<Piece<'_>> = None;
+        let mut looked = 0;
         while at < end {
+            self.give_way(&mut looked).await;
             let (found, upto) = self.find(env, at, end).await?;
             let (skip, bytes) = ((at - begin) as usize, (upto - at) as usize);
             at = upto;
@@ -152,9 +166,10 @@ impl Chain {
     pub async fn extents(&self, env: &Env, range: SectorRange) -> Result<Vec<Extent>, IoError> {
         let mut extents = Vec::new();
         let (mut at, end) = (range.start.to_bytes(), range.end().to_bytes());
-        let mut runs = 0;
+        let (mut runs, mut looked) = (0, 0);
         while at < end && runs < RUNS_MAX && extents.len() < EXTENTS_MAX {
             runs += 1;
+            self.give_way(&mut looked).await;
             let (found, upto) = self.find(env, at, end).await?;
             // Only the end of a content is within a sector, and what follows it is zeros.
             let upto = upto.next_multiple_of(SECTOR_BYTES);

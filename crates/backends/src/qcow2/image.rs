@@ -4,9 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cairn_block::sync::Mutex;
-use cairn_block::{Disk, Env, Io, IoError, SECTOR_BYTES, Sector, SectorRange};
+use cairn_block::sync::atomic::{AtomicUsize, Ordering};
+use cairn_block::{Disk, Env, Io, IoError, SECTOR_BYTES, Sector, SectorRange, until};
 use cairn_format::qcow2::{Header, Run};
 use cairn_reactor::Driver;
+use event_listener::Event;
 
 use super::cache::Cache;
 use super::inflate::inflate;
@@ -19,6 +21,8 @@ pub(super) const PAGES_MAX: usize = 256;
 
 /// How much an image keeps of decompressed clusters.
 pub(super) const CLUSTERS_BYTES_MAX: u64 = 4 << 20;
+/// Compressed clusters that are loaded at once: each has up to 4 MiB of input and 2 MiB of output.
+const LOADS_MAX: usize = 4;
 
 /// One image, without its backing image.
 pub(super) struct Image {
@@ -28,13 +32,27 @@ pub(super) struct Image {
     pub header: Header,
     pages: Cache,
     clusters: Cache,
+    /// Compressed clusters that are being loaded: their input and output are in memory.
+    loads: AtomicUsize,
+    load_ended: Event,
+}
+
+/// The turn to load a compressed cluster, until dropped.
+struct Load<'a>(&'a Image);
+
+impl Drop for Load<'_> {
+    fn drop(&mut self) {
+        self.0.loads.fetch_sub(1, Ordering::AcqRel);
+        self.0.load_ended.notify(usize::MAX);
+    }
 }
 
 impl Image {
     pub fn new(name: String, disk: Arc<dyn Disk>, header: Header) -> Image {
         let clusters = (CLUSTERS_BYTES_MAX / header.cluster_bytes()).clamp(2, 1024);
         let (pages, clusters) = (Cache::new(PAGES_MAX), Cache::new(clusters as usize));
-        Image { name, disk, header, pages, clusters }
+        let (loads, load_ended) = Default::default();
+        Image { name, disk, header, pages, clusters, loads, load_ended }
     }
 
     /// What is at `guest`, which is below the size.
@@ -69,10 +87,19 @@ impl Image {
         word.map(|word| u64::from_be_bytes(*word)).ok_or(IoError::IO)
     }
 
+    async fn turn_to_load(&self) -> Load<'_> {
+        let has_room = |loads| (loads < LOADS_MAX).then_some(loads + 1);
+        let begins =
+            || self.loads.fetch_update(Ordering::AcqRel, Ordering::Acquire, has_room).is_ok();
+        until(&self.load_ended, begins).await;
+        Load(self)
+    }
+
     /// The content of a compressed cluster. A reactor does not decompress itself: a helper thread
     /// does.
     pub async fn cluster(&self, env: &Env, start: u64, bytes: u64) -> Result<Arc<[u8]>, IoError> {
         let load = async {
+            let _turn = self.turn_to_load().await;
             let end = (start + bytes).min(self.disk.sectors().to_bytes());
             let input = read_bytes(env, &self.disk, start..end).await?;
             let out = Arc::new(Mutex::new(Err("a helper thread failed".to_owned())));

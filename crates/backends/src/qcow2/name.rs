@@ -22,9 +22,15 @@ pub(super) fn resolve(image: &str, name: &str) -> Result<String, ConfigError> {
         scheme.contains(':')
     };
     if is_remote(image) {
-        return match name.starts_with('/') || has_scheme(name) {
-            true => wrong("a name relative to that of the image, which is remote"),
-            false => Ok(beside_uri(image, name)),
+        // Neither another server or folder, nor parameters.
+        let is_plain = |part: &str| {
+            let is_of_name = |c: char| c.is_alphanumeric() || "-_.+, ".contains(c);
+            !part.is_empty() && part != ".." && part.chars().all(is_of_name)
+        };
+        let is_beneath = name.split('/').all(is_plain) && !(name.contains('/') && is_rbd(image));
+        return match beside_uri(image, name).filter(|_| is_beneath) {
+            Some(uri) => Ok(uri),
+            None => wrong("a name relative to that of the image, which is remote"),
         };
     }
     if is_remote(name) {
@@ -42,15 +48,21 @@ pub(super) fn resolve(image: &str, name: &str) -> Result<String, ConfigError> {
     Ok(format!("{dot}{folder}{name_of_file}"))
 }
 
-/// The URI of what lies beside a URI. Its parameters stay where they belong to the server of all
-/// its content; those of an object are its own.
-fn beside_uri(image: &str, name: &str) -> String {
+/// The URI of what lies beside a URI; `None` if that has no path. Its parameters stay where they
+/// belong to the server of all its content; those of an object are its own.
+fn beside_uri(image: &str, name: &str) -> Option<String> {
     let is_object = image.contains("://") && !image.starts_with("nbd");
     let path_end = image.find(['?', '#']).unwrap_or(image.len());
     let (path, parameters) = image.split_at(path_end);
-    let slash = path.rfind('/').map_or(path.len(), |slash| slash + 1);
+    let authority = path.find("://").map_or(0, |at| at + "://".len());
+    let slash = authority + path[authority..].rfind('/')?;
     let parameters = if is_object { "" } else { parameters };
-    format!("{}{name}{parameters}", &path[..slash])
+    Some(format!("{}{name}{parameters}", &path[..=slash]))
+}
+
+/// In the name of an image of Ceph a slash ends a pool or namespace.
+fn is_rbd(image: &str) -> bool {
+    image.starts_with("rbd:")
 }
 
 #[cfg(test)]
@@ -70,7 +82,7 @@ mod tests {
             ("mem:/a.qcow2", "b", "./mem:/b"),
             ("./sub/a.qcow2", "b", "./sub/b"),
             ("https://h/img/a.qcow2?sig=1#etag=x", "b", "https://h/img/b"),
-            ("s3://bucket/img/a.qcow2", "../b", "s3://bucket/img/../b"),
+            ("s3://bucket/img/a.qcow2", "c/b", "s3://bucket/img/c/b"),
             ("nbd+unix:///a?socket=/run/n", "b", "nbd+unix:///b?socket=/run/n"),
             ("rbd:vms/a?user=x", "b", "rbd:vms/b?user=x"),
         ] {
@@ -83,6 +95,21 @@ mod tests {
         for name in ["/etc/shadow", "file:/etc/shadow", "http://169.254.169.254/", "nbd://h/b"] {
             let line = resolve("https://h/a.qcow2", name).expect_err(name).to_string();
             assert!(line.contains(name) && line.contains("remote"), "{line}");
+        }
+        for (image, name) in [
+            ("nbd://h", "127.0.0.1/secret"),
+            ("nbd+unix://?socket=/run/n", "b"),
+            ("https://h?sig=1", "b"),
+            ("https://h/img/a", "../b"),
+            ("https://h/img/a", "b#unchecked"),
+            ("nbd://h/a", "b?reconnect=1"),
+            ("rbd:vms/a", "b?conf=/etc/x"),
+            ("rbd:vms/a", "b@snap"),
+            ("rbd:vms/a", "space/b"),
+            ("https://h/img/a", "%2e%2e/b"),
+        ] {
+            let line = resolve(image, name).expect_err(name).to_string();
+            assert!(line.contains(name) && line.contains("remote"), "{image}: {line}");
         }
         for name in ["json:{}", "ssh://h/b", "mem:1G", "fat:x"] {
             let line = resolve("/a.qcow2", name).expect_err(name).to_string();

@@ -78,8 +78,8 @@ impl Attached {
     }
 
     /// True if a table changes none of its data: each line writes no further than to the
-    /// superblock, or is read-only. Such a table composes a device whose data nothing writes
-    /// (`fixed`).
+    /// superblock, or is read-only, and at least one is. Such a table composes a device whose data
+    /// nothing writes (`fixed`), of which nothing is dirty.
     pub fn keeps_data(&self, table: &Table) -> bool {
         let data = Sector(self.superblock.data_offset());
         let is_before = |(disk, range): &(Arc<dyn Disk>, SectorRange)| {
@@ -90,7 +90,8 @@ impl Attached {
             let places = line.target.remaps(whole);
             line.is_read_only() || places.is_some_and(|places| places.iter().all(is_before))
         };
-        table.lines().iter().all(keeps)
+        let lines = table.lines();
+        !self.is_dirty() && lines.iter().any(Line::is_read_only) && lines.iter().all(keeps)
     }
 
     /// The set whose cache counts.

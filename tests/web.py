@@ -26,7 +26,7 @@ class Files(http.server.BaseHTTPRequestHandler):
             start, end = int(start), min(int(end) + 1, stat.st_size)
             file.seek(start)
             tags["Content-Range"] = f"bytes {start}-{end - 1}/{stat.st_size}"
-            print(start, end - 1, file=sys.stderr, flush=True)
+            sys.stderr.write(f"{start} {end - 1}\n")
             self.answer(206, tags, file.read(end - start))
 
 class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):

@@ -66,6 +66,11 @@ serve_end
 start
 same_image "restarted"
 same "$(asked)" 0 "restarted: bytes of data that were asked for"
+# Another image beneath the cache would be a mixture.
+truncate -s "${megabytes}M" other.img
+expect 4 "$CAIRN" replace b --control "$control" --table '0 16 linear head 0' \
+  --table "16 $sectors linear other.img 0"
+grep -q 'which ruins the cache of vm' said || { cat said; fail "another image beneath the cache"; }
 serve_kill
 
 # A SIGKILL, and the web server goes once the image is open.
@@ -183,3 +188,16 @@ refused "v=0 8192 clone fast @b cache 8" "@b: destination: "
   cat said
   fail "a snapshot over a volume that is read-only in part"
 }
+
+# The first sectors alone of a backing device with dirty data are not served without its cache.
+truncate -s 32M back
+truncate -s 64M dirty
+expect 0 "$CAIRN" format bcache --cache dirty --backing back --cache-mode writeback
+serve --table 'vm=0 N bcache back dirty 0' --message 'vm 0 set writeback_running 0' \
+  --message 'vm 0 set sequential_cutoff 0'
+qemu-io -f raw -c 'write -P 7 0 64k' -c 'write -P 8 1M 4k' -c flush "$uri" >said 2>&1 ||
+  { cat said; fail "a write"; }
+serve_kill
+expect 1 "$CAIRN" serve --strict --table 't=0 16 linear back 0' --run true
+expect 1 "$CAIRN" serve --strict --table 't=0 16 linear back 0' \
+  --table "t=16 $sectors linear image 0" --run true

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use cairn_block::{ConfigKind, DeviceId, Disk, Line, MappedDevice, Sector, SectorRange, Table};
 
 use cairn_outcome::failure::{Outcome, refused};
+use cairn_targets::bcache::BACKING_ROLE;
 
 use crate::names::{merge_of, parent_of, real_of};
 use crate::verbs::{Changes, Verbs};
@@ -124,8 +125,9 @@ fn joined(runs: Vec<Run>) -> Vec<Run> {
 }
 
 impl Verbs {
-    /// Refuses a loaded table of `V@real` that shows another content than the live one, which
-    /// ruins the snapshots of `V`, unless the caller says that the bytes are the same.
+    /// Refuses a loaded table that shows another content than the live one, unless the caller says
+    /// that the bytes are the same: of `V@real`, which ruins the snapshots of `V`, or of a backing
+    /// device of bcache, whose cache would show the former content.
     ///
     /// # Errors
     /// It shows another content.
@@ -135,24 +137,33 @@ impl Verbs {
         name: &str,
         same_content: bool,
     ) -> Outcome<()> {
-        let Some(parent) = parent_of(name).filter(|parent| name == real_of(parent)) else {
-            return Ok(());
-        };
         let volume = self.world.volume(name)?;
         let (Some(live), Some(waiting)) = (volume.live_table(), volume.inactive_table()) else {
             return Ok(());
         };
-        let mut ruined: Vec<String> =
-            changes.snapshots_of(parent).iter().map(|own| format!("{parent}@{own}")).collect();
-        if changes.record_of(&merge_of(parent)).table.is_some() {
-            ruined.push("a merge under way".to_owned());
+        let mut ruined = Vec::new();
+        if let Some(parent) = parent_of(name).filter(|parent| name == real_of(parent)) {
+            let snapshots = changes.snapshots_of(parent);
+            ruined.extend(snapshots.iter().map(|own| format!("{parent}@{own}")));
+            if changes.record_of(&merge_of(parent)).table.is_some() {
+                ruined.push("a merge under way".to_owned());
+            }
         }
+        let first = match ruined.is_empty() {
+            true => "remove the cached volume",
+            false => "remove or merge the snapshots",
+        };
+        let claimants = volume.claimants().into_iter();
+        let caches = claimants.filter(|claimant| claimant.role == BACKING_ROLE);
+        ruined.extend(caches.map(|claimant| format!("the cache of {}", claimant.volume)));
         if same_content || ruined.is_empty() || is_same_content(&live, &waiting) {
             return Ok(());
         }
         let found = format!("other content than now, which ruins {}", ruined.join(", "));
-        let expected = "the same device, with a cache or without (remove or merge the snapshots \
-                        first; --same-content if it is a copy)";
+        let expected = format!(
+            "the same device, with a cache or without ({first} first; --same-content if it is a \
+             copy)"
+        );
         Err(refused(ConfigKind::Busy, name, "table", found, expected))
     }
 }

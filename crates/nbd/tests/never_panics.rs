@@ -4,27 +4,11 @@
 //! What a server says may end the connection, but must not cause a panic, end a request twice, or
 //! take memory without a limit.
 
-use cairn_testkit::seeds;
-use proptest::prelude::{ProptestConfig, Strategy, any, proptest};
-use proptest::sample::Index;
+use cairn_testkit::{mutate, mutations, seeds};
+use proptest::prelude::{ProptestConfig, any, proptest};
 
 #[path = "../../../fuzz/src/client.rs"]
 mod client_bodies;
-
-fn mutations() -> impl Strategy<Value = Vec<(Index, Vec<u8>)>> {
-    let patch = proptest::collection::vec(any::<u8>(), 1..5);
-    proptest::collection::vec((any::<Index>(), patch), 0..6)
-}
-
-fn mutate(seed: &[u8], mutations: &[(Index, Vec<u8>)]) -> Vec<u8> {
-    let mut bytes = seed.to_vec();
-    for (place, patch) in mutations {
-        let begin = place.index(bytes.len());
-        let len = patch.len().min(bytes.len() - begin);
-        bytes[begin..begin + len].copy_from_slice(&patch[..len]);
-    }
-    bytes
-}
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
@@ -38,7 +22,7 @@ proptest! {
     #[test]
     fn mutated_negotiations_keep_the_promises(
         seed in proptest::sample::select(seeds("nbd_negotiation")),
-        mutations in mutations(),
+        mutations in mutations(6),
     ) {
         client_bodies::nbd_negotiation(&mutate(&seed, &mutations));
     }
@@ -46,7 +30,7 @@ proptest! {
     #[test]
     fn mutated_answers_keep_the_promises(
         seed in proptest::sample::select(seeds("nbd_answers")),
-        mutations in mutations(),
+        mutations in mutations(6),
     ) {
         client_bodies::nbd_answers(&mutate(&seed, &mutations));
     }

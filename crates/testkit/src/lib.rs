@@ -4,6 +4,8 @@
 //! by the rule of `scripts/test`.
 
 mod failing_files;
+#[cfg(feature = "mutations")]
+mod mutations;
 #[cfg(feature = "nbd")]
 pub mod nbd;
 
@@ -11,6 +13,8 @@ pub mod nbd;
 pub mod vhost;
 
 pub use failing_files::{FailingFiles, Faults};
+#[cfg(feature = "mutations")]
+pub use mutations::{Mutation, mutate, mutations};
 
 use std::fs;
 use std::io::Read;

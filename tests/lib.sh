@@ -96,8 +96,12 @@ serve_end() {
   [ "$status" = 0 ] || fail "the server's exit status is $status"
 }
 
-serve_kill() { # as a crash does
-  { kill -9 "$server" && wait "$server" || true; } 2>/dev/null
+end_at_once() { # PROCESS: one of this shell's, as a crash does; it may have ended
+  { kill -9 "$1" && wait "$1" || true; } 2>/dev/null
+}
+
+serve_kill() {
+  end_at_once "$server"
   server=''
 }
 

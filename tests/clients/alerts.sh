@@ -14,7 +14,7 @@ truncate -s 4M fast
   >far.log 2>&1 </dev/null &
 far=$!
 far_listens() { nbdinfo --size "nbd+unix:///x?socket=$work/far.sock" >/dev/null 2>&1; }
-release() { { kill -9 "$far" && wait "$far" || true; } 2>/dev/null; }
+release() { end_at_once "$far"; }
 await "the far server serves" far_listens
 serve --state state --export vm --table "vm=$(writecache slow fast 4096)" \
   --table "gone=0 8 linear missing 0" --table "far=0 8 linear nbd+unix:///x?socket=$work/far.sock 0"

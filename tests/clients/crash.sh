@@ -38,7 +38,7 @@ for round in $(seq 7); do
   tell "write -f -P $((round + 100)) $((at + 262144)) 65536"
   tell "write -P 255 4194304 1048576"
   serve_kill
-  { kill -9 "$client" && wait "$client" || true; } 2>/dev/null
+  end_at_once "$client"
   exec 3>&-
   serve --table "$table"
   for past in $(seq "$round"); do

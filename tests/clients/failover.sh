@@ -95,7 +95,7 @@ for round in $(seq "$rounds"); do
   nbdcopy "nbd+unix:///vm?socket=$work/$after/nbd.sock" again
   cmp image again || fail "round $round: the old host wrote after the take-over"
   grep -q "fenced" "$before/log" || { cat "$before/log"; fail "round $round: $before logs no fence"; }
-  { kill -9 "$owner" && wait "$owner" || true; } 2>/dev/null
+  end_at_once "$owner"
   echo "round $round (entries for $expiry s): served again $(((served - begin) / 1000000)) ms after the stop," \
     "$(((served - attempt) / 1000000)) ms of it the last start; $(cat said)"
   owner=$new

@@ -35,7 +35,7 @@ far() {
   far=$!
   await "the far server serves" far_listens
 }
-far_kill() { { kill -9 "$far" && wait "$far" || true; } 2>/dev/null; }
+far_kill() { end_at_once "$far"; }
 release() { far_kill; }
 far
 remote="nbd+unix:///?socket=$work/far.sock&exclusive&reconnect=20"

@@ -19,7 +19,7 @@ far() {
   await "the far server serves" listens "$export"
 }
 far_end() { kill "$remote"; wait "$remote" 2>/dev/null || true; }
-far_kill() { { kill -9 "$remote" && wait "$remote" || true; } 2>/dev/null; }
+far_kill() { end_at_once "$remote"; }
 over() { echo "0 $1 linear nbd+unix:///${2:-}?socket=$work/far.sock${3:-} 0"; } # SECTORS [EXPORT [MORE]]
 
 verified() { # WHAT: fio writes with flushes, FUA and trims, and reads it all back

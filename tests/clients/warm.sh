@@ -20,7 +20,7 @@ web() { # PORT: a server of the folder `www`; its port is in $port
   await "the web server serves" test -s port
   port=$(cat port)
 }
-web_gone() { { kill -9 "$remote" && wait "$remote" || true; } 2>/dev/null; }
+web_gone() { end_at_once "$remote"; }
 
 mkdir www
 megabytes=24
@@ -137,7 +137,7 @@ same "$(nbdinfo --json "$uri" | grep -c '"is_read_only": true')" 1 "nbd: exporte
 for _ in 1 2 3 4; do same_image "nbd: cold"; sleep 0.2; done
 serve_end
 start
-{ kill -9 "$far" && wait "$far" || true; } 2>/dev/null
+end_at_once "$far"
 same_image "nbd: restarted, without the other server"
 serve_kill
 tables=("${web_tables[@]}")

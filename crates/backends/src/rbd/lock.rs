@@ -125,9 +125,7 @@ pub(super) fn acquire(
 fn held(target: &Target, owner: &Owner) -> ConfigError {
     let Owner { client, cookie, address, is_manual } = owner;
     if *is_manual {
-        let place = [&target.pool, &target.namespace, &target.image];
-        let image = place.map(String::as_str).into_iter().filter(|part| !part.is_empty());
-        let image = image.collect::<Vec<_>>().join("/");
+        let image = target.spec();
         let detail = format!(
             "lock: found '{cookie}' of {client}, an administrator's; if it is not needed any more: \
              rbd lock rm {image} '{cookie}' {client}"

@@ -51,13 +51,16 @@ impl Shared {
         let found = place.lock().take();
         // Without a thread there is no answer.
         let found = found.unwrap_or(Err(-libc::EAGAIN));
-        let errno = found.as_ref().map(drop).map_err(|errno| -errno);
-        let judged = self.judge(env, (Op::Read, Sector(0)), started, errno);
-        match (found, judged) {
-            (Ok(value), _) => Ok(value),
-            (Err(_), Err(error)) if self.is_fenced() => Err(refused(error)),
-            (Err(errno), _) => Err(failed(&self.target, errno)),
-        }
+        let is_fence = |errno: &i32| matches!(-errno, libc::ESHUTDOWN | libc::EROFS);
+        let result = match found.as_ref().err() {
+            None => Ok(()),
+            Some(errno) if is_fence(errno) => Err(-errno),
+            // The error of the marker says it; it is none of a read.
+            Some(errno) => return Err(failed(&self.target, *errno)),
+        };
+        let judged = self.judge(env, (Op::Read, Sector(0)), started, result);
+        judged.map_err(refused)?;
+        found.map_err(|errno| failed(&self.target, errno))
     }
 }
 
@@ -112,7 +115,7 @@ pub fn name_in_notes(device: &str) -> Result<String, ConfigError> {
     }
 }
 
-/// Removes the dirty marker of this generation from an image that nobody else has open. Answers
+/// Removes the dirty marker of this generation from an image that no other client has open. Answers
 /// what it was. Blocks the thread.
 ///
 /// # Errors

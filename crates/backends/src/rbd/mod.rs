@@ -441,7 +441,7 @@ impl Disk for RbdDisk {
 
     fn marker_place(&self) -> MarkerPlace<'_> {
         match self.0.target.snapshot {
-            // It is told of at the open.
+            // The open warns of it.
             Some(_) => MarkerPlace::Needless,
             None => MarkerPlace::Store(self),
         }

@@ -125,11 +125,16 @@ impl Target {
         )
     }
 
-    /// The image, whatever the parameters are.
-    pub fn name_of_image(&self) -> String {
+    /// The image, as the programs of Ceph name it.
+    pub fn spec(&self) -> String {
         let place = [&self.pool, &self.namespace, &self.image].map(String::as_str);
         let parts: Vec<&str> = place.into_iter().filter(|part| !part.is_empty()).collect();
-        format!("{SCHEME}{}", parts.join("/"))
+        parts.join("/")
+    }
+
+    /// The image without its parameters, as an argument.
+    pub fn name_of_image(&self) -> String {
+        format!("{SCHEME}{}", self.spec())
     }
 
     /// True if both name the same image of a pool, also if their other parameters differ.

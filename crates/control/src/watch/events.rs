@@ -140,8 +140,8 @@ impl RemoteMark {
         let (state, reconnects) =
             before.map_or((connected, self.reconnects), |it| (&it.state, it.reconnects));
         match self.state == connected {
-            // One that was lost and found between two looks is told of, too. Fewer than before:
-            // it was opened again.
+            // A disk that was lost and found between two looks has an event, too. Fewer reconnects
+            // than before: it was opened again.
             true if state != connected || self.reconnects > reconnects => Some("reconnected"),
             false if self.state != state => Some(&self.state),
             _ => None,

@@ -8,11 +8,11 @@
 //!
 //! A marker has a random generation, of which the server of the cache keeps a note
 //! ([`MarkerBook`]). A marker of another generation is that of another cache, or of the same one at
-//! another time; then somebody else may have used the disk.
+//! another time; then another host may have used the disk.
 //!
 //! Here are the text of a marker and the notes. A disk says where its marker is
 //! ([`crate::Disk::marker_place`]), a table refuses the disks of others when it starts, and what a
-//! cache does is in `origin_mark` of the crate `targets`.
+//! cache does is in `origin_marker` of the crate `targets`.
 
 use std::time::Duration;
 

@@ -189,7 +189,7 @@ pub trait MarkerStore: Send + Sync {
 
 /// Where the dirty marker of a disk is.
 pub enum MarkerPlace<'a> {
-    /// No other host reaches the disk, or nobody writes it.
+    /// No other host reaches the disk, or no program writes it.
     Needless,
     /// Other hosts reach the disk, and nothing can be kept beside it.
     Nowhere,

@@ -268,10 +268,10 @@ impl Table {
 
     /// Starts the targets: all of them or none. Refuses a disk that only its cache may use now.
     pub(crate) async fn start(&self, env: &Env) -> Result<(), ConfigError> {
-        let minded: Vec<_> =
-            self.lines.iter().filter_map(|line| line.target.minds_marker_of()).collect();
-        let is_minded = |disk: &Arc<dyn Disk>| minded.iter().any(|it| Arc::ptr_eq(it, disk));
-        for disk in self.lowers().iter().filter(|disk| !is_minded(disk)) {
+        let kept: Vec<_> =
+            self.lines.iter().filter_map(|line| line.target.keeps_marker_of()).collect();
+        let is_kept = |disk: &Arc<dyn Disk>| kept.iter().any(|it| Arc::ptr_eq(it, disk));
+        for disk in self.lowers().iter().filter(|disk| !is_kept(disk)) {
             refuse_marked(env, disk.as_ref()).await?;
         }
         for (started, line) in self.lines.iter().enumerate() {
@@ -351,11 +351,11 @@ impl Table {
     }
 }
 
-/// Refuses a disk beside which a dirty marker stands.
+/// Refuses a disk beside which a dirty marker stands: it is to be used without a cache.
 ///
 /// # Errors
 /// It stands, or it is not known whether it does.
-async fn refuse_marked(env: &Env, disk: &dyn Disk) -> Result<(), ConfigError> {
+pub async fn refuse_marked(env: &Env, disk: &dyn Disk) -> Result<(), ConfigError> {
     let MarkerPlace::Store(store) = disk.marker_place() else { return Ok(()) };
     let Some(text) = store.read(env).await? else { return Ok(()) };
     let name = disk.name();

@@ -134,9 +134,9 @@ pub trait Target: Send + Sync {
         None
     }
 
-    /// The lower disk of which the target is a cache, if it minds the dirty marker of that disk. It
+    /// The lower disk of which the target is a cache, if it keeps the dirty marker of that disk. It
     /// is not started over any other disk beside which a marker stands.
-    fn minds_marker_of(&self) -> Option<Arc<dyn Disk>> {
+    fn keeps_marker_of(&self) -> Option<Arc<dyn Disk>> {
         None
     }
 

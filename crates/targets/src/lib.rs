@@ -33,7 +33,7 @@ pub mod linear;
 mod losses;
 #[cfg(test)]
 mod meta;
-mod origin_mark;
+mod origin_marker;
 #[cfg(test)]
 mod owners;
 pub mod passthrough;

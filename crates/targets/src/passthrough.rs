@@ -153,7 +153,7 @@ impl Target for Passthrough {
 
     /// The lower disk of which the target is a cache, if it keeps a dirty marker beside it. None
     /// here: a marker beside a lower disk keeps the target from starting.
-    fn minds_marker_of(&self) -> Option<Arc<dyn Disk>> {
+    fn keeps_marker_of(&self) -> Option<Arc<dyn Disk>> {
         None
     }
 

@@ -271,8 +271,8 @@ impl Bcache {
         };
         write_backing(env, backing, &superblock, fua).await?;
         self.set_backing(Some(superblock));
-        if let Some(mark) = &self.mark {
-            mark.fall(env).await;
+        if let Some(marker) = &self.marker {
+            marker.fall(env).await;
         }
         Ok(())
     }

@@ -156,7 +156,7 @@ impl Bcache {
         };
         let set = superblock.set_uuid().to_string();
         if mode == CacheMode::Writeback
-            && let Err(error) = self.stand_mark(env, &set, mode).await
+            && let Err(error) = self.stand_marker(env, &set, mode).await
         {
             return failed(error.to_string());
         }

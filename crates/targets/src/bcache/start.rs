@@ -28,7 +28,7 @@ use super::volume::Bcache;
 use super::writes::Ready;
 use crate::args::Device;
 use crate::blank::unreadable;
-use crate::origin_mark::Plans;
+use crate::origin_marker::Plans;
 
 impl Bcache {
     /// Begins to serve.
@@ -42,8 +42,8 @@ impl Bcache {
         let is_uncached = self.resume_degraded(env).await?;
         match &self.core {
             Some(_) if is_uncached => {
-                if let Some(mark) = &self.mark {
-                    mark.fall(env).await;
+                if let Some(marker) = &self.marker {
+                    marker.fall(env).await;
                 }
             }
             Some(core) => {
@@ -63,7 +63,7 @@ impl Bcache {
             None => {
                 let backing = self.read_devices(env).await?.backing;
                 let backing = backing.expect("a volume without a cache has a backing device");
-                self.end_mark_of_no_set(env, &backing).await?;
+                self.end_marker_of_no_set(env, &backing).await?;
                 self.start_bare(env, backing).await?;
             }
         }
@@ -136,8 +136,8 @@ impl Bcache {
         }
         let Superblocks { backing, cache } = self.read_devices(env).await?;
         let set = cache.as_ref().map(|cache| cache.set_uuid().to_string()).unwrap_or_default();
-        if let Some(mark) = &self.mark {
-            mark.look(env, &set).await?;
+        if let Some(marker) = &self.marker {
+            marker.look(env, &set).await?;
         }
         if is_first {
             let superblock = cache.expect("the superblock of the cache was read");
@@ -164,7 +164,7 @@ impl Bcache {
         let (cached, dirty) = self.count_extents(env, core, &sectors).await?;
         self.refuse_dirty_if_fixed(dirty)?;
         self.dirty_sectors.store(dirty, Ordering::Relaxed);
-        self.stand_mark(env, &set, self.mode()).await?;
+        self.stand_marker(env, &set, self.mode()).await?;
         let named = self.name_dirty_zones(env, core).await;
         named.map_err(|error| core.unread(&error))?;
         let has_clean = cached > dirty && backing.is_some();
@@ -182,34 +182,35 @@ impl Bcache {
     }
 
     /// Has the dirty marker stand if something is dirty, or becomes so in this mode.
-    pub(super) async fn stand_mark(
+    pub(super) async fn stand_marker(
         &self,
         env: &Env,
         set: &str,
         mode: CacheMode,
     ) -> Result<(), ConfigError> {
-        let Some(mark) = self.mark.as_ref().filter(|_| self.service() == Service::Cached) else {
+        let Some(marker) = self.marker.as_ref().filter(|_| self.service() == Service::Cached)
+        else {
             return Ok(());
         };
         let is_dirty = self.dirty_sectors() > 0;
         let makes_dirty = mode == CacheMode::Writeback && !self.read_only && !self.is_fixed;
-        mark.stand(env, set, Plans { is_dirty, makes_dirty, read_only: self.read_only }).await
+        marker.stand(env, set, Plans { is_dirty, makes_dirty, read_only: self.read_only }).await
     }
 
     /// Refuses a backing device alone beside which a marker stands. If it belongs to no set, it has
     /// all data: then the marker is one that a killed server has not removed.
-    async fn end_mark_of_no_set(
+    async fn end_marker_of_no_set(
         &self,
         env: &Env,
         backing: &BackingSuperblock,
     ) -> Result<(), ConfigError> {
-        let Some(mark) = &self.mark else { return Ok(()) };
+        let Some(marker) = &self.marker else { return Ok(()) };
         match backing.state() {
             BackingState::None if !self.read_only => {
                 // No cache of bcache counts, whichever set it is of.
-                mark.end_any(env).await
+                marker.end_any(env).await
             }
-            _ => mark.refuse(env).await,
+            _ => marker.refuse(env).await,
         }
     }
 

@@ -56,7 +56,7 @@ impl Bcache {
         let rested = rested.and(left.map_err(Undrained::Set));
         // Without a write since the start, the flush at the opening has made all durable.
         if !self.read_only && !core.is_broken() && rested.is_ok() && flushed.is_ok() {
-            self.end_mark(env).await;
+            self.end_marker(env).await;
         }
         if let Err(error) = rested {
             tracing::error!("{volume}: suspend: {error}");
@@ -67,11 +67,13 @@ impl Bcache {
     }
 
     /// Removes the dirty marker if the backing device has all data, and durably says so.
-    async fn end_mark(&self, env: &Env) {
+    async fn end_marker(&self, env: &Env) {
         let is_marked_dirty = |backing: &BackingSuperblock| backing.state() == BackingState::Dirty;
         let is_dirty = self.backing.lock().as_ref().is_some_and(is_marked_dirty);
-        if let Some(mark) = self.mark.as_ref().filter(|_| !is_dirty && self.dirty_sectors() == 0) {
-            mark.fall(env).await;
+        if let Some(marker) =
+            self.marker.as_ref().filter(|_| !is_dirty && self.dirty_sectors() == 0)
+        {
+            marker.fall(env).await;
         }
     }
 

@@ -31,9 +31,8 @@ use super::zones::Zones;
 use crate::args::Device;
 use crate::fair::Fair;
 use crate::kind::TargetKind;
-use crate::origin_mark::OriginMark;
-use crate::spec::NO_DEVICE;
-use crate::spec::Spec;
+use crate::origin_marker::OriginMarker;
+use crate::spec::{NO_DEVICE, Spec};
 
 /// What the backing device is claimed as.
 pub const BACKING_ROLE: &str = "backing device";
@@ -140,7 +139,7 @@ pub struct Bcache {
     /// The failure count of the mapped device.
     pub(super) failures: Arc<FailureCount>,
     /// The dirty marker of the backing device.
-    pub(super) mark: Option<OriginMark>,
+    pub(super) marker: Option<OriginMarker>,
     /// A client was told that nothing is written for it.
     pub(super) is_told: AtomicBool,
 }
@@ -208,17 +207,17 @@ async fn construct(env: &Env, ctor: Ctor<'_>, spec: &'static Spec) -> Built {
         is_handing_back: AtomicBool::new(false),
         tasks: Arc::default(),
         failures: ctor.failures.clone(),
-        mark: mark_of(&ctor, &config, spec),
+        marker: marker_of(&ctor, &config, spec),
         is_told: AtomicBool::new(false),
         config,
     }))
 }
 
 /// The dirty marker of the backing device.
-fn mark_of(ctor: &Ctor<'_>, config: &Config, spec: &Spec) -> Option<OriginMark> {
+fn marker_of(ctor: &Ctor<'_>, config: &Config, spec: &Spec) -> Option<OriginMarker> {
     let backing = config.devices.backing()?;
     let cache = config.devices.cache().map_or(NO_DEVICE, |cache| &cache.argument);
-    Some(OriginMark::new(ctor, &config.volume, spec.name, (backing, cache)))
+    Some(OriginMarker::new(ctor, &config.volume, spec.name, (backing, cache)))
 }
 
 /// What the volume shares with others of its set; none without a cache.
@@ -379,8 +378,8 @@ impl Target for Bcache {
         }
     }
 
-    fn minds_marker_of(&self) -> Option<Arc<dyn Disk>> {
-        self.mark.as_ref().and_then(OriginMark::disk)
+    fn keeps_marker_of(&self) -> Option<Arc<dyn Disk>> {
+        self.marker.as_ref().and_then(OriginMarker::disk)
     }
 
     fn resume<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {

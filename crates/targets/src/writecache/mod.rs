@@ -123,7 +123,7 @@ use writeback::{Job, Turn, Written};
 use crate::flushes::Flushes;
 use crate::group_commit::GroupCommit;
 use crate::losses::Losses;
-use crate::origin_mark::OriginMark;
+use crate::origin_marker::OriginMarker;
 
 /// What the origin is claimed as.
 pub const ORIGIN_ROLE: &str = "cached origin";
@@ -293,7 +293,7 @@ pub struct WriteCache {
     /// Where its crash log is; none if there is none.
     crash_log: Option<Place>,
     /// The dirty marker of the origin.
-    mark: OriginMark,
+    marker: OriginMarker,
     block_sectors: u64,
     state: Mutex<State>,
     metadata: Fair<Metadata>,
@@ -407,8 +407,8 @@ impl Target for WriteCache {
         ]
     }
 
-    fn minds_marker_of(&self) -> Option<Arc<dyn Disk>> {
-        self.mark.disk()
+    fn keeps_marker_of(&self) -> Option<Arc<dyn Disk>> {
+        self.marker.disk()
     }
 
     fn limits(&self, stacked: Limits) -> Limits {

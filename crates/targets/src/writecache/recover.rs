@@ -54,7 +54,7 @@ use crate::blank::{Formatting, read_sectors, unreadable};
 use crate::fair::Fair;
 use crate::flushes::Flushes;
 use crate::kind::TargetKind;
-use crate::origin_mark::{OriginMark, Plans};
+use crate::origin_marker::{OriginMarker, Plans};
 
 /// Metadata is read and formatted in pieces of this many bytes.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -236,7 +236,7 @@ impl WriteCache {
     ) -> Result<Arc<WriteCache>, ConfigError> {
         let crash_log = Place::of(ctor, &config, &geometry)?;
         let devices = (&config.origin, config.cache.argument.as_str());
-        let mark = OriginMark::new(ctor, &config.volume, SPEC.name, devices);
+        let marker = OriginMarker::new(ctor, &config.volume, SPEC.name, devices);
         let mut state = State::new(Index::new(0, None));
         state.cleaner = config.cleaner;
         Ok(Arc::new_cyclic(|me| WriteCache {
@@ -249,7 +249,7 @@ impl WriteCache {
             geometry,
             formats,
             crash_log,
-            mark,
+            marker,
             copier: Copier::new(copy_budget_bytes(&config)),
             counters: Counters::new(env),
             tasks: Arc::default(),
@@ -264,13 +264,13 @@ impl WriteCache {
     pub(super) async fn start(&self, env: &Env) -> Result<(), ConfigError> {
         let beneath = failures_beneath(self.cache.as_ref());
         let known = self.cache.failures();
-        self.mark.look(env, NO_UUID).await?;
+        self.marker.look(env, NO_UUID).await?;
         let superblock = match read_header(env, &self.config).await? {
             Opening::Existing(superblock) => superblock,
             Opening::Format if self.read_only => return self.start_empty(env).await,
             Opening::Format => {
                 refuse_to_format(env, &self.config).await?;
-                self.mark.refuse(env).await?;
+                self.marker.refuse(env).await?;
                 self.open_crash_log(BLANK)?;
                 self.format(env).await?
             }
@@ -324,17 +324,17 @@ impl WriteCache {
             }
             self.enter(env, &records)?;
         }
-        self.stand_mark(env).await?;
+        self.stand_marker(env).await?;
         self.report_found(found.uncommitted.len());
         self.open(env);
         Ok(())
     }
 
     /// Has the marker stand, before anything is written to the origin.
-    async fn stand_mark(&self, env: &Env) -> Result<(), ConfigError> {
+    async fn stand_marker(&self, env: &Env) -> Result<(), ConfigError> {
         let is_dirty = self.what_is_dirty().is_some();
         let (makes_dirty, read_only) = (!self.read_only, self.read_only);
-        self.mark.stand(env, NO_UUID, Plans { is_dirty, makes_dirty, read_only }).await
+        self.marker.stand(env, NO_UUID, Plans { is_dirty, makes_dirty, read_only }).await
     }
 
     /// The crash log, with what a killed process left in it. What fails from now on fails the
@@ -450,7 +450,7 @@ impl WriteCache {
 
     /// A blank device that is open read-only is served as an empty cache.
     async fn start_empty(&self, env: &Env) -> Result<(), ConfigError> {
-        self.mark.refuse(env).await?;
+        self.marker.refuse(env).await?;
         let cache = &self.config.cache.argument;
         let volume = &self.config.volume;
         tracing::warn!("{volume}: {cache}: found blank, read-only: opened as an empty cache");
@@ -644,7 +644,7 @@ impl WriteCache {
         self.changed.notify(usize::MAX);
         self.tasks.idle().await;
         if rest.is_durable && self.what_is_dirty().is_none() {
-            self.mark.fall(env).await;
+            self.marker.fall(env).await;
         }
         let mut state = self.state.lock();
         invariants::always(|| state.check_whole());

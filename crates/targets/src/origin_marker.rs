@@ -1,4 +1,4 @@
-//! [`OriginMark`]: the dirty marker that a cache keeps beside its origin
+//! [`OriginMarker`]: the dirty marker that a cache keeps beside its origin
 //! ([`cairn_block::dirty_marker`]).
 //!
 //! The marker stands from before the cache serves until a suspend that leaves nothing dirty. So the
@@ -34,14 +34,16 @@
 //! server without a state file (`cairn flush`) has no notes: it goes on with a marker of its own
 //! host.
 //!
-//! Whoever wants to use the origin without its cache removes the marker by hand (`cairn unmark`).
+//! A user who gives the cache up removes the marker by hand (`cairn unmark`).
 //! The cache finds none then, and is refused.
 
 use std::sync::Arc;
 
 use cairn_block::dirty_marker::{DirtyMarker, MarkerBook, note_marker};
 use cairn_block::sync::Mutex;
-use cairn_block::{ConfigError, ConfigKind, Ctor, Disk, Env, Identity, MarkerPlace, MarkerStore};
+use cairn_block::{
+    ConfigError, ConfigKind, Ctor, Disk, Env, Identity, MarkerPlace, MarkerStore, refuse_marked,
+};
 
 use crate::args::Device;
 
@@ -50,11 +52,9 @@ mod tests;
 
 /// What is found where no marker is.
 const NONE: &str = "none";
-/// What is expected beside an origin that is used without its cache.
-const ALONE: &str = "none: its newest data is in that cache";
 
 /// See the module's description.
-pub struct OriginMark {
+pub struct OriginMarker {
     origin: Device,
     kind: &'static str,
     cache: String,
@@ -78,12 +78,12 @@ pub struct Plans {
     pub read_only: bool,
 }
 
-impl OriginMark {
+impl OriginMarker {
     /// The marker of a cache of this kind.
     pub fn new(ctor: &Ctor<'_>, volume: &str, kind: &'static str, of: (&Device, &str)) -> Self {
         let (origin, cache) = of;
         let identity = ctor.registry.identify(cache);
-        OriginMark {
+        OriginMarker {
             origin: origin.clone(),
             kind,
             cache: cache.to_owned(),
@@ -156,9 +156,10 @@ impl OriginMark {
     /// # Errors
     /// It stands, or the engine did not answer.
     pub async fn refuse(&self, env: &Env) -> Result<(), ConfigError> {
-        let Some((store, _)) = self.place() else { return Ok(()) };
-        let Some(marker) = self.read(env, store).await? else { return Ok(()) };
-        Err(marker.refusal(&self.origin.disk.name(), env.unix_time(), ALONE))
+        match self.place() {
+            Some(_) => refuse_marked(env, self.origin.disk.as_ref()).await,
+            None => Ok(()),
+        }
     }
 
     /// Removes the marker of whichever cache of this kind: the origin itself durably says that none

@@ -1,7 +1,10 @@
 //! Caches of both kinds over origins that other hosts reach.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use cairn_block::dirty_marker::DirtyMarker;
-use cairn_block::{Op, SectorCount, SuspendMode};
+use cairn_block::{Env, MappedDevice, Op, SectorCount, SuspendMode};
 use cairn_sim::Image;
 use cairn_testkit::image;
 
@@ -255,6 +258,72 @@ fn a_killed_server_goes_on_with_its_marker() {
     let again = test.killed();
     again.load("v", WRITECACHE);
     assert_eq!(marker(&again), found);
+}
+
+/// Runs a verb of `v` for so long, and kills the server. The drives keep what they hold.
+fn killed_during(
+    test: Fixture,
+    micros: u64,
+    verb: impl AsyncFnOnce(Arc<MappedDevice>, Env) + 'static,
+) -> Fixture {
+    let (volume, env) = (test.volume("v"), test.sim.env(0).clone());
+    test.sim.env(0).spawn(async move { verb(volume, env).await });
+    test.run(Duration::from_micros(micros));
+    test.killed()
+}
+
+#[test]
+fn a_start_that_is_killed_at_any_moment_is_followed_by_one_that_is_not_refused() {
+    let mut stood = 0;
+    for micros in (0..4000).step_by(25) {
+        let test = shared();
+        test.build("v", WRITECACHE).expect("the drives are well");
+        let again = killed_during(test, micros, async |volume, env| {
+            let _ = volume.resume(&env).await;
+        });
+        stood += usize::from(marker(&again).is_some());
+        again.load("v", WRITECACHE);
+    }
+    assert!(stood > 0 && stood < 160, "{stood} kills came after the marker");
+}
+
+#[test]
+fn an_adoption_that_is_killed_at_any_moment_can_be_repeated() {
+    for micros in (0..3000).step_by(25) {
+        let test = shared();
+        test.load("v", WRITECACHE);
+        test.write("v", 0, 8, 2).expect("the drives are well");
+        test.remove("v");
+        test.markers.move_to("b");
+        test.markers.adopt("o", "1");
+        test.build("v", WRITECACHE).expect("the drives are well");
+        let again = killed_during(test, micros, async |volume, env| {
+            let _ = volume.resume(&env).await;
+        });
+        again.load("v", WRITECACHE);
+    }
+}
+
+#[test]
+fn a_marker_is_gone_only_once_the_origin_durably_has_all_data() {
+    let mut gone = 0;
+    for micros in (0..6000).step_by(50) {
+        let test = shared();
+        test.load("v", WRITECACHE);
+        test.write("v", 0, 8, 2).expect("the drives are well");
+        test.target("v").drain_in_suspend(true);
+        let again = killed_during(test, micros, async |volume, env| {
+            let _ = volume.suspend(&env, SuspendMode::Flush).await;
+        });
+        if marker(&again).is_none() {
+            gone += 1;
+            let durable = again.drive("o").durable().to_vec();
+            assert!(durable[..4096].iter().all(|byte| *byte == 2), "after {micros} us");
+        }
+        again.load("v", WRITECACHE);
+        assert!(again.read("v", 0, 8).expect("the drives are well").iter().all(|it| *it == 2));
+    }
+    assert!(gone > 0 && gone < 120, "{gone} kills came after the removal");
 }
 
 #[test]

@@ -22,7 +22,7 @@ pub(super) const PAGES_MAX: usize = 256;
 /// How much an image keeps of decompressed clusters.
 pub(super) const CLUSTERS_BYTES_MAX: u64 = 4 << 20;
 /// Compressed clusters that are loaded at once: each has up to 4 MiB of input and 2 MiB of output.
-const LOADS_MAX: usize = 4;
+pub(super) const LOADS_MAX: usize = 4;
 
 /// One image, without its backing image.
 pub(super) struct Image {

@@ -3,10 +3,13 @@
 //! For each image of the chain, in this order: its disk, its first bytes, the header, the name and
 //! format of its backing image. The format must be stated. A guest can write what it likes to a raw
 //! image: if its format were guessed from its content, the guest would choose what is read next.
+//! The disk is refused while a cache has data that it lacks, as in a table.
 
 use std::sync::Arc;
 
-use cairn_block::{ConfigError, ConfigKind, Disk, Env, Identity, LocalFuture, SectorCount};
+use cairn_block::{
+    ConfigError, ConfigKind, Disk, Env, Identity, LocalFuture, SectorCount, refuse_marked,
+};
 use cairn_format::qcow2::{Backing, Header, PROLOGUE_BYTES, Prologue};
 
 use super::Qcow2Disk;
@@ -63,6 +66,8 @@ pub(crate) async fn open(
         seen.push(identity);
         let disk = lower.open(env, &name).await;
         let disk = disk.map_err(|error| beneath(argument, &name, error))?;
+        let marked = refuse_marked(env, disk.as_ref()).await;
+        marked.map_err(|error| beneath(argument, &name, error))?;
         if !is_image {
             layers.push(Layer::Raw(disk));
             break;

@@ -50,6 +50,7 @@ io "read -P 0x11 0 1M"
 serve_end
 same "$(generation)" "$stood" "generation of a cache that was stopped dirty"
 refused "cairn unmark 'rbd:vms/a' $stood" --read-only --table "$linear_a"
+refused "dirty marker: found $stood" --table "0 2048 linear qcow2:rbd:vms/a 0"
 # The note tells the image by whichever words.
 serve --state vm.state --table "${cached/vms\/a/vms/a?user=admin}"
 same "$(generation)" "$stood" "generation by another name"

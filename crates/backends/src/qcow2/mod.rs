@@ -19,7 +19,7 @@
 //! - Q2. What an image says is refused, at open or with EIO and a line in the log, or it is what
 //!   qemu reads there. A cluster beyond the end of the image is an error, not zeros.
 //! - Q3. Memory of an image: [`image::PAGES_MAX`] pages, [`image::CLUSTERS_BYTES_MAX`] of
-//!   decompressed clusters (two clusters at least), and the [`image::LOADS_MAX`] compressed clusters
+//!   decompressed clusters (two clusters at least), and [`image::LOADS_MAX`] compressed clusters
 //!   that are loaded at once. It does not depend on the size of its content.
 //!
 //! Nothing is written, so no failure can lose a write: the failure count stays zero.

@@ -14,6 +14,7 @@
 //!     page-cache mode: a durable write is then a write and a flush.
 //! F6. A power cut ([`FailingFiles::cut_power`]) keeps a random part of the volatile sectors. It
 //!     comes after the process that used the files is gone ([`FailingFiles::wait_until_closed`]).
+//! F7. A name is durable at once when a file is made, renamed or removed. A new file never fails.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -24,9 +25,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{
     BackgroundSession, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem,
-    FopenFlags, Generation, INodeNo, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData,
-    ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, SessionACL, TimeOrNow,
-    WriteFlags,
+    FopenFlags, Generation, INodeNo, LockOwner, MountOption, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request,
+    SessionACL, TimeOrNow, WriteFlags,
 };
 use rustix::fs::OFlags;
 
@@ -156,6 +157,17 @@ impl Inner {
         index(ino).and_then(|index| self.files.get_mut(index)).ok_or(Errno::ENOENT)
     }
 
+    /// The file of this name.
+    fn find(&self, name: &OsStr) -> Option<(INodeNo, &File)> {
+        (2..).map(INodeNo).zip(&self.files).find(|(_, file)| name == &*file.name)
+    }
+
+    /// Takes a name away; true if a file had it. The file stays, so that numbers stay.
+    fn forget(&mut self, name: &OsStr) -> bool {
+        let found = self.files.iter_mut().find(|file| name == &*file.name);
+        found.map(|file| file.name.clear()).is_some()
+    }
+
     fn write(&mut self, ino: INodeNo, at: usize, data: &[u8], dsync: bool) -> Result<(), Errno> {
         let faults = self.file(ino)?.faults;
         if self.fails(faults.room) {
@@ -283,8 +295,7 @@ struct Folder(Arc<Shared>);
 impl Filesystem for Folder {
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let inner = self.0.lock();
-        let found = (2..).map(INodeNo).zip(&inner.files).find(|(_, file)| name == &*file.name);
-        match found {
+        match inner.find(name) {
             Some((ino, file)) => reply.entry(&TTL, &attributes(ino, Some(file)), Generation(0)),
             None => reply.error(Errno::ENOENT),
         }
@@ -329,6 +340,54 @@ impl Filesystem for Folder {
         // Has every request sent here: the kernel caches no pages.
         let flags = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
         reply.opened(FileHandle(0), flags);
+    }
+
+    fn create(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        name: &OsStr,
+        _mode: u32,
+        _umask: u32,
+        _flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let mut inner = self.0.lock();
+        inner.forget(name);
+        inner.files.push(File::new(&name.to_string_lossy(), 0));
+        inner.open += 1;
+        let (ino, file) = inner.find(name).expect("it was pushed");
+        let flags = FopenFlags::FOPEN_DIRECT_IO;
+        reply.created(&TTL, &attributes(ino, Some(file)), Generation(0), FileHandle(0), flags);
+    }
+
+    fn rename(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        name: &OsStr,
+        _: INodeNo,
+        to: &OsStr,
+        _: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let mut inner = self.0.lock();
+        if inner.find(name).is_none() {
+            return reply.error(Errno::ENOENT);
+        }
+        if name != to {
+            inner.forget(to);
+        }
+        let file = inner.files.iter_mut().find(|file| name == &*file.name);
+        file.expect("it was found").name = to.to_string_lossy().into_owned();
+        reply.ok();
+    }
+
+    fn unlink(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        match self.0.lock().forget(name) {
+            true => reply.ok(),
+            false => reply.error(Errno::ENOENT),
+        }
     }
 
     fn release(

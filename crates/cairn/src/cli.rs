@@ -158,8 +158,8 @@ pub enum Command {
     /// Remove the dirty marker that a cache has left beside its origin: the data that only that
     /// cache has is given up
     Unmark {
-        /// The origin
-        #[arg(value_name = "rbd:POOL/IMAGE")]
+        /// The origin: rbd:POOL/IMAGE, or a file
+        #[arg(value_name = "DEVICE")]
         device: String,
         /// The generation of the marker, as the refusal of the origin shows it
         generation: String,

@@ -64,7 +64,7 @@ fn run(cli: Cli) -> Outcome<u8> {
             Ok(cairn_outcome::exit::OK)
         }
         Command::Unmark { device, generation } => {
-            let marker = cairn_backends::rbd::unmark(&device, &generation)?;
+            let marker = cairn_backends::unmark(&device, &generation)?;
             let (kind, cache, host) = (marker.kind, marker.cache, marker.host);
             let line = format!("{device}: what {kind} {cache} of host {host} has is given up\n");
             cairn_outcome::stdout::print(&line)?;

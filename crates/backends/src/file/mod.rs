@@ -13,9 +13,12 @@
 //! write-zeroes.
 //!
 //! The file is locked while the disk is open. A disk never changes the size of its file.
+//!
+//! A file of a network or cluster file system has a place for a dirty marker ([`marker`]).
 
 mod extents;
 mod lock;
+mod marker;
 mod nature;
 mod open;
 mod probe;
@@ -30,16 +33,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cairn_block::{
     ConfigError, Disk, Env, ErrorKind, Extent, ExtentKind, FailureCount, Flow, FlushGate, IoError,
-    Limits, LocalFuture, Nature, Op, Request, Sector, SectorCount, SectorRange,
+    Limits, LocalFuture, MarkerPlace, Nature, Op, Request, Sector, SectorCount, SectorRange,
 };
 use cairn_reactor::{Direction, Driver, TransferFile};
 
 use crate::handles::Handles;
 
+use marker::SideFile;
 use nature::Sysfs;
 use probe::{DirectIo, Kind};
 use task::Task;
 
+pub(crate) use marker::{name_in_notes, unmark};
 pub use open::FileOptions;
 pub(crate) use open::identify;
 
@@ -63,6 +68,8 @@ struct OpenFile {
     /// reads as zero.
     end: Option<u64>,
     gate: FlushGate,
+    /// Of a file that other hosts can open.
+    marker: Option<SideFile>,
 }
 
 /// How a request is carried out.
@@ -203,6 +210,13 @@ impl Disk for FileDisk {
 
     fn acknowledge_failures(&self, upto: u64) {
         self.0.gate.failures().acknowledge(upto);
+    }
+
+    fn marker_place(&self) -> MarkerPlace<'_> {
+        match &self.0.marker {
+            Some(marker) => MarkerPlace::Store(marker),
+            None => MarkerPlace::Needless,
+        }
     }
 
     fn extents<'a>(

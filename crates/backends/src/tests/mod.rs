@@ -2,6 +2,7 @@
 
 mod disks;
 mod far;
+mod marker;
 mod model;
 mod nbd;
 #[cfg(feature = "objects")]

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use cairn_backends::rbd::name_in_notes;
+use cairn_backends::name_in_notes;
 use cairn_block::dirty_marker::{DirtyMarker, MarkerBook};
 use cairn_block::{Receipt, Registry};
 use cairn_outcome::failure::Outcome;

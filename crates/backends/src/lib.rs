@@ -26,7 +26,7 @@ mod tests;
 
 pub use argument::{is_image, is_path, is_remote, path_in};
 pub use crash_memory::{CrashFiles, LeftLog};
-pub use file::{FileDisk, FileOptions};
+pub use file::{FileDisk, FileOptions, standing_marker};
 pub use handles::{Handle, Handles};
 pub use held::{HeldElsewhere, patiently, very_patiently};
 pub use marker::{name_in_notes, unmark};

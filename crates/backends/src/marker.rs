@@ -1,5 +1,5 @@
-//! Dirty markers (`cairn_block::dirty_marker`) by device argument: the name in notes, and the removal
-//! by hand.
+//! Dirty markers (`cairn_block::dirty_marker`) by device argument: the name in notes, and the
+//! removal by hand.
 
 use cairn_block::ConfigError;
 use cairn_block::dirty_marker::DirtyMarker;

@@ -70,6 +70,11 @@ impl DirtyMarker {
         })
     }
 
+    /// The refusal of a disk that is to be used without a cache, at this time since 1970.
+    pub fn refusal_alone(&self, disk: &str, now: Duration) -> ConfigError {
+        self.refusal(disk, now, "none: its newest data is in that cache")
+    }
+
     /// The refusal of a disk beside which it stands, at this time since 1970.
     pub fn refusal(&self, disk: &str, now: Duration, expected: &str) -> ConfigError {
         let (found, generation) = (self.describe(now), &self.generation);

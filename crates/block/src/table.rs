@@ -360,7 +360,7 @@ pub async fn refuse_marked(env: &Env, disk: &dyn Disk) -> Result<(), ConfigError
     let Some(text) = store.read(env).await? else { return Ok(()) };
     let name = disk.name();
     let marker = DirtyMarker::of_text(&name, &text)?;
-    Err(marker.refusal(&name, env.unix_time(), "none: its newest data is in that cache"))
+    Err(marker.refusal_alone(&name, env.unix_time()))
 }
 
 #[cfg(test)]

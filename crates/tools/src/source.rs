@@ -1,11 +1,15 @@
 //! A device open for a tool: locked, and read at byte offsets.
+//!
+//! Each open asks for a dirty marker ([`cairn_block::dirty_marker`]), so that no tool forgets it. A
+//! device of which a cache has newer data is not written, and who reads it is warned.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use cairn_backends::{FileDisk, FileOptions, patiently};
+use cairn_backends::{FileDisk, FileOptions, patiently, standing_marker};
 use cairn_block::{ConfigError, ConfigKind, Disk, SECTOR_BYTES};
 use cairn_format::probe::blank::{Area, Verdict};
 use cairn_format::probe::{self, Signature};
@@ -81,6 +85,7 @@ impl Source {
             Some(file) => (file, true),
             None => (File::open(path).map_err(|error| system(&name, "open", error))?, false),
         };
+        ask_for_marker(&name, &file, true)?;
         let end = (&file).seek(SeekFrom::End(0));
         let bytes = end.map_err(|error| system(&name, "find the size", error))?;
         let bytes = bytes / SECTOR_BYTES * SECTOR_BYTES;
@@ -114,6 +119,7 @@ impl Source {
         })?;
         let file = OpenOptions::new().read(true).write(!read_only).open(path);
         let file = file.map_err(|error| system(&name, "open", error))?;
+        ask_for_marker(text, &file, read_only)?;
         let bytes = disk.sectors().to_bytes();
         Ok(Source { name, bytes, file, direct: false, disk: Some(disk) })
     }
@@ -237,6 +243,22 @@ impl Source {
     }
 }
 
+/// Refuses a device of which a cache has newer data, or warns if it is only read.
+fn ask_for_marker(name: &str, file: &File, read_only: bool) -> Outcome<()> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    match standing_marker(name, file) {
+        Ok(None) => {}
+        Ok(Some(marker)) if read_only => {
+            let marker = marker.describe(now);
+            tracing::warn!("{name}: lacks data that a cache has: dirty marker {marker}");
+        }
+        Ok(Some(marker)) => return Err(marker.refusal_alone(name, now)),
+        Err(error) if read_only => tracing::warn!("{error}"),
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
+
 /// Alignment of the addresses, offsets and lengths of direct reads.
 const DIRECT_ALIGN: usize = 4096;
 
@@ -297,6 +319,8 @@ pub fn sync_folder(path: &Path) -> Outcome<()> {
 mod tests {
     use std::fs;
 
+    use cairn_testkit::FailingFiles;
+
     use super::Source;
 
     #[test]
@@ -330,6 +354,30 @@ mod tests {
         let after = fs::read(&path).unwrap();
         assert_eq!(after[..4096], bytes[..4096]);
         assert!(after[4096..].iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn what_a_cache_has_newer_data_of_is_read_and_not_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let mounted = FailingFiles::mount(folder.path(), &[("disk", 1 << 20)], 1);
+        let _files = match mounted {
+            Ok(files) => files,
+            Err(error) => return cairn_testkit::skip(&format!("FUSE: {error}")),
+        };
+        let [disk, marker] = ["disk", "disk.cairn-dirty-marker"].map(|it| folder.path().join(it));
+        drop(Source::write(&disk).unwrap());
+        for (text, found) in [
+            ("1 5f writecache /dev/nvme0n1 - a 7", "found 5f of writecache /dev/nvme0n1"),
+            ("2 5f", "found '2 5f', expected one of version 1"),
+        ] {
+            fs::write(&marker, text).unwrap();
+            drop(Source::read(&disk).unwrap());
+            drop(Source::read_beside(&disk).unwrap());
+            let line = Source::write(&disk).err().expect("refused").to_string();
+            assert!(line.contains(found), "{line}");
+        }
+        fs::remove_file(&marker).unwrap();
+        drop(Source::write(&disk).unwrap());
     }
 
     #[test]

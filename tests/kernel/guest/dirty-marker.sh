@@ -58,6 +58,13 @@ drill() { # A B
   refused 4 "dirty marker: found $stood of writecache cache.img on host .* old.*$way" \
     --state b.state --table "$alone"
   refused 4 "$way" --read-only --table "$alone"
+  # Tools without a table: who reads is warned, who writes is refused.
+  "$CAIRN" probe "$b/disk" >said 2>&1 || die probe
+  grep -q "$b/disk: lacks data that a cache has: dirty marker $stood of" said || die "no warning"
+  local status=0
+  "$CAIRN" format snapshot "$b/disk" >said 2>&1 || status=$?
+  is "$status" 4 "exit status of format"
+  grep -q "dirty marker: found $stood.*$way" said || die "format"
   # The note tells the file by whichever words.
   ln -sfn "$a" way
   serve --state a.state --table "${cached/$a/way}"

@@ -15,6 +15,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,8 +24,9 @@ use cairn_block::dirty_marker::DirtyMarker;
 use cairn_block::sync::Mutex;
 use cairn_block::{ConfigError, ConfigKind, Env, LocalFuture, MarkerStore};
 use cairn_reactor::Driver;
-use rustix::fs::OFlags;
+use rustix::fs::{FileType, OFlags};
 
+use super::open::system;
 use super::probe::Kind;
 use super::{FileDisk, FileOptions};
 use crate::held::patiently;
@@ -66,7 +68,7 @@ const SHARED: [(u32, &str); 25] = [
 ];
 
 /// True if other hosts can open the files of a file system of this number.
-pub(super) fn is_shared(magic: u32) -> bool {
+fn is_shared(magic: u32) -> bool {
     SHARED.iter().any(|(shared, _)| *shared == magic)
 }
 
@@ -80,8 +82,20 @@ pub(super) struct SideFile {
 }
 
 impl SideFile {
-    /// That of the file of this name.
-    pub fn of(argument: &str) -> Result<SideFile, ConfigError> {
+    /// That of this open file, if other hosts can open it.
+    pub fn beside(argument: &str, fd: impl AsFd) -> Result<Option<SideFile>, ConfigError> {
+        let stat = rustix::fs::fstat(&fd).map_err(|error| system(argument, "path", error))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Ok(None);
+        }
+        let found = rustix::fs::fstatfs(&fd);
+        let found = found.map_err(|error| system(argument, "file system", error))?;
+        // The number has 32 bits, whatever the type of the field.
+        is_shared(found.f_type as u32).then(|| SideFile::of(argument)).transpose()
+    }
+
+    /// That of the file of this name, on a file system of any kind.
+    fn of(argument: &str) -> Result<SideFile, ConfigError> {
         match fs::canonicalize(argument) {
             Ok(file) => Ok(SideFile { argument: argument.to_owned(), file }),
             Err(error) => {
@@ -133,7 +147,7 @@ impl SideFile {
     }
 
     /// Runs on a helper thread: a server that does not answer keeps no reactor waiting.
-    async fn beside<T: Send + 'static>(
+    async fn on_helper<T: Send + 'static>(
         &self,
         env: &Env,
         work: impl FnOnce(&SideFile) -> Result<T, ConfigError> + Send + 'static,
@@ -159,7 +173,7 @@ impl MarkerStore for SideFile {
     }
 
     fn read<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<Option<String>, ConfigError>> {
-        Box::pin(self.beside(env, SideFile::text))
+        Box::pin(self.on_helper(env, SideFile::text))
     }
 
     fn write<'a>(
@@ -167,7 +181,7 @@ impl MarkerStore for SideFile {
         env: &'a Env,
         text: Option<String>,
     ) -> LocalFuture<'a, Result<(), ConfigError>> {
-        Box::pin(self.beside(env, move |file| file.set(text.as_deref())))
+        Box::pin(self.on_helper(env, move |file| file.set(text.as_deref())))
     }
 }
 
@@ -177,8 +191,19 @@ pub(crate) fn name_in_notes(argument: &str) -> String {
     SideFile::of(argument).map_or_else(|_| argument.to_owned(), |file| file.disk())
 }
 
-/// Removes the dirty marker of this generation from a file that no other program has open, on a file
-/// system of any kind. Answers what it was. Blocks the thread.
+/// The dirty marker that stands beside this open file, for a program that opens it without a table.
+/// Blocks the thread.
+///
+/// # Errors
+/// It is not known whether one stands, or it is none that this program knows.
+pub fn standing_marker(argument: &str, fd: impl AsFd) -> Result<Option<DirtyMarker>, ConfigError> {
+    let side = SideFile::beside(argument, fd)?;
+    let text = side.map(|side| side.text()).transpose()?.flatten();
+    text.map(|text| DirtyMarker::of_text(argument, &text)).transpose()
+}
+
+/// Removes the dirty marker of this generation from a file that no other program has open, on a
+/// file system of any kind. Answers what it was. Blocks the thread.
 ///
 /// # Errors
 /// Another marker stands, or none, or the file is in use or is none.
@@ -219,8 +244,10 @@ fn read(path: &Path) -> io::Result<String> {
     }
 }
 
+/// Writes a new file. What a kill left there goes, and so does a link, which is not followed.
 fn write(path: &Path, text: &str) -> io::Result<()> {
-    let mut file = File::create(path)?;
+    remove(path)?;
+    let mut file = File::create_new(path)?;
     file.write_all(format!("{text}\n").as_bytes())?;
     file.sync_all()
 }
@@ -349,6 +376,17 @@ mod tests {
         let line = format!("{error}: {}", error.source.as_ref().unwrap());
         assert!(line.contains("dirty marker: write the file .cairn-dirty-marker"), "{line}");
         assert_eq!(side.text().unwrap().as_deref(), Some(TEXT));
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_the_new_text_is_not_followed() {
+        let (folder, side) = scratch();
+        let other = folder.path().join("other");
+        fs::write(&other, "precious").unwrap();
+        std::os::unix::fs::symlink(&other, side.path(".new")).unwrap();
+        side.set(Some(TEXT)).unwrap();
+        assert_eq!(fs::read(&other).unwrap(), b"precious");
+        assert!(side.path("").symlink_metadata().unwrap().is_file());
     }
 
     #[test]

@@ -44,6 +44,7 @@ use nature::Sysfs;
 use probe::{DirectIo, Kind};
 use task::Task;
 
+pub use marker::standing_marker;
 pub(crate) use marker::{name_in_notes, unmark};
 pub use open::FileOptions;
 pub(crate) use open::identify;

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::OpenFile;
 use super::lock;
-use super::marker::{self, SideFile};
+use super::marker::SideFile;
 use super::nature::{self, Sysfs};
 use super::probe::{self, Kind};
 use crate::handles::Handles;
@@ -97,7 +97,7 @@ pub(super) fn open(
         Some(end) => SectorCount(end.div_ceil(SECTOR_BYTES)),
         None => probe::sectors(path, &fd, kind, limits.logical_block)?,
     };
-    let marker = marker_beside(path, &fd, kind)?;
+    let marker = SideFile::beside(path, &fd)?;
     if !options.image {
         handles.note(&fd, read_only);
     }
@@ -115,17 +115,6 @@ pub(super) fn open(
         gate: FlushGate::new(failures),
         marker,
     })
-}
-
-/// Where the dirty marker of a file is that other hosts can open.
-fn marker_beside(path: &str, fd: &OwnedFd, kind: Kind) -> Result<Option<SideFile>, ConfigError> {
-    if kind == Kind::Block {
-        return Ok(None);
-    }
-    let found = rustix::fs::fstatfs(fd).map_err(|error| system(path, "file system", error))?;
-    // The number has 32 bits, whatever the type of the field.
-    let is_shared = marker::is_shared(found.f_type as u32);
-    is_shared.then(|| SideFile::of(path)).transpose()
 }
 
 fn kind(path: &str, stat: &Stat) -> Result<Kind, ConfigError> {

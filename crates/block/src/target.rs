@@ -140,6 +140,12 @@ pub trait Target: Send + Sync {
         None
     }
 
+    /// The generation of the dirty marker that the target has put beside that disk, or found there,
+    /// if it has not removed it since. Asks no engine.
+    fn dirty_marker(&self) -> Option<String> {
+        None
+    }
+
     /// Adapts the limits that the stacked lower disks gave.
     fn limits(&self, stacked: Limits) -> Limits {
         stacked

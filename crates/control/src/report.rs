@@ -46,6 +46,9 @@ pub struct Info {
     /// What only the caches of the live table have.
     #[serde(default)]
     pub dirty_bytes: u64,
+    /// The generations of the dirty markers that they have put beside their origins.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dirty_markers: Vec<String>,
     /// It is removed once it is not in use.
     #[serde(default)]
     pub deferred_remove: bool,
@@ -143,6 +146,7 @@ pub fn infos(world: &World, exports: &Exports, name: Option<&str>) -> Outcome<Ve
 /// The state of a volume, without its remote disks.
 pub fn info(world: &World, exports: &Exports, volume: &MappedDevice) -> Info {
     let live = volume.live_table();
+    let lines = live.as_ref().map(|table| table.lines()).unwrap_or_default();
     let users = world.users_of(volume.volume()).len() + exports.count_of(volume.volume());
     Info {
         name: volume.volume().to_owned(),
@@ -158,6 +162,7 @@ pub fn info(world: &World, exports: &Exports, volume: &MappedDevice) -> Info {
         device_read_only: world.is_device_read_only(volume),
         loaded_read_only: world.is_loaded_read_only(volume),
         dirty_bytes: volume.dirty().iter().map(|dirty| dirty.sectors.to_bytes()).sum(),
+        dirty_markers: lines.iter().filter_map(|line| line.target.dirty_marker()).collect(),
         remotes: Vec::new(),
     }
 }

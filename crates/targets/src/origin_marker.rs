@@ -99,6 +99,11 @@ impl OriginMarker {
         self.notes.as_ref().map(|_| self.origin.disk.clone())
     }
 
+    /// The generation of the marker that stands, as far as is known here.
+    pub fn generation(&self) -> Option<String> {
+        self.standing.lock().as_ref().map(|marker| marker.generation.clone())
+    }
+
     /// Where the marker is, and the notes; none if there is none for this origin.
     fn place(&self) -> Option<(&dyn MarkerStore, &dyn MarkerBook)> {
         match (self.origin.disk.marker_place(), &self.notes) {

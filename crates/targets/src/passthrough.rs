@@ -157,6 +157,11 @@ impl Target for Passthrough {
         None
     }
 
+    /// The generation of that marker while it stands. Must not wait.
+    fn dirty_marker(&self) -> Option<String> {
+        None
+    }
+
     /// Adapts the combined limits of the lower disks. Must promise only what the target keeps.
     fn limits(&self, stacked: Limits) -> Limits {
         stacked

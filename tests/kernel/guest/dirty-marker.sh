@@ -50,6 +50,7 @@ drill() { # A B
   io "write -P 0x11 0 1M" flush
   stood=$(cut -d' ' -f2 "$marker")
   is "$(cut -d' ' -f1,3,4 "$marker")" "1 writecache cache.img" marker
+  "$CAIRN" info default --control control | grep -qx "Dirty marker:      $stood" || die info
   grep -q "$stood" a.state || die "the state file does not note the generation"
   kill -9 "$server"
   wait "$server" 2>/dev/null || true

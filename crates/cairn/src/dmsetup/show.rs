@@ -166,6 +166,7 @@ mod tests {
             event_nr: 3,
             targets: 1,
             dirty_bytes: 0,
+            dirty_markers: Vec::new(),
             deferred_remove: false,
             device_read_only: false,
             loaded_read_only: false,

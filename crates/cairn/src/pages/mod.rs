@@ -71,6 +71,7 @@ const SECTIONS: &[(&str, bool, &[&str])] = &[
     ("State file", true, &["cairn.toml", "cairn-state"]),
     ("Limits of exports", true, &["cairn-serve", "cairn-export"]),
     ("Watching", true, &["cairn-top", "cairn-events"]),
+    ("Dirty markers", true, &["cairn-info"]),
     ("Remote disks", true, &["cairn-info", "cairn-metrics"]),
     ("Metrics", true, &["cairn-metrics"]),
     ("Block devices of the kernel", true, &["cairn-attach", "cairn-detach"]),

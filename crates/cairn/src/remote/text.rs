@@ -35,11 +35,13 @@ const STRING: &str = "writing to a string cannot fail";
 /// The states of volumes as dmsetup prints them, with the remote disks that they stand on.
 pub fn infos(infos: &[Info]) -> String {
     let blocks = infos.iter().map(|info| {
+        let marker = |generation| format!("Dirty marker:      {generation}\n");
+        let markers: String = info.dirty_markers.iter().map(marker).collect();
         let (state, tables) = (state(info, info.read_only), tables_present(info));
         format!(
             "Name:              {}\nState:             {state}\n\
              Tables present:    {tables}\nOpen count:        {}\n\
-             Event number:      {}\nNumber of targets: {}\n{}",
+             Event number:      {}\nNumber of targets: {}\n{markers}{}",
             info.name,
             info.open_count,
             info.event_nr,

@@ -382,6 +382,10 @@ impl Target for Bcache {
         self.marker.as_ref().and_then(OriginMarker::disk)
     }
 
+    fn dirty_marker(&self) -> Option<String> {
+        self.marker.as_ref().and_then(OriginMarker::generation)
+    }
+
     fn resume<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
         Box::pin(self.start(env))
     }

@@ -59,6 +59,7 @@ fn the_marker_stands_while_a_cache_serves_and_goes_when_nothing_is_dirty() {
     let found = marker(&test).expect("it stands before the first write");
     assert_eq!((found.kind.as_str(), found.cache.as_str()), ("writecache", "c"));
     assert_eq!(test.markers.note_of("o"), std::slice::from_ref(&found.generation));
+    assert_eq!(test.target("v").dirty_marker().as_ref(), Some(&found.generation), "it is shown");
     test.write("v", 0, 8, 2).expect("the drives are well");
     suspend(&test, false);
     assert_eq!(marker(&test), Some(found.clone()), "a block is dirty");
@@ -66,6 +67,7 @@ fn the_marker_stands_while_a_cache_serves_and_goes_when_nothing_is_dirty() {
     assert_eq!(marker(&test), Some(found.clone()));
     suspend(&test, true);
     assert_eq!((marker(&test), test.markers.note_of("o")), (None, vec![]));
+    assert_eq!(test.target("v").dirty_marker(), None);
     test.resume("v").expect("nothing is dirty");
     assert_ne!(marker(&test).expect("it serves").generation, found.generation);
 }

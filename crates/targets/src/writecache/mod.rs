@@ -411,6 +411,10 @@ impl Target for WriteCache {
         self.marker.disk()
     }
 
+    fn dirty_marker(&self) -> Option<String> {
+        self.marker.generation()
+    }
+
     fn limits(&self, stacked: Limits) -> Limits {
         let block = self.config.block_size.bytes();
         Limits {

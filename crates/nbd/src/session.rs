@@ -33,6 +33,8 @@
 //! - N9. A connection that is lost before any answer has the next one send half as many requests at
 //!   once, down to one. Each answer doubles that. So connections that last for a few messages get
 //!   on, however many requests wait.
+//! - N10. A session whose client finds that another one has opened the export is never connected
+//!   again. What it kept is lost, and told (N5).
 //!
 //! Why N3 restores what a client may rely on: by N1 the server took overlapping writes in the order
 //! of their answers. For each sector it holds after the loss the last answered write, or an older
@@ -643,6 +645,18 @@ impl<T, D: Data> Session<T, D> {
         if self.sent.is_empty() && self.kept.range(from..).next().is_none() {
             self.phase = Phase::Up;
             self.group = usize::MAX;
+        }
+    }
+
+    /// Another client has opened the export: nothing is sent any more (N10). What waits is failed
+    /// by [`Session::give_up`].
+    pub fn fence(&mut self, tell: &mut dyn FnMut(Told<T, D>)) {
+        debug_assert!(self.phase == Phase::Down && self.sent.is_empty());
+        if !self.kept.is_empty() {
+            tell(Told::Lost);
+        }
+        for start in self.kept.keys().copied().collect::<Vec<_>>() {
+            self.drop_kept(start);
         }
     }
 

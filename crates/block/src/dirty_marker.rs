@@ -70,6 +70,25 @@ impl DirtyMarker {
         })
     }
 
+    /// The marker of this generation, if that is what a text is.
+    ///
+    /// # Errors
+    /// It is another one, or there is none.
+    pub fn named(
+        disk: &str,
+        text: Option<&str>,
+        generation: &str,
+    ) -> Result<DirtyMarker, ConfigError> {
+        match text.and_then(DirtyMarker::decode) {
+            Some(marker) if marker.generation == generation => Ok(marker),
+            other => {
+                let found = other.as_ref().map(|it| it.generation.as_str()).or(text);
+                let found = format!("'{}'", found.unwrap_or("none"));
+                Err(ConfigError::argument(disk, "dirty marker", found, generation))
+            }
+        }
+    }
+
     /// The refusal of a disk that is to be used without a cache, at this time since 1970.
     pub fn refusal_alone(&self, disk: &str, now: Duration) -> ConfigError {
         self.refusal(disk, now, "none: its newest data is in that cache")

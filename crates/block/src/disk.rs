@@ -170,6 +170,10 @@ pub trait MarkerStore: Send + Sync {
     /// What the notes call the disk: the same by whichever argument it was opened.
     fn disk(&self) -> String;
 
+    /// True if the engine takes no write from a host that has lost the disk. Of another one the
+    /// cache has to ask before it writes whether its marker still stands.
+    fn fences(&self) -> bool;
+
     /// The text, if there is one.
     ///
     /// # Errors

@@ -127,6 +127,10 @@ impl MarkerStore for Shelf {
         self.drive.clone()
     }
 
+    fn fences(&self) -> bool {
+        false
+    }
+
     fn read<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<Option<String>, ConfigError>> {
         Box::pin(async move {
             env.sleep(2 * TIME).await;

@@ -19,6 +19,10 @@
 //! M6. Where dirty data is adopted, or a marker, its generation stays noted until the new marker is
 //!     written.
 //!
+//! M7. While the cache serves, its marker is read again before something is written back, unless it
+//!     was read within the last second, or the engine itself takes no write from a host that has
+//!     lost the origin. If another one stands, or none, nothing is written back.
+//!
 //! # What a crash leaves
 //! - Between the note and the marker (M1): a note alone, of a cache that is clean. The next start
 //!   takes a new generation. An engine that did not answer may have the marker: it is noted. Where
@@ -38,11 +42,13 @@
 //! The cache finds none then, and is refused.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cairn_block::dirty_marker::{DirtyMarker, MarkerBook, note_marker};
 use cairn_block::sync::Mutex;
 use cairn_block::{
-    ConfigError, ConfigKind, Ctor, Disk, Env, Identity, MarkerPlace, MarkerStore, refuse_marked,
+    ConfigError, ConfigKind, Ctor, Disk, Env, Identity, IoError, IoResult, MarkerPlace,
+    MarkerStore, Time, mutants, refuse_marked,
 };
 
 use crate::args::Device;
@@ -52,6 +58,9 @@ mod tests;
 
 /// What is found where no marker is.
 const NONE: &str = "none";
+
+/// How long a marker that was read counts (M7).
+const LOOK_AGE: Duration = Duration::from_secs(1);
 
 /// See the module's description.
 pub struct OriginMarker {
@@ -65,6 +74,8 @@ pub struct OriginMarker {
     notes: Option<Arc<dyn MarkerBook>>,
     /// The marker that stands, and is that of this cache.
     standing: Mutex<Option<DirtyMarker>>,
+    /// When it was last read, or written (M7).
+    seen: Mutex<Option<Time>>,
 }
 
 /// What a start does with the origin.
@@ -91,6 +102,7 @@ impl OriginMarker {
             volume: volume.to_owned(),
             notes: ctor.registry.markers(),
             standing: Mutex::default(),
+            seen: Mutex::default(),
         }
     }
 
@@ -219,6 +231,41 @@ impl OriginMarker {
         store.write(env, Some(own.encode())).await?;
         *self.standing.lock() = Some(own.clone());
         self.note(book, &name, [&own].into_iter()).await
+    }
+
+    /// Before something is written back: reads again whether the marker stands (M7).
+    ///
+    /// # Errors
+    /// It does not, or the engine did not answer.
+    pub async fn look_again(&self, env: &Env) -> IoResult {
+        let is_fresh = |seen: Time| env.now().since(seen) < LOOK_AGE;
+        if self.seen.lock().is_some_and(is_fresh) || mutants::skips("origin marker: second look") {
+            return Ok(());
+        }
+        let Some((store, _)) = self.place().filter(|(store, _)| !store.fences()) else {
+            return Ok(());
+        };
+        let Some(standing) = self.standing.lock().clone() else { return Ok(()) };
+        let (now, disk) = (env.now(), self.origin.disk.name());
+        let found = match self.read(env, store).await {
+            Ok(Some(found)) if found.generation == standing.generation => {
+                *self.seen.lock() = Some(now);
+                return Ok(());
+            }
+            Ok(found) => found.map_or(NONE.to_owned(), |found| found.describe(env.unix_time())),
+            Err(error) => {
+                env.warn(&format!("{disk}: marker"), || format!("{}: {error}", self.volume));
+                return Err(IoError::IO);
+            }
+        };
+        env.warn(&format!("{disk}: other marker"), || {
+            let (volume, own) = (&self.volume, &standing.generation);
+            format!(
+                "{volume}: {disk}: dirty marker: found {found}, expected {own}: another host uses \
+                 the device, and nothing is written back to it any more"
+            )
+        });
+        Err(IoError::FENCED)
     }
 
     /// Notes the generations of these markers, if that is not noted.

@@ -172,6 +172,11 @@ impl MarkerStore for SideFile {
         self.file.display().to_string()
     }
 
+    /// A host that has the file mounted can write it, whoever else uses it.
+    fn fences(&self) -> bool {
+        false
+    }
+
     fn read<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<Option<String>, ConfigError>> {
         Box::pin(self.on_helper(env, SideFile::text))
     }
@@ -216,17 +221,9 @@ pub(crate) fn unmark(argument: &str, generation: &str) -> Result<DirtyMarker, Co
     }
     let side = SideFile::of(argument)?;
     let text = side.text()?;
-    match text.as_deref().and_then(DirtyMarker::decode) {
-        Some(marker) if marker.generation == generation => {
-            side.set(None)?;
-            Ok(marker)
-        }
-        other => {
-            let found = other.map_or_else(|| text.unwrap_or("none".to_owned()), |it| it.generation);
-            let (field, expected) = ("dirty marker", generation);
-            Err(ConfigError::argument(argument, field, format!("'{found}'"), expected))
-        }
-    }
+    let marker = DirtyMarker::named(argument, text.as_deref(), generation)?;
+    side.set(None)?;
+    Ok(marker)
 }
 
 /// The whole text in one line. What is no text is shown escaped, and is no marker.

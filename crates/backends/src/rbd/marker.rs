@@ -69,6 +69,10 @@ impl MarkerStore for RbdDisk {
         self.0.target.name_of_image()
     }
 
+    fn fences(&self) -> bool {
+        true
+    }
+
     fn read<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<Option<String>, ConfigError>> {
         Box::pin(self.0.call(env, |image| image.metadata(KEY)))
     }
@@ -124,16 +128,7 @@ pub fn unmark(device: &str, generation: &str) -> Result<DirtyMarker, ConfigError
     let disk = RbdDisk::open(device, false, &[], Arc::<FailureCount>::default())?;
     let (target, image) = (&disk.0.target, disk.0.image());
     let text = image.metadata(KEY).map_err(|errno| failed(target, errno))?;
-    let marker = text.as_deref().and_then(DirtyMarker::decode);
-    match marker {
-        Some(marker) if marker.generation == generation => {
-            image.set_metadata(KEY, None).map_err(|errno| failed(target, errno))?;
-            Ok(marker)
-        }
-        other => {
-            let found = other.map_or_else(|| text.unwrap_or("none".to_owned()), |it| it.generation);
-            let (field, expected) = ("dirty marker", generation);
-            Err(ConfigError::argument(device, field, format!("'{found}'"), expected))
-        }
-    }
+    let marker = DirtyMarker::named(device, text.as_deref(), generation)?;
+    image.set_metadata(KEY, None).map_err(|errno| failed(target, errno))?;
+    Ok(marker)
 }

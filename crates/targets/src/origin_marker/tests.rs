@@ -8,7 +8,7 @@ use cairn_block::{Env, MappedDevice, Op, SectorCount, SuspendMode};
 use cairn_sim::Image;
 use cairn_testkit::image;
 
-use crate::fixture::{Fixture, image as filled};
+use crate::fixture::{Fixture, Seen, image as filled};
 
 const WRITECACHE: &str = "0 2048 writecache s o c 4096 0";
 const BCACHE: &str = "0 16368 bcache o c 0";
@@ -406,4 +406,50 @@ fn a_volume_between_keeps_no_marker_and_is_refused_nothing() {
     test.load("v", "0 2048 writecache s @under c 4096 0");
     assert_eq!(marker(&test), None);
     assert!(test.markers.note_of("o").is_empty());
+}
+
+/// Between a look at the marker and the next one (M7).
+fn wait(test: &Fixture) {
+    test.run(Duration::from_secs(2));
+}
+
+#[test]
+fn nothing_is_written_back_over_the_marker_of_another_host() {
+    // What bcache says in its superblock is no data.
+    let caches = [(shared(), WRITECACHE, 0), (shared_set("writeback"), BCACHE, 16)];
+    for (test, table, data) in caches {
+        test.load("v", table);
+        test.write("v", 0, 8, 2).expect("the drives are well");
+        let stood = test.markers.text("o").expect("it stands");
+        wait(&test);
+        let is_write = |seen: &&Seen| seen.op == Op::Write && seen.start >= data;
+        let writes = || test.seen("o").iter().filter(is_write).count();
+        for other in [Some(stood.replace("1 1 ", "1 ff ")), None] {
+            test.markers.set_text("o", other.as_deref());
+            test.forget();
+            suspend(&test, true);
+            assert_eq!((writes(), test.markers.text("o")), (0, other), "{table}");
+            test.markers.set_text("o", Some(&stood));
+            test.resume("v").expect("it is its own marker");
+            wait(&test);
+        }
+        suspend(&test, true);
+        assert!(writes() > 0 && marker(&test).is_none(), "{table}: drained");
+    }
+}
+
+#[test]
+fn an_origin_whose_marker_cannot_be_read_gets_nothing_until_it_can() {
+    let test = shared();
+    test.load("v", WRITECACHE);
+    test.write("v", 0, 8, 2).expect("the drives are well");
+    wait(&test);
+    test.forget();
+    test.markers.set_failing(true);
+    suspend(&test, true);
+    assert!(test.seen("o").iter().all(|seen| seen.op != Op::Write));
+    test.markers.set_failing(false);
+    test.resume("v").expect("it is its own marker");
+    suspend(&test, true);
+    assert_eq!(marker(&test), None);
 }

@@ -1,11 +1,13 @@
 //! A batch: which dirty extents, and their copies in merged writes.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use cairn_block::{
-    CopyData, CopyError, CopyPiece, Env, Flags, IoError, Sector, SectorCount, SectorRange,
+    CopyData, CopyError, CopyPiece, Disk, Env, Flags, IoError, IoResult, Sector, SectorCount,
+    SectorRange,
 };
 use cairn_format::bcache::{Key, OFFSET_MAX};
 use futures_util::stream::{self, StreamExt};
@@ -326,6 +328,23 @@ impl Bcache {
         Ok(!tried.is_empty() && tried.iter().all(|(_, result)| result.is_err()))
     }
 
+    /// Writes a run that was read, if the origin is still this cache's.
+    async fn write_run(
+        &self,
+        env: &Env,
+        data: CopyData<'_>,
+        (backing, range): (&Arc<dyn Disk>, SectorRange),
+        flags: Flags,
+    ) -> IoResult {
+        if let Some(marker) = &self.marker {
+            marker.look_again(env).await?;
+        }
+        let began = env.now();
+        let written = data.write(env, backing, range, flags).await;
+        self.throttle.prices.lock().wrote(range, began, env.now());
+        written
+    }
+
     /// Copies runs, some at once. Answers in order how each ended. `failed_in_a_row` counts the
     /// extents of runs that failed since the last one that did not.
     async fn copy_runs<'k>(
@@ -350,9 +369,7 @@ impl Bcache {
         let write = async |(place, run, data): Read<'k, '_>| {
             let result = match data {
                 Ok(data) => {
-                    let (began, range) = (env.now(), range_of(run));
-                    let written = data.write(env, &backing, range, flags).await;
-                    self.throttle.prices.lock().wrote(range, began, env.now());
+                    let written = self.write_run(env, data, (&backing, range_of(run)), flags).await;
                     written.map_err(CopyError::Write)
                 }
                 Err(error) => Err(CopyError::Read(error)),

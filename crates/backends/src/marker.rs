@@ -6,7 +6,7 @@ use cairn_block::dirty_marker::DirtyMarker;
 
 use crate::argument::{is_path, kind_of};
 use crate::remote::RemoteKind;
-use crate::{file, rbd};
+use crate::{file, nbd, rbd};
 
 /// What the notes of dirty markers call the device of an argument.
 ///
@@ -15,6 +15,7 @@ use crate::{file, rbd};
 pub fn name_in_notes(device: &str) -> Result<String, ConfigError> {
     match kind_of(device) {
         Some(RemoteKind::Rbd) => rbd::name_in_notes(device),
+        Some(RemoteKind::Nbd) => Ok(nbd::Target::of_device(device)?.name_of_export()),
         None if is_path(device) => Ok(file::name_in_notes(device)),
         _ => Ok(device.to_owned()),
     }
@@ -28,9 +29,10 @@ pub fn name_in_notes(device: &str) -> Result<String, ConfigError> {
 pub fn unmark(device: &str, generation: &str) -> Result<DirtyMarker, ConfigError> {
     match kind_of(device) {
         Some(RemoteKind::Rbd) => rbd::unmark(device, generation),
+        Some(RemoteKind::Nbd) => nbd::unmark(device, generation),
         None if is_path(device) => file::unmark(device, generation),
         _ => {
-            let expected = "rbd:POOL/IMAGE or the path of a file";
+            let expected = "rbd:POOL/IMAGE, a URI of NBD or the path of a file";
             Err(ConfigError::argument(device, "device", format!("'{device}'"), expected))
         }
     }
@@ -44,7 +46,10 @@ mod tests {
     fn a_device_without_a_place_for_markers_is_refused() {
         for device in ["mem:1M", "null:1M", "qcow2:/a"] {
             let line = unmark(device, "5f").unwrap_err().to_string();
-            assert!(line.contains("expected rbd:POOL/IMAGE or the path of a file"), "{line}");
+            assert!(
+                line.contains("expected rbd:POOL/IMAGE, a URI of NBD or the path of a file"),
+                "{line}"
+            );
             assert_eq!(name_in_notes(device).unwrap(), device);
         }
     }

@@ -16,6 +16,7 @@ use rustix::net::sockopt::{
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use super::uri::{Place, Proof};
+use cairn_nbd::calls::Calls;
 use cairn_nbd::negotiation::{Agreed, Wish, agree, negotiate, start_tls};
 
 /// How long a server may take until transmission begins.
@@ -40,31 +41,78 @@ pub fn connect(
     wish: Wish<'_>,
     proof: Option<&Proof>,
 ) -> Result<Connected, ConfigError> {
-    let failed = |error: io::Error| {
-        ConfigError::new(ConfigKind::System, wish.device, format!("connect: {error}"))
-    };
-    let until = Instant::now() + PATIENCE;
-    let socket = match place {
-        Place::Unix(path) => connect_unix(path).map_err(failed)?,
-        Place::Tcp(host, port) => connect_tcp(host, *port, until).map_err(failed)?,
-    };
-    let mut stream = Timed { socket: File::from(socket), until };
+    let mut stream = reach(place, wish)?;
     let (agreed, tls) = match proof {
         None => (negotiate(&mut stream, wish)?, None),
         Some(proof) => {
-            start_tls(&mut stream, wish)?;
-            let refused = |error: io::Error| {
-                ConfigError::new(ConfigKind::System, wish.device, format!("TLS: {error}"))
-            };
-            let mut secured =
-                Secured::shake_hands(proof.engine(place)?, &mut stream).map_err(refused)?;
+            let mut secured = secure(&mut stream, place, wish, proof)?;
             let agreed = agree(&mut secured, wish)?;
-            (agreed, Some(secured.into_engine().map_err(refused)?))
+            (agreed, Some(secured.into_engine().map_err(|error| insecure(wish, &error))?))
         }
     };
     let socket = OwnedFd::from(stream.socket);
-    set_timeouts(&socket, None).map_err(failed)?;
+    set_timeouts(&socket, None).map_err(|error| unreached(wish, &error))?;
     Ok(Connected { socket, agreed, tls })
+}
+
+/// The bytes of a connection whose requests wait for their answers.
+pub(super) trait Waiting: Read + Write {}
+impl<S: Read + Write> Waiting for S {}
+
+/// A connection on which each request waits for its answer; all of them together as long as a
+/// negotiation may take.
+///
+/// # Errors
+/// Those of [`connect`].
+pub(super) fn connect_waiting(
+    place: &Place,
+    wish: Wish<'_>,
+    proof: Option<&Proof>,
+) -> Result<Calls<Box<dyn Waiting>>, ConfigError> {
+    let wish = Wish { is_simple: true, ..wish };
+    let mut stream = reach(place, wish)?;
+    let (stream, agreed): (Box<dyn Waiting>, Agreed) = match proof {
+        None => {
+            let agreed = negotiate(&mut stream, wish)?;
+            (Box::new(stream), agreed)
+        }
+        Some(proof) => {
+            let mut secured = secure(stream, place, wish, proof)?;
+            let agreed = agree(&mut secured, wish)?;
+            (Box::new(secured), agreed)
+        }
+    };
+    Ok(Calls::new(stream, agreed))
+}
+
+/// A connection before its negotiation.
+fn reach(place: &Place, wish: Wish<'_>) -> Result<Timed, ConfigError> {
+    let until = Instant::now() + PATIENCE;
+    let socket = match place {
+        Place::Unix(path) => connect_unix(path),
+        Place::Tcp(host, port) => connect_tcp(host, *port, until),
+    };
+    let socket = socket.map_err(|error| unreached(wish, &error))?;
+    Ok(Timed { socket: File::from(socket), until })
+}
+
+/// The same under TLS.
+fn secure<S: Read + Write>(
+    mut stream: S,
+    place: &Place,
+    wish: Wish<'_>,
+    proof: &Proof,
+) -> Result<Secured<S>, ConfigError> {
+    start_tls(&mut stream, wish)?;
+    Secured::shake_hands(proof.engine(place)?, stream).map_err(|error| insecure(wish, &error))
+}
+
+fn unreached(wish: Wish<'_>, error: &io::Error) -> ConfigError {
+    ConfigError::new(ConfigKind::System, wish.device, format!("connect: {error}"))
+}
+
+fn insecure(wish: Wish<'_>, error: &io::Error) -> ConfigError {
+    ConfigError::new(ConfigKind::System, wish.device, format!("TLS: {error}"))
 }
 
 /// A stream that ends at a time.

@@ -16,7 +16,7 @@ use std::time::Duration;
 use cairn_block::sync::Mutex;
 use cairn_block::{
     ConfigError, ConfigKind, Env, Extent, IoError, IoResult, Op, ReactorId, SectorCount,
-    SectorRange, Segs, Time, until_some,
+    SectorRange, Segs, Time, until, until_some,
 };
 use cairn_nbd::wire::TransmissionFlags;
 use event_listener::Event;
@@ -24,6 +24,7 @@ use futures_util::future::join;
 
 use super::channel::Channel;
 use super::connect::{Connected, connect};
+use super::meta::{self, Meta};
 use super::remote::{Data, Incoming, Owner, Remote};
 use crate::remote::{RemoteState, add};
 use cairn_nbd::negotiation::Agreed;
@@ -159,10 +160,34 @@ impl Link {
                     self.enter(RemoteState::Connected);
                     return Some(connected);
                 }
+                Err(error) if meta::is_fence(&error) => {
+                    self.stay_fenced(&error).await;
+                    break;
+                }
                 Err(error) => self.env.warn(&format!("{uri} again"), || error.to_string()),
             }
         }
         None
+    }
+
+    /// Another client has opened the export: nothing is sent to it any more, and every request
+    /// fails, until the disk is closed.
+    async fn stay_fenced(&self, error: &ConfigError) {
+        tracing::error!("{error}: every request fails until the device is opened again");
+        self.remote.counts.enter(RemoteState::Fenced);
+        self.change(|session, tell| session.fence(tell));
+        let mut has_come = true;
+        while !self.remote.is_closing() {
+            if has_come {
+                self.change(|session, tell| session.give_up(IoError::FENCED, tell));
+            }
+            has_come = false;
+            until(&self.remote.changed, || {
+                has_come |= self.take_incoming();
+                has_come || self.remote.is_closing()
+            })
+            .await;
+        }
     }
 
     /// Notes whether there is a connection; answers the state of before.
@@ -205,10 +230,15 @@ impl Link {
     /// one of before.
     async fn try_connect(&self) -> Result<Connected, ConfigError> {
         let result = Arc::new((Mutex::new(None), Event::new()));
-        let (target, told) = (self.remote.target.clone(), result.clone());
+        let (remote, told) = (self.remote.clone(), result.clone());
         let uri = &self.remote.target.uri;
         let work = move || {
-            let connected = connect(&target.place, target.wish(), target.tls.as_ref());
+            let target = &remote.target;
+            let mut connected = connect(&target.place, target.wish(), target.tls.as_ref());
+            // K2: the look comes after the connection.
+            if let (Ok(_), Some(Err(other))) = (&connected, remote.meta.as_ref().map(Meta::look)) {
+                connected = Err(other);
+            }
             *told.0.lock() = Some(connected);
             told.1.notify(usize::MAX);
         };

@@ -4,6 +4,7 @@
 //!   connection.
 //! - [`cairn_nbd::session`]: which request is sent when, and what a lost connection loses; the
 //!   crash argument.
+//! - `meta`: what shows after a lost connection whether another client has opened the export.
 //! - `remote`, `link`: the way of a request between the reactors and the connection.
 //! - `channel`: the bytes of a connection, plain or under [TLS](cairn_tls).
 //! - `send`: requests as bytes. `receive`, [`cairn_nbd::answers`]: what the bytes of a server mean.
@@ -15,6 +16,7 @@
 mod channel;
 mod connect;
 mod link;
+mod meta;
 mod receive;
 mod remote;
 mod send;
@@ -31,6 +33,8 @@ use cairn_block::{
 use cairn_nbd::wire::TransmissionFlags;
 
 pub use self::connect::{Connected, connect};
+use self::meta::Meta;
+pub(crate) use self::meta::unmark;
 use self::remote::{Data, Owner, Remote};
 pub use self::uri::{Place, Proof};
 pub(crate) use self::uri::{Target, is_uri};
@@ -64,12 +68,13 @@ impl NbdDisk {
         let refuses_writes = connected.agreed.flags.contains(TransmissionFlags::READ_ONLY);
         if refuses_writes && !read_only && target.replay.is_some() {
             let detail = "access: found a read-only export, expected a writable one, since \
-                          'exclusive' is given";
+                          'exclusive' or 'meta' is given";
             return Err(ConfigError::new(ConfigKind::Unsupported, uri, detail));
         }
-        let gate = FlushGate::new(failures);
         let read_only = read_only || refuses_writes;
-        Ok(NbdDisk { remote: Arc::new(Remote::new(target, connected, gate)), read_only })
+        let meta = Meta::open(&target, read_only)?;
+        let remote = Remote::new((target, meta), connected, FlushGate::new(failures));
+        Ok(NbdDisk { remote: Arc::new(remote), read_only })
     }
 
     fn offers(&self, flag: TransmissionFlags) -> bool {
@@ -202,7 +207,11 @@ impl Disk for NbdDisk {
     }
 
     fn marker_place(&self) -> MarkerPlace<'_> {
-        if self.read_only { MarkerPlace::Needless } else { MarkerPlace::Nowhere }
+        match (&self.remote.meta, self.read_only) {
+            (Some(_), _) => MarkerPlace::Store(self),
+            (None, true) => MarkerPlace::Needless,
+            (None, false) => MarkerPlace::Nowhere,
+        }
     }
 
     fn limits(&self) -> Limits {

@@ -10,6 +10,7 @@ use event_listener::Event;
 
 use super::connect::Connected;
 use super::link::Link;
+use super::meta::Meta;
 use super::uri::Target;
 use crate::answer::Answer;
 use crate::remote::{RemoteCounts, add};
@@ -20,6 +21,8 @@ use cairn_nbd::wire::TransmissionFlags;
 /// See the module's description.
 pub(super) struct Remote {
     pub target: Target,
+    /// What this client keeps beside the export.
+    pub meta: Option<Meta>,
     /// At the first connection.
     pub agreed: Agreed,
     /// The size in sectors, at the newest connection.
@@ -73,7 +76,11 @@ pub(super) enum Owner {
 }
 
 impl Remote {
-    pub fn new(target: Target, first: Connected, gate: FlushGate) -> Remote {
+    pub fn new(
+        (target, meta): (Target, Option<Meta>),
+        first: Connected,
+        gate: FlushGate,
+    ) -> Remote {
         let agreed = first.agreed;
         let inbox = Inbox { home: None, first: Some(first), queue: Vec::new(), is_closing: false };
         let counts = RemoteCounts::default();
@@ -81,6 +88,7 @@ impl Remote {
         add(&counts.connections, 1);
         Remote {
             target,
+            meta,
             agreed,
             sectors: AtomicU64::new(agreed.sectors()),
             gate,

@@ -2,14 +2,15 @@
 //!
 //! `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH`; with `nbds` in place of `nbd`
 //! under TLS, then with `tls-certificates=FOLDER` and perhaps `tls-hostname=NAME`, as libnbd has
-//! them. Further parameters are ours: `exclusive`, `replay=SIZE`, `reconnect=SECONDS`.
+//! them. Further parameters are ours: `exclusive`, `meta=EXPORT`, `replay=SIZE`,
+//! `reconnect=SECONDS`.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cairn_block::ConfigError;
+use cairn_block::{ConfigError, escape_word};
 use cairn_tls::{ClientFiles, Engine};
 use fluent_uri::Uri;
 use fluent_uri::pct_enc::{EStr, Encoder};
@@ -91,6 +92,8 @@ pub struct Target {
     pub tls: Option<Proof>,
     /// The URI asks for TLS.
     is_secured: bool,
+    /// The export in which this client shows that it has this one.
+    pub meta: Option<String>,
     /// Bytes of writes that are kept for the next connection; none if another client may write.
     pub replay: Option<u64>,
     /// How long requests wait for a lost connection.
@@ -119,7 +122,7 @@ impl Target {
         if uri.fragment().is_some() || uri.authority().is_some_and(|it| it.has_userinfo()) {
             return Err(wrong("URI", "a user or a fragment".to_owned(), shape));
         }
-        let Parameters { socket, exclusive, replay, reconnect, certificates, hostname } =
+        let Parameters { socket, exclusive, meta, replay, reconnect, certificates, hostname } =
             Parameters::parse(&uri, argument)?;
         let is_secured = scheme.starts_with("nbds");
         let given = certificates.as_ref().map(|_| "tls-certificates");
@@ -128,8 +131,9 @@ impl Target {
         {
             return Err(wrong(given, "no TLS".to_owned(), "nbds in place of nbd"));
         }
-        if replay.is_some() && !exclusive {
-            let expected = "exclusive beside it: the word that no other client writes";
+        let may_replay = exclusive || meta.is_some();
+        if replay.is_some() && !may_replay {
+            let expected = "beside it exclusive, the word that no other client writes, or meta";
             return Err(wrong("replay", "no exclusive".to_owned(), expected));
         }
         let authority = uri.authority().filter(|it| !it.host().is_empty());
@@ -148,9 +152,14 @@ impl Target {
         let export = text(path)
             .ok_or_else(|| wrong("export", format!("'{path}'"), "a name in UTF-8, with %XX"))?;
         let export = export.strip_prefix('/').unwrap_or_default().to_owned();
-        let replay = exclusive.then_some(replay.unwrap_or(REPLAY_BYTES));
+        if meta.as_ref() == Some(&export) {
+            let expected = "another export than that of the data";
+            return Err(wrong("meta", format!("'{export}'"), expected));
+        }
+        let replay = may_replay.then_some(replay.unwrap_or(REPLAY_BYTES));
         let tls = certificates.map(|certificates| Proof { certificates, server: hostname });
-        Ok(Target { uri: argument.to_owned(), place, export, tls, is_secured, replay, reconnect })
+        let uri = argument.to_owned();
+        Ok(Target { uri, place, export, tls, is_secured, meta, replay, reconnect })
     }
 
     /// Parses the URI of a device. Its meaning depends on no folder.
@@ -183,16 +192,24 @@ impl Target {
 
     /// The same for two URIs of one export, however its socket is named. Names of one host differ.
     pub fn identity(&self) -> String {
-        let place = match &self.place {
+        format!("nbd {:?} {:?}", self.plain_place(), self.export)
+    }
+
+    fn plain_place(&self) -> Place {
+        match &self.place {
             Place::Unix(path) => Place::Unix(path.canonicalize().unwrap_or_else(|_| path.clone())),
             tcp @ Place::Tcp(..) => tcp.clone(),
-        };
-        format!("nbd {place:?} {:?}", self.export)
+        }
+    }
+
+    /// The same as a word: what notes call the export.
+    pub fn name_of_export(&self) -> String {
+        escape_word(&format!("nbd {} {}", self.plain_place(), self.export))
     }
 
     /// True if both treat the export the same way.
     pub fn agrees_with(&self, other: &Target) -> bool {
-        let treatment = |it: &Target| (it.replay, it.reconnect, it.tls.clone());
+        let treatment = |it: &Target| (it.meta.clone(), it.replay, it.reconnect, it.tls.clone());
         treatment(self) == treatment(other)
     }
 }
@@ -202,6 +219,7 @@ impl Target {
 struct Parameters {
     socket: Option<PathBuf>,
     exclusive: bool,
+    meta: Option<String>,
     replay: Option<u64>,
     reconnect: Duration,
     certificates: Option<PathBuf>,
@@ -232,6 +250,7 @@ impl Parameters {
                 "exclusive" => {
                     return Err(wrong("exclusive", format!("'{value}'"), "no value: its presence"));
                 }
+                "meta" => told.meta = Some(value),
                 "replay" => {
                     let size = parse_size(&value).ok().filter(|size| *size >= REPLAY_BYTES_MIN);
                     let expected = "a size of at least 1M";
@@ -249,8 +268,8 @@ impl Parameters {
                     told.reconnect = Duration::from_secs(seconds);
                 }
                 _ => {
-                    let expected =
-                        "socket, tls-certificates, tls-hostname, exclusive, replay or reconnect";
+                    let expected = "socket, tls-certificates, tls-hostname, exclusive, meta, \
+                                    replay or reconnect";
                     return Err(wrong("parameter", format!("'{name}'"), expected));
                 }
             }
@@ -327,6 +346,8 @@ mod tests {
         let target = Target::parse("nbd://h/x?exclusive&replay=8M&reconnect=5").unwrap();
         assert_eq!((target.replay, target.reconnect), (Some(8 << 20), Duration::from_secs(5)));
         assert_eq!(Target::parse("nbd://h/x?exclusive").unwrap().replay, Some(REPLAY_BYTES));
+        let target = Target::parse("nbd://h/x?meta=x%2Dmeta").unwrap();
+        assert_eq!((target.meta.as_deref(), target.replay), (Some("x-meta"), Some(REPLAY_BYTES)));
     }
 
     #[test]
@@ -338,6 +359,7 @@ mod tests {
             ("nbd://h/x?replay=8M", "no exclusive"),
             ("nbd://h/x?exclusive=no", "'no'"),
             ("nbd://h/x?exclusive&exclusive", "'exclusive' twice"),
+            ("nbd://h/x?meta=x", "'x', expected another export"),
             ("nbd://me@h/x", "a user"),
             ("nbd+unix:///x?socket=a", "'a'"),
             ("nbd://h/x?exclusive&replay=1k", "'1k'"),

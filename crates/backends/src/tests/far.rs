@@ -1,5 +1,7 @@
-//! An NBD server in a thread, which says what a test wants, right or wrong.
+//! An NBD server in threads, which says what a test wants, right or wrong. Each export that is
+//! named is there; the one with the name `x` is that of the data.
 
+use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -46,31 +48,30 @@ impl Manners {
 /// A server, until the folder with its socket is removed.
 pub struct Far {
     folder: tempfile::TempDir,
+    /// How many there were to the export with the data.
     pub connections: Arc<Mutex<u32>>,
+    /// By export.
+    pub contents: Contents,
 }
+
+type Contents = Arc<Mutex<HashMap<String, Vec<u8>>>>;
 
 impl Far {
     pub fn serve(manners: Manners) -> Far {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("s")).unwrap();
         let connections = Arc::new(Mutex::new(0));
-        let count = connections.clone();
+        let contents = Contents::default();
+        let (count, all) = (connections.clone(), contents.clone());
         std::thread::spawn(move || {
-            let mut content = vec![0; manners.size as usize];
             while let Ok((stream, _)) = listener.accept() {
-                *count.lock() += 1;
-                let is_first = *count.lock() == 1;
-                let spoil = match (is_first, manners.is_always) {
-                    (true, always) => Some(1 + u32::from(always)),
-                    (false, true) => Some(1),
-                    (false, false) => None,
-                };
-                let mut peer = Peer { stream, manners, spoil };
+                let mut peer = Peer { stream, manners, spoil: None, export: String::new() };
+                let (count, all) = (count.clone(), all.clone());
                 // The client has gone, or is not answered any more.
-                let _ = peer.serve(&mut content);
+                std::thread::spawn(move || peer.serve(&count, &all).ok());
             }
         });
-        Far { folder, connections }
+        Far { folder, connections, contents }
     }
 
     /// Takes its socket away from new clients, or gives it back.
@@ -90,6 +91,7 @@ struct Peer {
     manners: Manners,
     /// How many answers are good before the one that is not.
     spoil: Option<u32>,
+    export: String,
 }
 
 impl Peer {
@@ -99,21 +101,31 @@ impl Peer {
         Ok(bytes)
     }
 
-    fn serve(&mut self, content: &mut [u8]) -> std::io::Result<()> {
+    fn serve(&mut self, count: &Mutex<u32>, contents: &Contents) -> std::io::Result<()> {
         self.stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
         self.bytes(4)?;
         loop {
             let head = self.bytes(16)?;
             let number = |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().unwrap());
-            self.bytes(number(12) as usize)?;
+            let payload = self.bytes(number(12) as usize)?;
             let answer = (self.manners.option)(number(8), self.option(number(8)));
             self.stream.write_all(&answer)?;
             if number(8) == option::GO {
+                let end = 4 + u32::from_be_bytes(payload[..4].try_into().unwrap()) as usize;
+                self.export = String::from_utf8(payload[4..end].to_vec()).unwrap();
                 break;
             }
         }
+        if self.export == "x" {
+            *count.lock() += 1;
+            self.spoil = match (*count.lock(), self.manners.is_always) {
+                (1, always) => Some(1 + u32::from(always)),
+                (_, true) => Some(1),
+                (_, false) => None,
+            };
+        }
         loop {
-            self.request(content)?;
+            self.request(contents)?;
         }
     }
 
@@ -143,7 +155,7 @@ impl Peer {
         reply(if has { option_reply::ACK } else { option_error::UNSUP }, &[])
     }
 
-    fn request(&mut self, content: &mut [u8]) -> std::io::Result<()> {
+    fn request(&mut self, contents: &Contents) -> std::io::Result<()> {
         let head = self.bytes(self.manners.form.request_bytes())?;
         let (command, flags, cookie, offset, length) = match self.manners.form {
             MessageForm::Extended => {
@@ -162,9 +174,15 @@ impl Peer {
         let is_write = command.get() == command::WRITE;
         assert_eq!(has_payload, is_extended && is_write);
         let (mut data, mut status) = (Vec::new(), false);
+        let written = match is_write {
+            true => self.bytes(length as usize)?,
+            false => Vec::new(),
+        };
+        let mut contents = contents.lock();
+        let fresh = || vec![0; self.manners.size as usize];
+        let content = contents.entry(self.export.clone()).or_insert_with(fresh);
         match command.get() {
             command::WRITE => {
-                let written = self.bytes(length as usize)?;
                 content[place.clone()].copy_from_slice(&written);
             }
             command::WRITE_ZEROES | command::TRIM => content[place.clone()].fill(0),
@@ -173,6 +191,7 @@ impl Peer {
             command::DISC => return Err(std::io::ErrorKind::ConnectionReset.into()),
             _ => {}
         }
+        drop(contents);
         let chunk = |kind: u16, is_last: bool, payload: &[u8]| {
             let head = [u16::from(is_last), kind].map(u16::to_be_bytes).concat();
             let (magic, mut rest) = match is_extended {

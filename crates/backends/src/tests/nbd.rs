@@ -3,14 +3,17 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use cairn_block::{ConfigError, Disk, Flags, IoError, Op, Opener, ReactorId, SectorCount};
+use cairn_block::{
+    ConfigError, Disk, Env, Flags, IoError, MarkerPlace, Op, Opener, ReactorId, SectorCount,
+};
+use cairn_nbd::records::RECORD_BYTES;
 use cairn_nbd::wire::{MessageForm, TransmissionFlags, option};
 use proptest::test_runner::{Config, TestRunner};
 
 use super::far::{Far, Manners};
 use super::{Model, Shape, act, extents, range, read, run, steps, worlds, write};
 use crate::remote::{RemoteDisk, RemoteState, ReplayFigures};
-use crate::{DeviceOpener, Handles, NbdDisk};
+use crate::{DeviceOpener, Handles, NbdDisk, unmark};
 
 const FORMS: [MessageForm; 3] =
     [MessageForm::Simple, MessageForm::Structured, MessageForm::Extended];
@@ -248,4 +251,131 @@ fn a_disk_that_is_dropped_says_goodbye() {
         assert_eq!(*far.connections.lock(), expected);
     }
     on.block_on(ReactorId(0), |env| async move { assert_eq!(env.requests_in_use(), 0) });
+}
+
+/// A client that loses its first connection with the answer to its first request.
+fn with_meta() -> Far {
+    Far::serve(Manners {
+        answer: |bytes| [bytes, vec![0; 16]].concat(),
+        ..Manners::good(MessageForm::Simple)
+    })
+}
+
+fn session_of(far: &Far) -> Vec<u8> {
+    far.contents.lock()["m"][..RECORD_BYTES].to_vec()
+}
+
+#[test]
+fn a_client_that_finds_its_own_session_sends_again_what_it_kept() {
+    let far = with_meta();
+    let [on, _] = worlds();
+    let disk = NbdDisk::open(&far.uri("&meta=m"), false, Arc::default()).unwrap();
+    let remote = Arc::new(disk);
+    let disk: Arc<dyn Disk> = remote.clone();
+    let session = session_of(&far);
+    let one = (range(0, 8), Flags::empty());
+    write(&on, &disk, one, vec![1; 4096], Shape::default()).unwrap();
+    far.contents.lock().remove("x");
+    assert_eq!(read(&on, &disk, range(0, 8), Shape::default()).unwrap(), vec![1; 4096]);
+    assert_eq!((*far.connections.lock(), disk.failures()), (2, 0));
+    assert_eq!(remote.figures().replay.unwrap().replayed_bytes, 4096);
+    assert_eq!(session_of(&far), session);
+}
+
+#[test]
+fn a_client_that_finds_the_session_of_another_sends_nothing_and_fails_all() {
+    for takes in [true, false] {
+        let far = with_meta();
+        let [on, _] = worlds();
+        let remote = Arc::new(NbdDisk::open(&far.uri("&meta=m"), false, Arc::default()).unwrap());
+        let disk: Arc<dyn Disk> = remote.clone();
+        far.hide(true);
+        let one = (range(0, 8), Flags::empty());
+        write(&on, &disk, one, vec![1; 4096], Shape::default()).unwrap();
+        far.hide(false);
+        match takes {
+            // Another host has opened the export, and written to it.
+            true => {
+                let other = open(&far.uri("&meta=m&exclusive")).unwrap();
+                let data = vec![2; 4096];
+                write(&on, &other, (range(0, 8), Flags::FUA), data, Shape::default()).unwrap();
+            }
+            // The server has forgotten all it had.
+            false => far.contents.lock().clear(),
+        }
+        let found = || far.contents.lock().get("x").map(|data| data[0]);
+        let before = found();
+        for _ in 0..2 {
+            let read = read(&on, &disk, range(0, 8), Shape::default());
+            assert_eq!(read.err(), Some(IoError::FENCED));
+            assert!(disk.failures() > 0, "the write is lost, and told");
+            let flush = act(&on, &disk, Op::Flush, range(0, 0), Flags::empty());
+            assert_eq!(flush, Err(IoError::FENCED));
+        }
+        assert_eq!(found(), before, "nothing was sent again");
+        assert_eq!(remote.figures().state, RemoteState::Fenced);
+    }
+}
+
+#[test]
+fn a_client_that_only_reads_takes_the_export_from_nobody() {
+    let far = with_meta();
+    let [on, _] = worlds();
+    let disk = open(&far.uri("&meta=m")).unwrap();
+    let session = session_of(&far);
+    drop(NbdDisk::open(&far.uri("&meta=m"), true, Arc::default()).unwrap());
+    assert_eq!(session_of(&far), session);
+    let one = (range(0, 8), Flags::empty());
+    write(&on, &disk, one, vec![1; 4096], Shape::default()).unwrap();
+    act(&on, &disk, Op::Flush, range(0, 0), Flags::empty()).unwrap();
+}
+
+#[test]
+fn an_export_for_sessions_that_has_other_data_is_refused() {
+    let far = with_meta();
+    let refused = |uri: &str| open(&far.uri(uri)).err().expect("refused").to_string();
+    drop(open(&far.uri("&meta=m")).unwrap());
+    far.contents.lock().get_mut("m").unwrap()[4096 + 510] = 0x55;
+    // Torn, as far as anybody can tell; the next session goes there.
+    drop(open(&far.uri("&meta=m")).unwrap());
+    far.contents.lock().get_mut("m").unwrap()[510] = 0x55;
+    assert!(refused("&meta=m").contains("meta 'm': found other data, expected zeros"));
+    let other = format!("nbd+unix:///y?{}", far.uri("&meta=n").split_once('?').unwrap().1);
+    drop(open(&other).unwrap());
+    let line = refused("&meta=n");
+    assert!(line.contains("session in 'n': found '1 ") && line.contains("that of 'x'"), "{line}");
+    assert!(refused("&meta=x").contains("another export than that of the data"));
+}
+
+#[test]
+fn a_marker_beside_an_export_is_changed_by_the_client_that_has_it() {
+    let far = with_meta();
+    let [on, _] = worlds();
+    let disk = open(&far.uri("&meta=m")).unwrap();
+    let marker = |disk: &Arc<dyn Disk>, text: Option<Option<&str>>| {
+        let (disk, text) = (disk.clone(), text.map(|text| text.map(str::to_owned)));
+        on.block_on(ReactorId(0), async move |env: Env| {
+            let MarkerPlace::Store(store) = disk.marker_place() else { panic!("it has a place") };
+            match text {
+                Some(text) => store.write(&env, text).await.map(|()| None),
+                None => store.read(&env).await,
+            }
+        })
+    };
+    let text = "1 5f writecache /dev/c - a 7";
+    assert_eq!(marker(&disk, None).unwrap(), None);
+    marker(&disk, Some(Some(text))).unwrap();
+    assert_eq!(marker(&disk, None).unwrap().as_deref(), Some(text));
+    let other = open(&far.uri("&meta=m")).unwrap();
+    assert_eq!(marker(&other, None).unwrap().as_deref(), Some(text), "a session leaves it");
+    let line = marker(&disk, Some(None)).unwrap_err().to_string();
+    assert!(line.contains("session in 'm': found '1 "), "{line}");
+    assert_eq!(marker(&other, None).unwrap().as_deref(), Some(text));
+    drop((disk, other));
+    let line = unmark(&far.uri("&meta=m"), "60").unwrap_err().to_string();
+    assert!(line.contains("found '5f', expected 60"), "{line}");
+    assert_eq!(unmark(&far.uri("&meta=m"), "5f").unwrap().cache, "/dev/c");
+    let line = unmark(&far.uri(""), "5f").unwrap_err().to_string();
+    assert!(line.contains("meta: found none"), "{line}");
+    assert_eq!(marker(&open(&far.uri("&meta=m")).unwrap(), None).unwrap(), None);
 }

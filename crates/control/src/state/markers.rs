@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use cairn_backends::name_in_notes;
+use cairn_backends::{host_name, name_in_notes};
 use cairn_block::dirty_marker::{DirtyMarker, MarkerBook};
 use cairn_block::{Receipt, Registry};
 use cairn_outcome::failure::Outcome;
@@ -79,19 +79,12 @@ impl MarkerBook for MarkerNotes {
         let mut bytes = [0; 16];
         getrandom(&mut bytes, GetRandomFlags::empty()).expect("so few bytes are always there");
         let generation = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        let name = rustix::system::uname().nodename().to_string_lossy().replace(' ', "_");
-        // Two machines may have one name.
-        let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
-        let host = match machine.trim().get(..8) {
-            Some(id) => format!("{name}/{id}"),
-            None => name,
-        };
         DirtyMarker {
             generation,
             kind: kind.to_owned(),
             cache: cache.to_owned(),
             uuid: uuid.to_owned(),
-            host,
+            host: host_name(),
             since: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
         }
     }

@@ -95,6 +95,9 @@ pub struct RemoteFigures {
     pub kind: RemoteKind,
     /// Whether its server answers.
     pub state: RemoteState,
+    /// Requests wait, it has answered none for the time that the URI says, and they do not fail by
+    /// themselves: a stop leaves without them.
+    pub is_silent: bool,
     /// Its length.
     pub size: SectorCount,
     /// Connections of now.

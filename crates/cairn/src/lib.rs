@@ -43,7 +43,9 @@ pub fn main() -> ExitCode {
         // Writes the rest of the log when it is dropped.
         let _log = stderr::start_log(log, cli.verbose);
         let outcome = run(cli);
-        cairn_backends::rbd::finish_closing();
+        if !cairn_backends::rbd::finish_closing() {
+            tracing::debug!("threads of librbd are left behind");
+        }
         outcome
     })
 }

@@ -8,7 +8,6 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
@@ -25,7 +24,7 @@ use cairn_reactor::{Options, Reactors, RingKind};
 use cairn_targets::args::Device;
 use cairn_targets::blank::{Formatting, layer_on};
 use event_listener::Event;
-use futures_util::future::{Either, select};
+use futures_util::future::Either;
 use parking_lot::Mutex;
 
 use self::crash_logs::CrashLogFiles;
@@ -44,9 +43,11 @@ mod marks;
 mod opener;
 mod remotes;
 mod stack;
+mod stop;
 
 pub use attached::Parted;
 pub use remotes::remotes_of;
+pub use stop::Ended;
 
 /// The parameters of a world.
 pub struct WorldOptions {
@@ -669,64 +670,6 @@ impl World {
             let name = volume.volume().to_owned();
             self.on_home(&name, move |env| async move { volume.give_up(&env).await });
         }
-    }
-
-    /// Suspends every volume, the upper ones first, so that their commits go down before the lower
-    /// volumes commit. Then flushes the drives. So every acknowledged write is durable, with any
-    /// target.
-    ///
-    /// Does not wait for requests that wait for a suspended volume or for space: their clients are
-    /// gone. Requests of a volume itself may take a while, for instance those of a commit.
-    pub fn suspend_all(&self) -> Ended {
-        self.give_up_waiting();
-        self.suspend_each()
-    }
-
-    /// The same for volumes with which another process goes on. No request and no verb waits. What
-    /// lives as long as the server stays, too.
-    pub fn suspend_each(&self) -> Ended {
-        const PATIENCE: Duration = Duration::from_secs(5);
-        let mut ended = Ended::default();
-        for name in self.users_first() {
-            let Ok(volume) = self.volume(&name) else { continue };
-            let (suspended, all) = (volume.clone(), self.volumes());
-            let result = self.on_home(&name, |env| async move {
-                let end = pin!(suspended.suspend(&env, SuspendMode::NoFlush));
-                let committed = match select(end, env.sleep(PATIENCE)).await {
-                    Either::Left((result, _)) => result,
-                    Either::Right(((), end)) => {
-                        for beneath in all.iter().filter(|other| suspended.stands_on(other.id())) {
-                            beneath.let_go(&env).await;
-                        }
-                        end.await
-                    }
-                };
-                committed.and(suspended.flush_drives(&env).await)
-            });
-            ended.lost.extend(result.err().map(|error| lost(&name, "stop", error)));
-            for line in volume.live_table().iter().flat_map(|table| table.lines()) {
-                let stays = || line.target.dirty().map(|dirty| self.what_stays(&dirty));
-                let words = line.target.parting_word().or_else(stays);
-                ended.said.extend(words.map(|words| (name.clone(), words)));
-            }
-        }
-        ended
-    }
-}
-
-/// How the volumes of a server ended.
-#[derive(Debug, Default)]
-pub struct Ended {
-    /// Notes for a person: volume and text.
-    pub said: Vec<(String, String)>,
-    /// Volumes whose last commit failed: acknowledged writes may be lost.
-    pub lost: Vec<ConfigError>,
-}
-
-impl Ended {
-    /// True if the last commit of this volume failed.
-    pub fn has_lost(&self, name: &str) -> bool {
-        self.lost.iter().any(|lost| is_of(&lost.device, name))
     }
 }
 

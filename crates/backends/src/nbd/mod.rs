@@ -153,6 +153,7 @@ impl RemoteDisk for NbdDisk {
             shown: target.uri.clone(),
             kind: RemoteKind::Nbd,
             state: counts.state(),
+            is_silent: false,
             size: self.sectors(),
             connections: Some(value(&counts.connections)),
             reconnects: Some(value(&counts.reconnects)),

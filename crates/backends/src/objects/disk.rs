@@ -68,6 +68,7 @@ impl RemoteDisk for ObjectDisk {
             shown: object.address.shown(),
             kind: RemoteKind::Object,
             state: counts.state(),
+            is_silent: false,
             size: self.sectors(),
             connections: None,
             reconnects: None,

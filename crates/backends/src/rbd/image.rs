@@ -6,16 +6,15 @@
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use cairn_block::sync::Mutex;
 use cairn_block::{ConfigError, ConfigKind};
 
 use super::library::{Library, Pointer, Watcher};
 use super::uri::Target;
-
-/// How long a connection may take to be made, in seconds.
-const CONNECT_SECONDS: &str = "30";
 
 /// The feature bit of the exclusive lock.
 const EXCLUSIVE_LOCK: u64 = 1 << 2;
@@ -93,7 +92,8 @@ impl Cluster {
         self.set("rbd_cache", "false");
         // A client may change its memory while a write is on its way.
         self.set("rbd_disable_zero_copy_writes", "true");
-        self.set("client_mount_timeout", CONNECT_SECONDS);
+        // It ends nothing but the connect.
+        self.set("client_mount_timeout", &target.timeout.as_secs().to_string());
         Ok(())
     }
 
@@ -221,7 +221,6 @@ impl Image {
             let detail = "access: found a snapshot, expected a writable image";
             return Err(target.refused(ConfigKind::Unsupported, detail));
         }
-        wait_until_none(&CLOSING);
         let pool = Pool::open(Cluster::connect(target)?, target)?;
         let (library, mut handle) = (pool.cluster.library, std::ptr::null_mut());
         let name = c_string(&target.image);
@@ -440,6 +439,31 @@ static CONNECTED: AtomicUsize = AtomicUsize::new(0);
 /// Images that are being closed.
 static CLOSING: AtomicUsize = AtomicUsize::new(0);
 
+/// Threads of opens that nothing waits for any more.
+static LEFT_BEHIND: AtomicUsize = AtomicUsize::new(0);
+
+/// A thread that may be left behind: the next open waits for it, as it may have the lock.
+#[derive(Clone, Default)]
+pub(super) struct LeftBehind(Arc<Mutex<Option<bool>>>);
+
+impl LeftBehind {
+    /// It is left behind, unless it has ended.
+    pub fn begin(&self) {
+        let mut state = self.0.lock();
+        if state.is_none() {
+            *state = Some(true);
+            LEFT_BEHIND.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// The thread has ended.
+    pub fn end(&self) {
+        if self.0.lock().replace(false) == Some(true) {
+            LEFT_BEHIND.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
 /// How long an open or the end of the process waits for images that are being closed: a cluster
 /// that does not answer must not keep it for ever.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
@@ -458,12 +482,15 @@ pub(super) fn close(image: Image) {
     }
 }
 
-/// Waits until there are none of something, at most for a while; false if there still are.
-fn wait_until_none(count: &AtomicUsize) -> bool {
+/// How long the end of the process waits if an open has shown that a cluster is silent.
+const CLOSE_PATIENCE_SILENT: Duration = Duration::from_secs(1);
+
+/// Waits until there are none of these, at most for a while; false if there still are.
+fn wait_until_none(counts: &[&AtomicUsize], patience: Duration) -> bool {
     const PAUSE: Duration = Duration::from_millis(5);
     let mut waited = Duration::ZERO;
-    while count.load(Ordering::Acquire) > 0 {
-        if waited >= CLOSE_PATIENCE {
+    while counts.iter().any(|count| count.load(Ordering::Acquire) > 0) {
+        if waited >= patience {
             return false;
         }
         std::thread::sleep(PAUSE);
@@ -472,10 +499,28 @@ fn wait_until_none(count: &AtomicUsize) -> bool {
     true
 }
 
+/// Waits until no image is being closed, and no open that was left behind may have its lock.
+pub(super) fn wait_for_locks() {
+    wait_until_none(&[&CLOSING, &LEFT_BEHIND], CLOSE_PATIENCE);
+}
+
 /// Waits until every image has been closed, and its lock given back. The process calls it before it
-/// ends, when it has no disk any more.
-pub fn finish_closing() {
-    if !wait_until_none(&CONNECTED) {
+/// ends, when it has no disk any more. False if a cluster does not answer: its libraries then have
+/// threads that never end.
+#[must_use]
+pub fn finish_closing() -> bool {
+    let is_silent = LEFT_BEHIND.load(Ordering::Acquire) > 0;
+    // The images of clusters that answer are closed within the longer time.
+    let is_closed = wait_until_none(&[&CLOSING], CLOSE_PATIENCE);
+    let rest = if is_silent { CLOSE_PATIENCE_SILENT } else { CLOSE_PATIENCE };
+    let is_ended = is_closed && wait_until_none(&[&CONNECTED], rest);
+    if !is_ended && !is_silent {
         tracing::warn!("a Ceph cluster does not answer: its lock of an image was not given back");
     }
+    is_ended
+}
+
+/// The same for a process that leaves with images open: waits for those that are being closed.
+pub fn finish_closing_others() {
+    wait_until_none(&[&CLOSING], CLOSE_PATIENCE);
 }

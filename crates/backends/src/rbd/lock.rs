@@ -19,6 +19,7 @@ use cairn_block::{ConfigError, ConfigKind};
 
 use super::image::{Image, Locker, text_of};
 use super::uri::Target;
+use super::within::Care;
 
 /// An owner of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,6 +92,7 @@ pub(super) fn acquire(
     image: &Image,
     target: &Target,
     take_overs: &[TakeOver],
+    care: &Care,
 ) -> Result<Owner, ConfigError> {
     let failed = |what: &'static str| {
         move |errno: i32| target.refused(ConfigKind::System, format!("{what}: {}", text_of(errno)))
@@ -110,8 +112,9 @@ pub(super) fn acquire(
         if !is_named && image.is_watched_by(&owner.address).map_err(failed("watchers"))? {
             return Err(held(target, &owner));
         }
-        fence(image, target, &owner)?;
+        fence(image, target, &owner, care)?;
     }
+    care.check(target)?;
     match image.lock() {
         Ok(()) => owner_now(target)?.ok_or_else(|| failed("lock")(-libc::ENOLCK)),
         // Another client was faster.
@@ -141,8 +144,9 @@ fn held(target: &Target, owner: &Owner) -> ConfigError {
 }
 
 /// L3.
-fn fence(image: &Image, target: &Target, owner: &Owner) -> Result<(), ConfigError> {
+fn fence(image: &Image, target: &Target, owner: &Owner, care: &Care) -> Result<(), ConfigError> {
     let Owner { client, cookie, address, .. } = owner;
+    care.check(target)?;
     image.cluster().fence(target, address)?;
     tracing::warn!(
         "{}: {client} at {address} is fenced; once its host has restarted, \
@@ -150,6 +154,7 @@ fn fence(image: &Image, target: &Target, owner: &Owner) -> Result<(), ConfigErro
         target.uri,
         target.uri
     );
+    care.check(target)?;
     match image.break_lock(client, cookie) {
         Err(error) if -error != libc::ENOENT => {
             Err(target.refused(ConfigKind::System, format!("lock: {}", text_of(error))))

@@ -11,14 +11,13 @@ use std::ffi::CStr;
 use std::sync::Arc;
 
 use cairn_block::dirty_marker::DirtyMarker;
-use cairn_block::sync::Mutex;
 use cairn_block::{
     ConfigError, ConfigKind, Env, FailureCount, LocalFuture, MarkerStore, Op, Sector,
 };
-use cairn_reactor::Driver;
 
 use super::image::{Image, text_of};
 use super::uri::{Target, is_uri};
+use super::within::{Care, beside, within};
 use super::{RbdDisk, Shared, clock};
 
 /// The key. Those that begin with `conf_` are settings of librbd.
@@ -29,7 +28,7 @@ fn failed(target: &Target, errno: i32) -> ConfigError {
 }
 
 impl Shared {
-    /// Runs a call of librbd on a helper thread, once requests may be sent.
+    /// Runs a call of librbd on a thread of its own, once requests may be sent.
     async fn call<T: Send + 'static>(
         self: &Arc<Self>,
         env: &Env,
@@ -41,14 +40,10 @@ impl Shared {
         };
         self.ready(env).await.map_err(refused)?;
         let (started, shared) = (clock::now(), self.clone());
-        let place = Arc::new(Mutex::new(None));
-        let result = place.clone();
-        let work = move || {
-            *result.lock() = Some(call(shared.image()));
-            0
-        };
-        Driver::of(env).run(work).await;
-        let found = place.lock().take();
+        // Nothing limits this: a change that is given up may still be done later.
+        self.flight.begin(started);
+        let found = beside(move || call(shared.image())).wait().await;
+        self.flight.end(1);
         // Without a thread there is no answer.
         let found = found.unwrap_or(Err(-libc::EAGAIN));
         let is_fence = |errno: &i32| matches!(-errno, libc::ESHUTDOWN | libc::EROFS);
@@ -126,9 +121,19 @@ pub fn name_in_notes(device: &str) -> Result<String, ConfigError> {
 /// Another marker stands, or none, or the image is in use.
 pub fn unmark(device: &str, generation: &str) -> Result<DirtyMarker, ConfigError> {
     let disk = RbdDisk::open(device, false, &[], Arc::<FailureCount>::default())?;
+    let (target, generation) = (disk.0.target.clone(), generation.to_owned());
+    within(&target, move |care| remove_marker(&disk, &generation, care))
+}
+
+fn remove_marker(
+    disk: &RbdDisk,
+    generation: &str,
+    care: &Care,
+) -> Result<DirtyMarker, ConfigError> {
     let (target, image) = (&disk.0.target, disk.0.image());
     let text = image.metadata(KEY).map_err(|errno| failed(target, errno))?;
-    let marker = DirtyMarker::named(device, text.as_deref(), generation)?;
+    let marker = DirtyMarker::named(&target.uri, text.as_deref(), generation)?;
+    care.check(target)?;
     image.set_metadata(KEY, None).map_err(|errno| failed(target, errno))?;
     Ok(marker)
 }

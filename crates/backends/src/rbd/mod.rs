@@ -4,6 +4,7 @@
 //! - `image`: a connection and an open image. `lock`: its exclusive lock, and the fence.
 //! - `clock`: the clock of the guard. `marker`: the dirty marker, in the image's metadata.
 //! - `operation`: the way of a request through librbd, and its memory.
+//! - `flight`: whether the cluster is silent. `within`: calls that may not end.
 //!
 //! # What is durable
 //! The cache of librbd is off: a write that has completed is on every OSD of its placement group. A
@@ -32,6 +33,7 @@
 //! entries last 50 years unless the user says otherwise.
 
 mod clock;
+mod flight;
 mod image;
 mod library;
 mod lock;
@@ -39,6 +41,7 @@ mod marker;
 mod operation;
 mod unfence;
 mod uri;
+mod within;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -48,16 +51,17 @@ use cairn_block::{
     Limits, MarkerPlace, Nature, Op, Request, SECTOR_BYTES, Sector, SectorCount, SectorRange, Segs,
     Shape, Time, until,
 };
-use cairn_reactor::Driver;
 use event_listener::Event;
 
+use self::flight::Flight;
 use self::image::{Image, text_of};
 use self::operation::{Owner, PIECES_MAX, Queues, error_of, start};
+use self::within::{Care, beside, within};
 
 use crate::answer::Answer;
 use crate::remote::{RemoteCounts, RemoteDisk, RemoteFigures, RemoteKind, RemoteState};
 
-pub use self::image::finish_closing;
+pub use self::image::{finish_closing, finish_closing_others};
 pub use self::lock::TakeOver;
 pub use self::marker::{name_in_notes, unmark};
 pub use self::unfence::unfence;
@@ -83,6 +87,7 @@ struct Shared {
     gate: FlushGate,
     queues: OnceLock<Queues>,
     counts: RemoteCounts,
+    flight: Flight,
     /// F1. It only rises.
     is_fenced: AtomicBool,
     /// When a request was started that has since succeeded, or the lock was looked at: the newest,
@@ -105,18 +110,33 @@ impl RbdDisk {
     /// Opens an image, and takes its lock unless it is for reading only. Blocks the thread.
     ///
     /// # Errors
-    /// It is no URI of RBD, there is no such image, its lock is held, or librbd is missing.
+    /// It is no URI of RBD, there is no such image, its lock is held, librbd is missing, or the
+    /// cluster did not answer within the time of the URI.
     pub(crate) fn open(
         uri: &str,
         read_only: bool,
         take_overs: &[TakeOver],
         failures: Arc<FailureCount>,
     ) -> Result<RbdDisk, ConfigError> {
-        let target = Target::parse(uri)?;
+        let (target, take_overs) = (Target::parse(uri)?, take_overs.to_vec());
+        let open = target.clone();
+        image::wait_for_locks();
+        within(&target, move |care| {
+            RbdDisk::open_when_answered(open, read_only, &take_overs, (failures, care))
+        })
+    }
+
+    /// The same, for as long as the cluster does not answer.
+    fn open_when_answered(
+        target: Target,
+        read_only: bool,
+        take_overs: &[TakeOver],
+        (failures, care): (Arc<FailureCount>, &Care),
+    ) -> Result<RbdDisk, ConfigError> {
         let image = Image::open(&target, read_only)?;
         // What is known of the lock is as old as this.
         let started = clock::now();
-        let acquire = || lock::acquire(&image, &target, take_overs);
+        let acquire = || lock::acquire(&image, &target, take_overs, care);
         let owner = match (!read_only).then(acquire).transpose() {
             Ok(owner) => owner,
             Err(refused) => {
@@ -135,6 +155,7 @@ impl RbdDisk {
             gate: FlushGate::new(failures),
             queues: OnceLock::new(),
             counts: RemoteCounts::default(),
+            flight: Flight::default(),
             is_fenced: AtomicBool::new(false),
             good: AtomicU64::new(started.0),
             is_checking: AtomicBool::new(false),
@@ -207,8 +228,8 @@ impl Shared {
                 self.good.fetch_max(started.0, Ordering::AcqRel);
                 Ok(())
             }
-            Err(libc::ESHUTDOWN) => Err(self.fence(env, "the cluster refuses this client")),
-            Err(libc::EROFS) if !self.read_only => Err(self.fence(env, "its lock is lost")),
+            Err(libc::ESHUTDOWN) => Err(self.fence("the cluster refuses this client")),
+            Err(libc::EROFS) if !self.read_only => Err(self.fence("its lock is lost")),
             Err(errno) => {
                 let key = format!("{}: {} failed", self.target.uri, op.name());
                 env.warn(&key, || format!("{key}: sector {}: {}", sector.0, text_of(errno)));
@@ -219,7 +240,7 @@ impl Shared {
 
     /// F1.
     #[cold]
-    fn fence(self: &Arc<Self>, env: &Env, why: &str) -> IoError {
+    fn fence(self: &Arc<Self>, why: &str) -> IoError {
         if self.is_fenced() {
             return IoError::FENCED;
         }
@@ -230,11 +251,9 @@ impl Shared {
         }
         self.counts.enter(RemoteState::Fenced);
         tracing::error!("{}: fenced: {why}; every request fails from now on", self.target.uri);
-        let (target, driver) = (self.target.clone(), Driver::of(env).clone());
-        env.spawn(async move {
-            // A new connection is another client, which the cluster answers.
-            driver.run(move || log_owner(&target)).await;
-        });
+        let target = self.target.clone();
+        // A new connection is another client, which the cluster answers.
+        drop(beside(move || log_owner(&target)));
         IoError::FENCED
     }
 
@@ -254,12 +273,15 @@ impl Shared {
             }
             let ended = CheckEnd(self);
             let (started, shared) = (clock::now(), self.clone());
-            let look = move || shared.has_its_lock().map_or_else(|errno| errno, i32::from);
-            let found = Driver::of(env).run(look).await;
-            let result = match found {
-                1.. => self.judge(env, (Op::Read, Sector(0)), started, Ok(())),
-                0 => Err(self.fence(env, "its lock was lost, and may have been another client's")),
-                errno => self.judge(env, (Op::Read, Sector(0)), started, Err(-errno)),
+            self.flight.begin(started);
+            let found = beside(move || shared.has_its_lock()).wait().await;
+            self.flight.end(1);
+            let result = match found.unwrap_or(Err(-libc::EAGAIN)) {
+                Ok(true) => self.judge(env, (Op::Read, Sector(0)), started, Ok(())),
+                Ok(false) => {
+                    Err(self.fence("its lock was lost, and may have been another client's"))
+                }
+                Err(errno) => self.judge(env, (Op::Read, Sector(0)), started, Err(-errno)),
             };
             drop(ended);
             result?;
@@ -353,8 +375,8 @@ fn piece_of(segs: &Segs, done: usize) -> SectorCount {
     SectorCount::of_bytes((bytes - bytes % SECTOR_BYTES).max(SECTOR_BYTES))
 }
 
-/// Logs which client has the lock of an image. Runs on a helper thread.
-fn log_owner(target: &Target) -> i32 {
+/// Logs which client has the lock of an image. Blocks the thread.
+fn log_owner(target: &Target) {
     match lock::owner_now(target) {
         Ok(Some(owner)) => {
             tracing::error!("{}: fenced: {} has the lock now", target.uri, owner.address);
@@ -362,7 +384,6 @@ fn log_owner(target: &Target) -> i32 {
         Ok(None) => tracing::error!("{}: fenced: no client has the lock now", target.uri),
         Err(error) => tracing::debug!("{error}"),
     }
-    0
 }
 
 impl RemoteDisk for RbdDisk {
@@ -373,12 +394,17 @@ impl RemoteDisk for RbdDisk {
     /// librbd tells nothing of its connections, which it makes again by itself. The URI has no
     /// secret: the keyring has it.
     fn figures(&self) -> RemoteFigures {
-        let Shared { target, counts, .. } = &*self.0;
+        let Shared { target, counts, flight, .. } = &*self.0;
+        let is_silent = flight.is_silent(target.timeout);
         RemoteFigures {
             uri: target.uri.clone(),
             shown: target.uri.clone(),
             kind: RemoteKind::Rbd,
-            state: counts.state(),
+            state: match counts.state() {
+                RemoteState::Connected if is_silent => RemoteState::Reconnecting,
+                state => state,
+            },
+            is_silent,
             size: self.sectors(),
             connections: None,
             reconnects: None,

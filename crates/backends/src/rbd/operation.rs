@@ -121,6 +121,7 @@ pub(super) fn start(
     pieces.extend(segs.iovecs().map(|(base, len)| Piece { base: base.cast(), len }));
     let keep = Keep(ManuallyDrop::new(segs));
     let (shared, started, at, result) = (shared.clone(), clock::now(), env.now(), 0);
+    shared.flight.begin(started);
     let operation =
         Operation { shared, reactor, owner, op, range, started, at, keep, pieces, result };
     let (library, image) = (operation.shared.image().library(), operation.shared.image().handle());
@@ -200,6 +201,7 @@ fn end_all(shared: &Arc<Shared>, env: &Env) {
     let queues = shared.queues(env);
     let lists = queues.of(env.reactor());
     let answered = std::mem::take(&mut *lists.answered.lock());
+    shared.flight.end(answered.len());
     for mut operation in answered {
         operation.keep.release();
         let result = result_of(&operation);

@@ -4,6 +4,7 @@ use cairn_block::{ConfigError, ConfigKind};
 
 use super::image::{Cluster, text_of};
 use super::uri::Target;
+use super::within::within;
 
 /// Removes the blocklist entry of `address` from the cluster of an image. Blocks the thread.
 ///
@@ -16,7 +17,12 @@ pub fn unfence(device: &str, address: &str) -> Result<(), ConfigError> {
         let found = format!("'{address}'");
         return Err(ConfigError::argument(device, "address", found, "IP:PORT/NONCE"));
     }
-    let cluster = Cluster::connect(&target)?;
+    let (unfenced, address) = (target.clone(), address.to_owned());
+    within(&target, move |_| remove_entry(&unfenced, &address))
+}
+
+fn remove_entry(target: &Target, address: &str) -> Result<(), ConfigError> {
+    let cluster = Cluster::connect(target)?;
     // Older clusters have the older word only.
     let commands = [("osd blocklist", "blocklistop"), ("osd blacklist", "blacklistop")];
     let mut last = None;

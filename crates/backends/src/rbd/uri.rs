@@ -23,6 +23,11 @@ const EXPIRY_MIN: Duration = Duration::from_secs(60);
 /// an image must have it.
 const EXPIRY_MIN_VARIABLE: &str = "CAIRN_RBD_EXPIRY_MIN";
 
+/// How long an open may take, and the cluster be silent at a stop, unless the URI says otherwise.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// The longest of these times.
+const TIMEOUT_MAX_SECONDS: u64 = 3600;
+
 /// An image, and how to reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
@@ -42,6 +47,8 @@ pub(crate) struct Target {
     /// After so long without a sign that this client has the lock, it looks before it sends. At
     /// most half of the expiry of any server, since a request may be on its way for a while.
     pub patience: Duration,
+    /// How long an open may take, and the cluster be silent at a stop.
+    pub timeout: Duration,
 }
 
 /// True if an argument names an image.
@@ -85,6 +92,7 @@ impl Target {
             user: "admin".to_owned(),
             expiry: EXPIRY,
             patience: WATCH_TIMEOUT.min(expiry_min() / 2),
+            timeout: TIMEOUT,
         };
         let mut seen = Vec::new();
         for parameter in parameters.split('&').filter(|parameter| !parameter.is_empty()) {
@@ -105,7 +113,12 @@ impl Target {
                         wrong("expiry", value, &format!("{min} seconds to 50 years"))
                     })?
                 }
-                _ => return Err(wrong("parameter", name, "conf, user or expiry")),
+                "timeout" => {
+                    target.timeout = timeout(value).ok_or_else(|| {
+                        wrong("timeout", value, &format!("1 to {TIMEOUT_MAX_SECONDS} seconds"))
+                    })?
+                }
+                _ => return Err(wrong("parameter", name, "conf, user, expiry or timeout")),
             }
         }
         Ok(target)
@@ -154,6 +167,11 @@ fn expiry(value: &str, min: Duration) -> Option<Duration> {
     (min..=EXPIRY).contains(&expiry).then_some(expiry)
 }
 
+fn timeout(value: &str) -> Option<Duration> {
+    let seconds = value.parse().ok()?;
+    (1..=TIMEOUT_MAX_SECONDS).contains(&seconds).then_some(Duration::from_secs(seconds))
+}
+
 fn expiry_min() -> Duration {
     let asked = std::env::var(EXPIRY_MIN_VARIABLE).ok().and_then(|text| text.parse().ok());
     asked.map_or(EXPIRY_MIN, |seconds: u64| Duration::from_secs(seconds.max(1)))
@@ -169,12 +187,13 @@ mod tests {
         assert_eq!((plain.pool.as_str(), plain.image.as_str()), ("vms", "a"));
         assert_eq!((plain.namespace.as_str(), plain.snapshot.as_deref()), ("", None));
         assert_eq!((plain.user.as_str(), plain.expiry), ("admin", EXPIRY));
-        let full = "rbd:vms/n/a@s?conf=/etc/c.conf&user=cairn&expiry=60";
+        let full = "rbd:vms/n/a@s?conf=/etc/c.conf&user=cairn&expiry=60&timeout=5";
         let full = Target::parse(full).expect("a URI");
         assert_eq!((full.namespace.as_str(), full.snapshot.as_deref()), ("n", Some("s")));
         assert_eq!((full.conf.as_deref(), full.user.as_str()), (Some("/etc/c.conf"), "cairn"));
         assert_eq!((full.expiry.as_secs(), full.patience), (60, WATCH_TIMEOUT));
         assert_eq!(plain.patience, WATCH_TIMEOUT);
+        assert_eq!((plain.timeout.as_secs(), full.timeout.as_secs()), (30, 5));
     }
 
     #[test]
@@ -193,6 +212,8 @@ mod tests {
             ("rbd:vms/a?expiry=59", "'59'"),
             ("rbd:vms/a?expiry=99999999999", "'99999999999'"),
             ("rbd:vms/a?user=a&user=b", "'user'"),
+            ("rbd:vms/a?timeout=0", "'0'"),
+            ("rbd:vms/a?timeout=3601", "'3601'"),
         ] {
             let error = Target::parse(uri).expect_err(uri).to_string();
             assert!(error.starts_with(uri) && error.contains(found), "{error}");

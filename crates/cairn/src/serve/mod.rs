@@ -715,12 +715,10 @@ impl Server {
     ///
     /// # Errors
     /// A volume's last commit failed: acknowledged writes may be lost. Or the end of a snapshot is
-    /// recorded nowhere.
+    /// recorded nowhere. If a cluster does not answer, the process ends here.
     fn shut_down(self, happened: Option<&Receiver<Event>>) -> Outcome<()> {
         notify::stopping();
-        if let Some(verbs) = &self.verbs {
-            verbs.close();
-        }
+        let are_verbs_ended = self.verbs.as_ref().is_none_or(|verbs| verbs.close());
         drop((self.control, self.http));
         self.exports.stop(&self.world);
         if let Some(happened) = happened.filter(|_| self.drains) {
@@ -734,11 +732,23 @@ impl Server {
         for (volume, words) in ended.said.iter().filter(|_| happened.is_some()) {
             say(format_args!("{volume}: {words}"));
         }
+        if !are_verbs_ended || !ended.given_up.is_empty() {
+            leave_without(&self.world, &ended, &lost);
+        }
         let mut lost = lost.into_iter();
         let first = lost.next();
         lost.for_each(say);
         first.map_or(Ok(()), Err)
     }
+}
+
+/// Ends the process although a remote disk does not answer. What is left of it may never end.
+fn leave_without(world: &World, ended: &Ended, lost: &[ConfigError]) -> ! {
+    lost.iter().for_each(say);
+    world.close_others(ended);
+    cairn_backends::rbd::finish_closing_others();
+    let what = "a device does not answer: leaving; its lock was not given back";
+    signals::leave(what, exit::FAILURE);
 }
 
 /// Every volume was suspended: keeps what the next start has to know. Answers how the volumes

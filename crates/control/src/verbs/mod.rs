@@ -237,8 +237,9 @@ impl Verbs {
     }
 
     /// Refuses all further changes, and waits for the verbs under way: what these wait for is given
-    /// up, as only another verb may bring it.
-    pub fn close(&self) {
+    /// up, as only another verb may bring it. False if one is left, which waits for a remote disk
+    /// that does not answer.
+    pub fn close(&self) -> bool {
         const STEP: Duration = Duration::from_millis(100);
         /// Most verbs end by themselves, and no request fails for them.
         const PATIENCE_STEPS: u32 = 20;
@@ -248,10 +249,14 @@ impl Verbs {
             steps += 1;
             if steps > PATIENCE_STEPS {
                 self.world.give_up_waiting();
+                if steps > 2 * PATIENCE_STEPS && self.world.is_any_silent() {
+                    return false;
+                }
             }
             std::thread::sleep(STEP);
         }
         log_undo_failure("state", self.changes.record_owed());
+        true
     }
 
     pub(crate) fn is_closed(&self) -> bool {

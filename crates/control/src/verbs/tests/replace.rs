@@ -407,7 +407,7 @@ fn a_record_that_cannot_be_written_during_a_swap_is_written_with_the_next_change
             assert_eq!(records()[0].former.as_deref(), Some(BARE));
             fs::remove_dir(&obstacle).unwrap();
             match at_end {
-                true => server.verbs.close(),
+                true => assert!(server.verbs.close()),
                 false => server.verbs.create("e", "0 8 zero").unwrap(),
             }
             assert!(records().iter().all(|record| record.former.is_none()), "{:?}", records());

@@ -13,7 +13,8 @@ ceph_unpacked() {
   ceph_libs=$lib
 }
 
-# ceph_start: an empty cluster with the pool `vms`; CEPH_CONF names its configuration to librados.
+# ceph_start [OPTION]: an empty cluster with the pool `vms`; CEPH_CONF names its configuration to
+# librados. The option is a line of the OSD's configuration.
 ceph_start() {
   ceph_unpacked
   local folder=$work/ceph port fsid libs=${ceph_libs:-/usr/lib/$(uname -m)-linux-gnu}
@@ -53,6 +54,7 @@ osd objectstore = memstore
 memstore device bytes = 1073741824
 osd numa auto affinity = false
 ms bind ipv6 = false
+${1:-}
 END
   export CEPH_CONF=$folder/ceph.conf CEPH_ARGS="--conf $folder/ceph.conf"
   monmaptool --create --fsid "$fsid" --addv a "[v2:127.0.0.1:$port]" "$folder/monmap" >/dev/null

@@ -464,6 +464,25 @@ impl LeftBehind {
     }
 }
 
+/// Looks of keepers, each of which keeps its image open.
+static LOOKS: AtomicUsize = AtomicUsize::new(0);
+
+/// A look of a keeper.
+pub(super) struct Look;
+
+impl Look {
+    pub fn begin() -> Look {
+        LOOKS.fetch_add(1, Ordering::AcqRel);
+        Look
+    }
+}
+
+impl Drop for Look {
+    fn drop(&mut self) {
+        LOOKS.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 /// How long an open or the end of the process waits for images that are being closed: a cluster
 /// that does not answer must not keep it for ever.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
@@ -499,9 +518,10 @@ fn wait_until_none(counts: &[&AtomicUsize], patience: Duration) -> bool {
     true
 }
 
-/// Waits until no image is being closed, and no open that was left behind may have its lock.
+/// Waits until no image is being closed, or kept open by what no user waits for: an open that was
+/// left behind, or a look of a keeper.
 pub(super) fn wait_for_locks() {
-    wait_until_none(&[&CLOSING, &LEFT_BEHIND], CLOSE_PATIENCE);
+    wait_until_none(&[&LEFT_BEHIND, &LOOKS, &CLOSING], CLOSE_PATIENCE);
 }
 
 /// Waits until every image has been closed, and its lock given back. The process calls it before it

@@ -39,6 +39,14 @@ impl From<Locker> for Owner {
     }
 }
 
+impl Owner {
+    /// True if both are one client, which may have taken the lock twice.
+    pub fn is_client_of(&self, other: &Owner) -> bool {
+        let client = |it: &Owner| (it.client.clone(), it.address.clone(), it.is_manual);
+        client(self) == client(other)
+    }
+}
+
 /// What the user allows: the lock of this image is taken from this owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TakeOver {

@@ -3,6 +3,7 @@
 //! - `uri`: what the argument of a table line means. `library`: librbd, loaded at run time.
 //! - `image`: a connection and an open image. `lock`: its exclusive lock, and the fence.
 //! - `clock`: the clock of the guard. `marker`: the dirty marker, in the image's metadata.
+//! - `keeper`: asks for the lock of an image that is idle.
 //! - `operation`: the way of a request through librbd, and its memory.
 //! - `flight`: whether the cluster is silent. `within`: calls that may not end.
 //!
@@ -22,7 +23,10 @@
 //!     disk asks the cluster whether it has the lock before it sends anything. It asks over a
 //!     connection of its own, and for the very lock that was taken at the open: librbd takes a lock
 //!     that it has lost again by itself once it may, and then another client has had the image. Its
-//!     cookie is another one then.
+//!     cookie is another one then. It also is if librbd has lost its watch, and watches again. The
+//!     two differ as long as an entry in the blocklist would still stand, which lasts twice the
+//!     patience at least: within one and a half of it, a lock of this client has been its own
+//!     throughout, with whatever cookie, since the cluster does not refuse this client.
 //! F3. The volume over a fenced disk has no crash log: an image has no lasting name
 //!     ([`cairn_block::Identity::lasting_name`]). So nothing of this process is replayed over what
 //!     the new owner wrote.
@@ -35,6 +39,7 @@
 mod clock;
 mod flight;
 mod image;
+mod keeper;
 mod library;
 mod lock;
 mod marker;
@@ -45,7 +50,9 @@ mod within;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
+use cairn_block::sync::Mutex;
 use cairn_block::{
     ConfigError, ConfigKind, Disk, Env, FailureCount, Flags, Flow, FlushGate, IoError, IoResult,
     Limits, MarkerPlace, Nature, Op, Request, SECTOR_BYTES, Sector, SectorCount, SectorRange, Segs,
@@ -55,6 +62,7 @@ use event_listener::Event;
 
 use self::flight::Flight;
 use self::image::{Image, text_of};
+use self::keeper::Keeper;
 use self::operation::{Owner, PIECES_MAX, Queues, error_of, start};
 use self::within::{Care, beside, within};
 
@@ -73,7 +81,7 @@ const PIECE_BYTES: u64 = 64 << 20;
 const OBJECT_BYTES: u32 = 4 << 20;
 
 /// An image of a cluster.
-pub struct RbdDisk(Arc<Shared>);
+pub struct RbdDisk(Arc<Shared>, #[expect(dead_code, reason = "it is for its drop")] Option<Keeper>);
 
 /// What the reactors and librbd share of an image.
 struct Shared {
@@ -82,7 +90,7 @@ struct Shared {
     image: Option<Image>,
     read_only: bool,
     /// This client, as the owner of the lock that it has taken; none if it is for reading only.
-    owner: Option<lock::Owner>,
+    owner: Mutex<Option<lock::Owner>>,
     sectors: AtomicU64,
     gate: FlushGate,
     queues: OnceLock<Queues>,
@@ -146,11 +154,11 @@ impl RbdDisk {
         };
         let sectors = sectors_of(&target, &image)?;
         marker::warn_of_snapshot(&target, &image);
-        Ok(RbdDisk(Arc::new(Shared {
+        let shared = Arc::new(Shared {
             target,
             image: Some(image),
             read_only,
-            owner,
+            owner: Mutex::new(owner),
             sectors: AtomicU64::new(sectors),
             gate: FlushGate::new(failures),
             queues: OnceLock::new(),
@@ -160,7 +168,9 @@ impl RbdDisk {
             good: AtomicU64::new(started.0),
             is_checking: AtomicBool::new(false),
             checked: Event::new(),
-        })))
+        });
+        let keeper = (!read_only).then(|| Keeper::start(&shared)).flatten();
+        Ok(RbdDisk(shared, keeper))
     }
 }
 
@@ -198,17 +208,50 @@ impl Shared {
         self.read_only || clock::now().since(good) <= self.target.patience
     }
 
-    /// Asks the cluster whether this client has the lock that it took at the open (F2). Blocks the
-    /// thread.
+    /// Asks the cluster whether this client still has the lock that it took at the open (F2).
+    /// Blocks the thread.
     fn has_its_lock(&self) -> Result<bool, i32> {
-        if !self.image().is_owner()? {
-            return Ok(false);
+        /// librbd may be about to watch the image again, and to give its lock another cookie.
+        const TRIES: u32 = 50;
+        const PAUSE: Duration = Duration::from_millis(100);
+        for _ in 0..TRIES {
+            let good = Time(self.good.load(Ordering::Acquire));
+            let is_owner = self.image().is_owner()?;
+            let now = lock::owner_now(&self.target).map_err(|error| {
+                tracing::warn!("{error}");
+                -libc::EIO
+            })?;
+            let mut own = self.owner.lock();
+            match (now, own.as_ref()) {
+                (Some(now), Some(own)) if is_owner && now == *own => return Ok(true),
+                (Some(now), Some(before)) if now.is_client_of(before) => {
+                    if !self.is_certain_since(good) {
+                        return Ok(false);
+                    }
+                    if is_owner {
+                        *own = Some(now);
+                        return Ok(true);
+                    }
+                }
+                _ => return Ok(false),
+            }
+            drop(own);
+            std::thread::sleep(PAUSE);
         }
-        let now = lock::owner_now(&self.target).map_err(|error| {
-            tracing::warn!("{error}");
-            -libc::EIO
-        })?;
-        Ok(now == self.owner)
+        Ok(false)
+    }
+
+    /// The same by one call, which is certain only within the time of an entry in the blocklist: if
+    /// another client had taken the lock since then, the cluster would refuse this one.
+    fn still_has_lock(&self, good: Time) -> Result<bool, i32> {
+        let is_owner = self.image().is_owner()?;
+        Ok(is_owner && self.is_certain_since(good))
+    }
+
+    /// True if an entry in the blocklist that was made after this time stands. It lasts twice the
+    /// patience.
+    fn is_certain_since(&self, good: Time) -> bool {
+        clock::now().since(good) < self.target.patience * 3 / 2
     }
 
     fn is_fenced(&self) -> bool {

@@ -1,0 +1,74 @@
+#!/bin/bash
+# A server that was stopped for longer than the cluster keeps its watch of an image, and that nothing
+# has taken over: it asks for its lock before it sends anything, finds it, and serves on. If another
+# client has had the image meanwhile, it is fenced, also if nothing refuses it any more.
+. "$(dirname "$0")/../lib.sh"
+. "$tests/ceph.sh"
+need qemu-io fio jq
+# Entries of other hosts last 30 s, so the guard asks after 15 s.
+export CAIRN_RBD_EXPIRY_MIN=30
+release() { ceph_end; }
+ceph_start "osd client watch timeout = 5"
+
+rbd create vms/a --size 64M
+table="0 131072 linear rbd:vms/a 0"
+unwatched() { [ "$(rbd status vms/a --format json | jq '.watchers | length')" = 0 ]; }
+watched() { ! unwatched; }
+io() { # COMMAND...
+  local words=()
+  for word in "$@"; do words+=(-c "$word"); done
+  timeout 60 qemu-io -f raw "${words[@]}" "$uri" >said 2>&1 && ! grep -q -e failed -e rror said ||
+    { cat said serve.log; fail "qemu-io $*"; }
+}
+stopped() { # SECONDS: the server, which loses its watch
+  kill -STOP "$server"
+  sleep "$1"
+  await "the cluster drops the watch" unwatched
+}
+refused() { # the lock is held by a client that is alive
+  expect 4 timeout 60 "$CAIRN" serve --strict --table "$table" --run true
+  grep -q 'has it and is alive' said || { cat said; fail "another server is refused"; }
+}
+
+# Idle, and under load: no request fails.
+serve --table "$table"
+io "write -P 0x11 0 64k" flush
+stopped 16
+kill -CONT "$server"
+io "read -P 0x11 0 64k" "write -P 0x12 0 64k" flush "read -P 0x12 0 64k"
+await "the server watches the image again" watched
+refused
+fio --name=v --ioengine=nbd --uri="$uri" --rw=randwrite --bs=4k --size=16M --offset=16M --iodepth=8 \
+  --fsync=32 --time_based --runtime=22 --verify=crc32c --verify_fatal=1 --randseed="$CAIRN_SEED" \
+  >fio.log 2>&1 &
+load=$!
+sleep 2
+stopped 16
+kill -CONT "$server"
+wait "$load" || { tail -n 20 fio.log serve.log; fail "fio over a stop"; }
+io "read -P 0x12 0 64k" "write -P 0x13 0 64k" flush
+! grep -q fenced serve.log || { cat serve.log; fail "a server that has its lock is fenced"; }
+refused
+# Its lock has another cookie by now; that is known when it is idle for long.
+sleep 25
+io "read -P 0x13 0 64k" "write -P 0x14 0 64k" flush
+! grep -q fenced serve.log || { cat serve.log; fail "an idle server that has its lock is fenced"; }
+
+# Another client has had the image, has given it back, and nothing refuses this one any more.
+owner=$(rbd lock ls vms/a --format json | jq -r '.[0].locker')
+cookie=$(rbd lock ls vms/a --format json | jq -r '.[0].id')
+stopped 25
+rbd lock rm vms/a "$cookie" "$owner"
+rbd bench --io-type write --io-size 64K --io-total 64K vms/a >said 2>&1 || { cat said; fail "rbd bench"; }
+for entry in $(ceph osd blocklist ls 2>/dev/null | awk '{ print $1 }'); do
+  ceph osd blocklist rm "$entry" 2>/dev/null
+done
+rbd export --no-progress vms/a theirs
+kill -CONT "$server"
+timeout 60 qemu-io -f raw -c "write -P 0x15 0 64k" "$uri" >said 2>&1 || true
+grep -q 'write failed' said || { cat said serve.log; fail "a server writes over what another wrote"; }
+grep -q 'rbd:vms/a: fenced' serve.log || { cat serve.log; fail "the log names no fence"; }
+serve_kill
+rbd export --no-progress vms/a now
+cmp theirs now || fail "a server wrote over what another wrote"
+echo "a server that wakes serves on if the lock is still its own, and is fenced otherwise"

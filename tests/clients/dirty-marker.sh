@@ -120,9 +120,40 @@ serve_end
 same "$(in_b)" bcache "kind of the marker of a dirty set"
 status=4 refused "dirty marker: found .* of bcache set.img (set " --table "0 131056 bcache rbd:vms/b - 0"
 
-# A snapshot that was taken meanwhile is named.
-rbd snap create --no-progress vms/b@s
-serve --read-only --table "0 131072 linear rbd:vms/b@s 0"
+# A snapshot that was taken meanwhile is named, also when the marker is gone; those of before and
+# after are not.
+told() { # SNAPSHOT: how often the log says that it is not consistent
+  serve --read-only --table "0 131072 linear rbd:vms/c@$1 0"
+  serve_end
+  grep -c "rbd:vms/c@$1: not consistent" serve.log || true
+}
+named() { rbd image-meta get vms/c cairn.not_consistent 2>/dev/null || true; }
+rbd create vms/c --size 64M
+truncate -s 16M snap.img
+of_c="0 131072 writecache s rbd:vms/c snap.img 4096 0"
+rbd snap create --no-progress vms/c@before
+serve --state c.state --table "$of_c"
+io "write -P 0x55 0 1M" flush
+rbd snap create --no-progress vms/c@s1
 serve_end
-grep -q "rbd:vms/b@s: not consistent" serve.log || { cat serve.log; fail "the snapshot"; }
+# Another life of the same marker.
+serve --state c.state --table "$of_c"
+rbd snap create --no-progress vms/c@s2
+serve_end
+same "$(told before),$(told s1),$(told s2)" 0,1,1 "warnings while the marker stands"
+[ -z "$(named)" ] || fail "a list before the marker is gone: $(named)"
+expect 0 "$CAIRN" flush --table "$of_c"
+rbd snap create --no-progress vms/c@after
+same "$(told before),$(told s1),$(told s2),$(told after)" 0,1,1,0 "warnings after a drain"
+grep -q . <<<"$(named)" || fail "no list"
+# A marker that is removed by hand leaves the list, too. Snapshots that are gone are dropped.
+serve --state c.state --table "$of_c"
+io "write -P 0x66 0 1M" flush
+rbd snap create --no-progress vms/c@s3
+serve_end
+rbd snap rm --no-progress vms/c@s1
+rbd snap rm --no-progress vms/c@s2
+expect 0 "$CAIRN" unmark rbd:vms/c "$(rbd image-meta get vms/c cairn.dirty_marker | cut -d ' ' -f 2)"
+same "$(told before),$(told after),$(told s3)" 0,0,1 "warnings after an unmark"
+same "$(named | wc -w)" 1 "ranges of a list whose first snapshots are gone"
 echo "the dirty marker of an image is there while its cache has data that the image lacks"

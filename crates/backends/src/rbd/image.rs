@@ -13,7 +13,7 @@ use std::time::Duration;
 use cairn_block::sync::Mutex;
 use cairn_block::{ConfigError, ConfigKind};
 
-use super::library::{Library, Pointer, Watcher};
+use super::library::{Library, Pointer, SnapshotInfo, Watcher};
 use super::uri::Target;
 
 /// The feature bit of the exclusive lock.
@@ -188,6 +188,13 @@ pub(super) struct Locker {
     /// Of all owners of the lock.
     pub tag: String,
     pub exclusive: bool,
+}
+
+/// A snapshot of an image.
+pub(super) struct Snapshot {
+    /// Above those of all earlier ones.
+    pub id: u64,
+    pub name: String,
 }
 
 /// An open image.
@@ -366,6 +373,36 @@ impl Image {
         match value(result) {
             Err(error) if text.is_none() && -error == libc::ENOENT => Ok(()),
             result => result.map(drop),
+        }
+    }
+
+    /// All of its snapshots.
+    pub fn snapshots(&self) -> Result<Vec<Snapshot>, i32> {
+        let mut room: c_int = 64;
+        loop {
+            let none = SnapshotInfo { id: 0, size: 0, name: std::ptr::null() };
+            let mut list = vec![none; room as usize];
+            let mut count = room;
+            // SAFETY: the image is live, and the list has the length that is said.
+            let result = unsafe {
+                (self.library().snapshots)(self.handle, list.as_mut_ptr(), &raw mut count)
+            };
+            if -result == libc::ERANGE && room < 1 << 20 {
+                room *= 4;
+                continue;
+            }
+            let found = value(result)?.clamp(0, room) as usize;
+            let named = |it: &SnapshotInfo| {
+                // SAFETY: the library stored a string for each snapshot that it counted.
+                let name = unsafe { CStr::from_ptr(it.name) }.to_string_lossy().into_owned();
+                Snapshot { id: it.id, name }
+            };
+            let snapshots = list[..found].iter().map(named).collect();
+            if found > 0 {
+                // SAFETY: the library made the strings, and ended the list with a null.
+                unsafe { (self.library().free_snapshots)(list.as_mut_ptr()) };
+            }
+            return Ok(snapshots);
         }
     }
 

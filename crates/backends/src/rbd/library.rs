@@ -36,6 +36,15 @@ pub(super) struct Watcher {
     pub cookie: u64,
 }
 
+/// `rbd_snap_info_t`.
+#[repr(C)]
+#[derive(Clone)]
+pub(super) struct SnapshotInfo {
+    pub id: u64,
+    pub size: u64,
+    pub name: *const c_char,
+}
+
 macro_rules! library {
     ($($field:ident: $($name:literal)|+ ($($argument:ty),*) $(-> $result:ty)?;)+) => {
         /// See the module's description.
@@ -95,6 +104,8 @@ library! {
         (Pointer, *const c_char, *mut c_char, *mut usize) -> c_int;
     set_metadata: "rbd_metadata_set" (Pointer, *const c_char, *const c_char) -> c_int;
     remove_metadata: "rbd_metadata_remove" (Pointer, *const c_char) -> c_int;
+    snapshots: "rbd_snap_list" (Pointer, *mut SnapshotInfo, *mut c_int) -> c_int;
+    free_snapshots: "rbd_snap_list_end" (*mut SnapshotInfo);
     free_watchers: "rbd_watchers_list_cleanup" (*mut Watcher, usize);
 }
 

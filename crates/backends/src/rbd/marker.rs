@@ -18,7 +18,7 @@ use cairn_block::{
 use super::image::{Image, text_of};
 use super::uri::{Target, is_uri};
 use super::within::{Care, beside, within};
-use super::{RbdDisk, Shared, clock};
+use super::{RbdDisk, Shared, clock, snapshots};
 
 /// The key. Those that begin with `conf_` are settings of librbd.
 const KEY: &CStr = c"cairn.dirty_marker";
@@ -77,30 +77,38 @@ impl MarkerStore for RbdDisk {
         env: &'a Env,
         text: Option<String>,
     ) -> LocalFuture<'a, Result<(), ConfigError>> {
-        Box::pin(self.0.call(env, move |image| image.set_metadata(KEY, text.as_deref())))
+        Box::pin(self.0.call(env, move |image| set(image, text.as_deref())))
     }
+}
+
+/// Replaces the marker of an image, or removes it, with what its snapshots need (S1 and S2 of
+/// [`snapshots`]).
+fn set(image: &Image, text: Option<&str>) -> Result<(), i32> {
+    match (image.metadata(KEY)?, text) {
+        (None, Some(_)) => snapshots::begin_life(image)?,
+        (Some(_), None) => snapshots::end_life(image)?,
+        _ => {}
+    }
+    image.set_metadata(KEY, text)
 }
 
 /// Says so if a cache may have had data that a snapshot lacks. Blocks the thread.
 pub(super) fn warn_of_snapshot(target: &Target, image: &Image) {
-    if target.snapshot.is_none() {
-        return;
-    }
+    let Some(name) = &target.snapshot else { return };
     let uri = &target.uri;
-    match image.metadata(KEY) {
-        Ok(None) => {}
-        Ok(Some(text)) => {
-            let whose = DirtyMarker::decode(&text).map_or(text, |marker| {
-                let DirtyMarker { kind, cache, host, since, .. } = marker;
-                format!("{kind} {cache} on host {host} since {} s after 1970", since.as_secs())
-            });
-            tracing::warn!(
-                "{uri}: not consistent if it was taken since then: the image lacks data that a \
-                 cache has: {whose}"
-            );
-        }
-        Err(errno) => tracing::warn!("{}", failed(target, errno)),
-    }
+    let found = image.metadata(KEY).and_then(|text| Ok((text, snapshots::judge(image, name)?)));
+    let whose = match found {
+        Ok((Some(text), (true, _))) => DirtyMarker::decode(&text).map_or(text, |marker| {
+            let DirtyMarker { kind, cache, host, since, .. } = marker;
+            format!("{kind} {cache} on host {host} since {} s after 1970", since.as_secs())
+        }),
+        Ok((_, (_, true))) => "one that has been drained or given up since then".to_owned(),
+        Ok(_) => return,
+        Err(errno) => return tracing::warn!("{}", failed(target, errno)),
+    };
+    tracing::warn!(
+        "{uri}: not consistent: when it was taken, the image lacked data that a cache had: {whose}"
+    );
 }
 
 /// What the notes of dirty markers call the device of an argument.
@@ -134,6 +142,6 @@ fn remove_marker(
     let text = image.metadata(KEY).map_err(|errno| failed(target, errno))?;
     let marker = DirtyMarker::named(&target.uri, text.as_deref(), generation)?;
     care.check(target)?;
-    image.set_metadata(KEY, None).map_err(|errno| failed(target, errno))?;
+    set(image, None).map_err(|errno| failed(target, errno))?;
     Ok(marker)
 }

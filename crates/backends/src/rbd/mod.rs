@@ -3,6 +3,7 @@
 //! - `uri`: what the argument of a table line means. `library`: librbd, loaded at run time.
 //! - `image`: a connection and an open image. `lock`: its exclusive lock, and the fence.
 //! - `clock`: the clock of the guard. `marker`: the dirty marker, in the image's metadata.
+//! - `snapshots`: which ones were taken while a marker stood.
 //! - `keeper`: asks for the lock of an image that is idle.
 //! - `operation`: the way of a request through librbd, and its memory.
 //! - `flight`: whether the cluster is silent. `within`: calls that may not end.
@@ -44,6 +45,7 @@ mod library;
 mod lock;
 mod marker;
 mod operation;
+mod snapshots;
 mod unfence;
 mod uri;
 mod within;

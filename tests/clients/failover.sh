@@ -52,7 +52,8 @@ of() { echo "nbd+unix:///$2?socket=$work/$1/nbd.sock"; } # HOST EXPORT
 # fio_of HOST ROUND OPTION...: what a round writes, or its check
 fio_of() {
   fio --name=f --ioengine=nbd --uri="$(of "$1" fio)" --rw=randwrite --bs=4k --size=8M --iodepth=16 \
-    --verify=crc32c --verify_fatal=1 --randseed="$((CAIRN_SEED + $2 * 7919))" "${@:3}" >fio.log 2>&1
+    --verify=pattern --verify_pattern="\"$CAIRN_SEED $2 \"%o" --verify_fatal=1 "${@:3}" \
+    >fio.log 2>&1
 }
 # attach HOST: the database is $work/HOST/db/db
 attach() {

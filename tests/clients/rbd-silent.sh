@@ -1,16 +1,18 @@
 #!/bin/bash
-# A Ceph cluster that does not answer: an open fails after the time of the URI, a stop leaves without
-# the volumes over it, and every other volume serves and stops as ever.
+# A Ceph cluster that does not answer: an open fails after the time of the URI, a stop leaves
+# without the volumes over it, and every other volume serves and stops as ever.
 . "$(dirname "$0")/../lib.sh"
 . "$tests/ceph.sh"
 need qemu-io nbdinfo jq
 release() {
+  if [ "${status:-0}" != 0 ] && [ -s again.log ]; then tail -n 3 again.log; fi
   awake
   ceph_end
 }
 awake() { for pid in "${ceph_pids[@]}"; do kill -CONT "$pid" 2>/dev/null || true; done; }
 silent() { for pid; do kill -STOP "$pid"; done; } # PROCESS...
-ceph_start
+# A dead server is known after 10 s.
+ceph_start "osd client watch timeout = 10"
 mon=${ceph_pids[0]} osd=${ceph_pids[1]}
 
 for image in a b meta data; do rbd create "vms/$image" --size 64M; done
@@ -108,7 +110,7 @@ grep -q 'cairn: c: stop: rbd:vms/data.* does not answer' serve.log || { cat serv
 awake
 cached() {
   timeout 60 "$CAIRN" serve --strict --state vm.state --run 'qemu-io -f raw -c "read -P 0x51 0 64k" $uri' \
-    --table "c=0 131072 writecache s rbd:vms/data?timeout=6 cache.img 4096 0" >again.log 2>&1
+    --table "c=0 131072 writecache s rbd:vms/data cache.img 4096 0" >again.log 2>&1
 }
 await "a cache after a stop without its cluster" cached
 ! grep -q 'verification failed' again.log || { cat again.log; fail "the cache's data"; }

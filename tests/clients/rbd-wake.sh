@@ -1,7 +1,7 @@
 #!/bin/bash
-# A server that was stopped for longer than the cluster keeps its watch of an image, and that nothing
-# has taken over: it asks for its lock before it sends anything, finds it, and serves on. If another
-# client has had the image meanwhile, it is fenced, also if nothing refuses it any more.
+# A server that was stopped for longer than the cluster keeps its watch of an image, and that
+# nothing has taken over: it asks for its lock before it sends anything, finds it, and serves on. If
+# another client has had the image, it is fenced, also if nothing refuses it any more.
 . "$(dirname "$0")/../lib.sh"
 . "$tests/ceph.sh"
 need qemu-io fio jq
@@ -38,8 +38,8 @@ kill -CONT "$server"
 io "read -P 0x11 0 64k" "write -P 0x12 0 64k" flush "read -P 0x12 0 64k"
 await "the server watches the image again" watched
 refused
-fio --name=v --ioengine=nbd --uri="$uri" --rw=randwrite --bs=4k --size=16M --offset=16M --iodepth=8 \
-  --fsync=32 --time_based --runtime=22 --verify=crc32c --verify_fatal=1 --randseed="$CAIRN_SEED" \
+fio --name=v --ioengine=nbd --uri="$uri" --rw=randwrite --bs=4k --size=16M --offset=16M \
+  --iodepth=8 --fsync=32 --time_based --runtime=22 --verify=crc32c --verify_fatal=1 --randseed="$CAIRN_SEED" \
   >fio.log 2>&1 &
 load=$!
 sleep 2

@@ -1,10 +1,10 @@
 //! The end of the volumes when their server stops.
 //!
 //! A stop always ends. A device of this machine ends its requests by itself. A cluster that is
-//! silent does not ([`cairn_backends::RemoteFigures::is_silent`]), and no request on its way may be called off. So
-//! the stop gives up a volume over it, and its task stays where it waits. The other volumes are
-//! suspended and closed as at every stop; then the process has to leave without the rest. Nothing
-//! was answered with success that is not: for the cluster, the process was killed.
+//! silent does not ([`cairn_backends::RemoteFigures::is_silent`]), and no request on its way may be
+//! called off. So the stop gives up a volume over it, and its task stays where it waits. The other
+//! volumes are suspended and closed as at every stop; then the process has to leave without the
+//! rest. No request is answered for that: for the cluster, the process was killed.
 
 use std::pin::pin;
 use std::sync::Arc;

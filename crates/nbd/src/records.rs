@@ -3,7 +3,8 @@
 //!
 //! A slot has a number and a checksum. The text is that of the valid slot with the higher number.
 //! The next one is written to the other slot, so a write that a crash has torn leaves the former
-//! text. A text of no bytes says that there is none.
+//! text. A text of no bytes says that there is none. No text has control characters: it is shown in
+//! messages.
 
 /// Bytes of one slot.
 pub const SLOT_BYTES: usize = 4096;
@@ -68,13 +69,20 @@ fn decode_slot(slot: &[u8]) -> Option<Record> {
         return None;
     }
     let len = usize::try_from(field(12)?).ok()?;
+    // The last number has none after it.
     let number = u64::from_le_bytes(slot[16..HEAD_BYTES].try_into().ok()?);
+    let number = Some(number).filter(|number| *number < u64::MAX)?;
     let text = std::str::from_utf8(slot[HEAD_BYTES..].get(..len)?).ok()?;
+    if text.contains(char::is_control) {
+        return None;
+    }
     Some(Record { text: (len > 0).then(|| text.to_owned()), number })
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     struct Export([u8; RECORD_BYTES]);
@@ -118,11 +126,44 @@ mod tests {
         }
     }
 
+    proptest! {
+        /// Whatever a server says: another text is never found, and the next one is.
+        #[test]
+        fn damaged_slots_are_never_read_as_other_texts(
+            damage in prop::collection::vec((0..RECORD_BYTES, any::<u8>()), 1..40),
+        ) {
+            let mut export = Export([0; RECORD_BYTES]);
+            export.write(Some("one"));
+            export.write(Some("two"));
+            for (at, byte) in damage {
+                export.0[at] = byte;
+            }
+            if let Some(found) = export.read() {
+                prop_assert!(matches!(found.text.as_deref(), None | Some("one" | "two")));
+                export.write(Some("three"));
+                let found = export.read().unwrap();
+                prop_assert_eq!(found.text.as_deref(), Some("three"));
+            }
+        }
+    }
+
+    #[test]
+    fn a_text_that_would_spoil_a_message_is_none() {
+        let mut export = Export([0; RECORD_BYTES]);
+        export.write(Some("one"));
+        export.write(Some("one\u{1b}[2J"));
+        assert_eq!(export.read().unwrap().text.as_deref(), Some("one"));
+    }
+
     #[test]
     fn other_data_and_a_text_that_is_too_long_are_refused() {
         let mut bytes = [0; RECORD_BYTES];
         bytes[SLOT_BYTES + 510..SLOT_BYTES + 512].copy_from_slice(&[0x55, 0xaa]);
         assert_eq!(Record::decode(&bytes), None);
+        let endless = Record { number: u64::MAX - 1, text: None }.next(Some("x")).unwrap().1;
+        bytes = [0; RECORD_BYTES];
+        bytes[SLOT_BYTES..].copy_from_slice(&endless);
+        assert_eq!(Record::decode(&bytes), Some(Record::default()));
         assert_eq!(Record::default().next(Some(&"x".repeat(TEXT_BYTES_MAX + 1))), None);
     }
 }

@@ -116,6 +116,7 @@ struct Rules {
     next: u64,
     injected: u64,
     loses_connections: bool,
+    is_taken: bool,
 }
 
 /// The faults of one drive.
@@ -150,6 +151,16 @@ impl Faults {
         self.0.lock().loses_connections = true;
     }
 
+    /// Another host opens the drive, which is at a server, now: the connection of this one ends,
+    /// and the next one finds it out.
+    pub fn take_away(&self) {
+        self.0.lock().is_taken = true;
+    }
+
+    pub(crate) fn is_taken(&self) -> bool {
+        self.0.lock().is_taken
+    }
+
     pub(crate) fn loses_connections(&self) -> bool {
         self.0.lock().loses_connections
     }
@@ -158,7 +169,7 @@ impl Faults {
     pub fn clear(&self) {
         let mut rules = self.0.lock();
         rules.list.clear();
-        rules.loses_connections = false;
+        (rules.loses_connections, rules.is_taken) = (false, false);
     }
 
     /// Removes every rule and resets the count of planted errors.

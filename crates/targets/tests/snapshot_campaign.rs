@@ -446,6 +446,11 @@ fn deaths_of_the_server_of_an_origin_are_told_where_nothing_is_kept() {
     losing_campaign(SERVING).elsewhere(&["origin"], Links::Told).cuts(60).run();
 }
 
+#[test]
+fn a_host_that_is_fenced_writes_nothing_and_what_it_flushed_is_there() {
+    losing_campaign(SERVING).elsewhere(&["origin", "cow0"], Links::Taken).cuts(60).run();
+}
+
 #[cfg(feature = "canary")]
 mod canaries {
     use super::{Campaign, FAILING, MERGING, SERVING, Shape, Snapshots, campaign, losing_campaign};

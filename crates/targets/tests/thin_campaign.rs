@@ -466,6 +466,12 @@ fn deaths_of_servers_lose_nothing_of_a_pool() {
 }
 
 #[test]
+fn a_host_that_is_fenced_writes_nothing_to_a_pool_and_what_it_flushed_is_there() {
+    let drives = &["meta", "data"];
+    failing_campaign(SHAPES).elsewhere(drives, Links::Taken).cuts(60).run();
+}
+
+#[test]
 fn deaths_of_the_server_of_the_data_lose_nothing_of_a_pool() {
     campaign(SHAPES).elsewhere(&["data"], Links::ServersDie).cuts(60).run();
 }

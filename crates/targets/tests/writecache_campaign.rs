@@ -267,6 +267,12 @@ fn servers_that_come_back_too_late_lose_nothing_that_was_flushed() {
     elsewhere(&["origin"], Links::TooLate).run();
 }
 
+#[test]
+fn a_host_that_is_fenced_writes_nothing_and_what_it_flushed_is_there() {
+    let drives = &["origin", "cache"];
+    campaign(Failing::Everything).elsewhere(drives, Links::Taken).cuts(100).run();
+}
+
 #[cfg(feature = "canary")]
 mod canaries {
     use super::{Failing, Links, campaign, elsewhere};
@@ -282,6 +288,15 @@ mod canaries {
     fn taken_out(name: &'static str, failing: Failing) {
         skip(Some(name));
         campaign(failing).cuts(10_000).expect_caught(name);
+        skip(None);
+    }
+
+    #[test]
+    fn a_host_that_is_fenced_and_goes_on_is_caught() {
+        skip(Some("nbd: look at the session"));
+        let campaign = campaign(Failing::Everything);
+        let drives = &["origin", "cache"];
+        campaign.elsewhere(drives, Links::Taken).cuts(5000).expect_caught("no look");
         skip(None);
     }
 

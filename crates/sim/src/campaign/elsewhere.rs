@@ -14,6 +14,9 @@ use crate::workload::Workload;
 
 const RECONNECT: Duration = Duration::from_secs(1);
 
+/// The longest time until another host opens the drives.
+const TAKEN: Duration = Duration::from_millis(20);
+
 /// What becomes of the connections and servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Links {
@@ -25,6 +28,8 @@ pub enum Links {
     TooLate,
     /// As `ServersDie`; the client keeps nothing, and tells of losses.
     Told,
+    /// Connections are lost, and at some moment another host opens the drives: this one is fenced.
+    Taken,
 }
 
 /// See the module's description.
@@ -48,7 +53,7 @@ impl<S> Elsewhere<S> {
         Remote {
             care: if self.links == Links::Told { Care::Tell } else { Care::Keep(kept) },
             per_mille,
-            kills: self.links != Links::Cut,
+            kills: !matches!(self.links, Links::Cut | Links::Taken),
             outage: if self.links == Links::TooLate { 2 * RECONNECT } else { brief },
             reconnect: RECONNECT,
             begins_well: self.fails(),
@@ -57,7 +62,7 @@ impl<S> Elsewhere<S> {
 
     /// What the client has told its users was lost, or has failed.
     fn fails(&self) -> bool {
-        matches!(self.links, Links::TooLate | Links::Told)
+        matches!(self.links, Links::TooLate | Links::Told | Links::Taken)
     }
 }
 
@@ -120,8 +125,15 @@ impl<S: Scenario> Scenario for Elsewhere<S> {
         generation: &Generation,
         rng: &mut fastrand::Rng,
     ) -> bool {
-        for drive in self.drives {
-            generation.world.drive(drive).faults().lose_connections();
+        let drives: Vec<_> = self.drives.iter().map(|name| generation.world.drive(name)).collect();
+        drives.iter().for_each(|drive| drive.faults().lose_connections());
+        if self.links == Links::Taken {
+            let (env, after) = (&generation.server.env, TAKEN.mul_f64(rng.f64()));
+            let own = env.clone();
+            env.spawn(async move {
+                own.sleep(after).await;
+                drives.iter().for_each(|drive| drive.faults().take_away());
+            });
         }
         self.inner.trouble(case, generation, rng) | self.fails()
     }

@@ -10,6 +10,10 @@
 //!   drive is lost, kept or torn as by a power cut, while the client goes on.
 //! - The client connects again after a seeded time. If that is longer than [`Remote::reconnect`],
 //!   requests fail with planted errors until then.
+//! - Another host opens the drive at a moment that a test chooses ([`crate::Faults::take_away`]). The
+//!   connection ends with the next message, as if this host had been stopped until then. The client
+//!   finds the session of the other one before it sends anything, and every request fails. A write
+//!   that the server gets from it nevertheless ends the run.
 //! - When the process of the client is killed, what the session kept is gone. The server goes on.
 //!   A power cut is one of both.
 //! - A server has ended the requests of one connection before it takes the next. (One that carries
@@ -25,7 +29,7 @@ use std::time::Duration;
 
 use cairn_block::{
     Disk, Env, ErrorKind, Flags, Flow, FlushGate, Io, IoError, Limits, Op, Request, RequestId,
-    SectorCount, SectorRange,
+    SectorCount, SectorRange, mutants,
 };
 use cairn_nbd::session::{Ask, Care, Data, Session, Told, What};
 use parking_lot::Mutex;
@@ -83,6 +87,8 @@ struct State {
     is_up: bool,
     /// No connection came in time: requests fail.
     is_over: bool,
+    /// Another host has the drive.
+    is_taken: bool,
     /// Requests that the server has begun, of all connections.
     begun: u32,
 }
@@ -126,7 +132,8 @@ impl Line {
         let care = if medium.options.volatile_cache { remote.care } else { Care::Nothing };
         let mut session = Session::new(care);
         session.connected();
-        let state = State { session, number: 0, is_up: true, is_over: false, begun: 0 };
+        let state =
+            State { session, number: 0, is_up: true, is_over: false, is_taken: false, begun: 0 };
         Line(Arc::new(Inner { remote, medium, gate, state: Mutex::new(state) }))
     }
 }
@@ -160,6 +167,8 @@ impl Inner {
             if state.number != connection {
                 return;
             }
+            let is_write = matches!(op, Op::Write | Op::WriteZeroes | Op::Discard);
+            assert!(!(state.is_taken && is_write), "a host that was fenced writes {range}");
             state.begun += 1;
         }
         let segs = env.segs(if op.has_data() { range.count } else { SectorCount::ZERO });
@@ -192,6 +201,9 @@ impl Inner {
     }
 
     fn loses(&self, env: &Env) -> bool {
+        if self.medium.faults.is_taken() && !self.state.lock().is_taken {
+            return true;
+        }
         let may = !self.remote.begins_well || self.medium.faults.loses_connections();
         may && below(env, 1000) < u64::from(self.remote.per_mille)
     }
@@ -231,6 +243,12 @@ impl Inner {
         while self.state.lock().begun > 0 {
             env.sleep(LOOK).await;
         }
+        if self.medium.faults.is_taken() {
+            self.state.lock().is_taken = true;
+            if !mutants::skips("nbd: look at the session") {
+                return self.be_fenced(env);
+            }
+        }
         {
             let mut state = self.state.lock();
             (state.is_up, state.is_over) = (true, false);
@@ -239,11 +257,24 @@ impl Inner {
         self.send(env);
     }
 
+    /// Nothing is sent any more, until the drive is opened by another process.
+    fn be_fenced(&self, env: &Env) {
+        let mut told = Vec::new();
+        {
+            let mut state = self.state.lock();
+            state.is_over = true;
+            state.session.fence(&mut |one| told.push(one));
+        }
+        self.tell(env, told, None);
+        self.give_up(env);
+    }
+
     fn give_up(&self, env: &Env) {
         let mut told = Vec::new();
         let mut state = self.state.lock();
         if state.is_over {
-            let error = IoError::injected(ErrorKind::Io);
+            let kind = if state.is_taken { ErrorKind::Fenced } else { ErrorKind::Io };
+            let error = IoError::injected(kind);
             state.session.give_up(error, &mut |one| told.push(one));
             self.medium.faults.count();
         }

@@ -216,11 +216,26 @@ impl Copier {
     /// # Errors
     /// The first side that failed.
     pub async fn copy(&self, env: &Env, job: &CopyJob) -> Result<CopyTimes, CopyError> {
+        self.copy_if(env, job, async || Ok(())).await
+    }
+
+    /// The same, and asks directly before each write whether it may be written. A refusal ends as
+    /// an error of the write.
+    ///
+    /// # Errors
+    /// Those of [`Copier::copy`].
+    pub async fn copy_if(
+        &self,
+        env: &Env,
+        job: &CopyJob,
+        may_write: impl AsyncFn() -> IoResult,
+    ) -> Result<CopyTimes, CopyError> {
+        let may_write = &may_write;
         let most = SectorCount::of_bytes(self.total_bytes).0.max(8);
         let (mut times, mut start) = (CopyTimes::default(), job.start);
         let whole = sectors_of(&job.from);
         if whole.0 <= most {
-            self.copy_batch(env, &job.from, job, (start, whole), &mut times).await?;
+            self.copy_batch(env, &job.from, (job, may_write), (start, whole), &mut times).await?;
             return Ok(times);
         }
         let mut batch: Vec<CopyPiece> = Vec::new();
@@ -234,14 +249,15 @@ impl Copier {
                 batched += take;
                 rest = SectorRange::new(rest.start + take, rest.count - take);
                 if batched.0 == most {
-                    self.copy_batch(env, &batch, job, (start, batched), &mut times).await?;
+                    let what = (job, may_write);
+                    self.copy_batch(env, &batch, what, (start, batched), &mut times).await?;
                     start += batched;
                     batched = SectorCount::ZERO;
                     batch.clear();
                 }
             }
         }
-        self.copy_batch(env, &batch, job, (start, batched), &mut times).await?;
+        self.copy_batch(env, &batch, (job, may_write), (start, batched), &mut times).await?;
         Ok(times)
     }
 
@@ -249,7 +265,7 @@ impl Copier {
         &self,
         env: &Env,
         batch: &[CopyPiece],
-        job: &CopyJob,
+        (job, may_write): (&CopyJob, &impl AsyncFn() -> IoResult),
         (start, count): (Sector, SectorCount),
         times: &mut CopyTimes,
     ) -> Result<(), CopyError> {
@@ -257,6 +273,9 @@ impl Copier {
             return Ok(());
         }
         let grant = self.grant(count.to_bytes()).await;
+        if job.flags.is_empty() {
+            may_write().await.map_err(CopyError::Write)?;
+        }
         if job.flags.is_empty()
             && let Some(copied) = copy_at_once(env, batch, &job.to, start)
         {
@@ -265,6 +284,7 @@ impl Copier {
         let began = env.now();
         let data = grant.read(env, batch).await.map_err(CopyError::Read)?;
         let read = env.now();
+        may_write().await.map_err(CopyError::Write)?;
         let to = SectorRange::new(start, count);
         data.write(env, &job.to, to, job.flags).await.map_err(CopyError::Write)?;
         times.read += read.since(began);

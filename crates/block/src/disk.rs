@@ -174,6 +174,15 @@ pub trait MarkerStore: Send + Sync {
     /// cache has to ask before it writes whether its marker still stands.
     fn fences(&self) -> bool;
 
+    /// This host uses the disk from now on: no marker refuses it. Called before anything is written
+    /// to the disk, by each table over it.
+    ///
+    /// # Errors
+    /// The engine did not answer, or refused.
+    fn take<'a>(&'a self, _env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     /// The text, if there is one.
     ///
     /// # Errors

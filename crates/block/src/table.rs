@@ -357,7 +357,7 @@ impl Table {
 /// It stands, or it is not known whether it does.
 pub async fn refuse_marked(env: &Env, disk: &dyn Disk) -> Result<(), ConfigError> {
     let MarkerPlace::Store(store) = disk.marker_place() else { return Ok(()) };
-    let Some(text) = store.read(env).await? else { return Ok(()) };
+    let Some(text) = store.read(env).await? else { return store.take(env).await };
     let name = disk.name();
     let marker = DirtyMarker::of_text(&name, &text)?;
     Err(marker.refusal_alone(&name, env.unix_time()))

@@ -45,12 +45,13 @@ impl Record {
     }
 
     /// The slot that the next text goes to: its offset, and its bytes. None if the text is too
-    /// long.
+    /// long, or has control characters.
     pub fn next(&self, text: Option<&str>) -> Option<(usize, Vec<u8>)> {
-        let text = text.unwrap_or_default().as_bytes();
-        if text.len() > TEXT_BYTES_MAX {
+        let text = text.unwrap_or_default();
+        if text.len() > TEXT_BYTES_MAX || text.contains(char::is_control) {
             return None;
         }
+        let text = text.as_bytes();
         let number = self.number + 1;
         let mut slot = vec![0; SLOT_BYTES];
         slot[..8].copy_from_slice(MAGIC);
@@ -151,7 +152,12 @@ mod tests {
     fn a_text_that_would_spoil_a_message_is_none() {
         let mut export = Export([0; RECORD_BYTES]);
         export.write(Some("one"));
-        export.write(Some("one\u{1b}[2J"));
+        assert_eq!(export.read().unwrap().next(Some("one\u{1b}[2J")), None);
+        let (at, mut slot) = export.read().unwrap().next(Some("another")).unwrap();
+        slot[HEAD_BYTES] = 0x1b;
+        let sum = crc32c::crc32c(&slot[SUMMED..]);
+        slot[8..SUMMED].copy_from_slice(&sum.to_le_bytes());
+        export.0[at..at + SLOT_BYTES].copy_from_slice(&slot);
         assert_eq!(export.read().unwrap().text.as_deref(), Some("one"));
     }
 

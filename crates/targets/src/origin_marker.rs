@@ -21,7 +21,10 @@
 //!
 //! M7. While the cache serves, its marker is read again before something is written back, unless it
 //!     was read within the last second, or the engine itself takes no write from a host that has
-//!     lost the origin. If another one stands, or none, nothing is written back.
+//!     lost the origin. If another one stands, or none, nothing is written back until the next
+//!     start, and the cache serves nothing: what it reads from the origin is another host's. The
+//!     read comes after all that a write waits for. Its age is told by a clock that goes on while
+//!     the process, or the host, is stopped.
 //!
 //! # What a crash leaves
 //! - Between the note and the marker (M1): a note alone, of a cache that is clean. The next start
@@ -42,16 +45,18 @@
 //! The cache finds none then, and is refused.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cairn_block::dirty_marker::{DirtyMarker, MarkerBook, note_marker};
 use cairn_block::sync::Mutex;
 use cairn_block::{
     ConfigError, ConfigKind, Ctor, Disk, Env, Identity, IoError, IoResult, MarkerPlace,
-    MarkerStore, Time, mutants, refuse_marked,
+    MarkerStore, mutants, refuse_marked,
 };
 
 use crate::args::Device;
+use crate::fair::Fair;
 
 #[cfg(test)]
 mod tests;
@@ -74,8 +79,12 @@ pub struct OriginMarker {
     notes: Option<Arc<dyn MarkerBook>>,
     /// The marker that stands, and is that of this cache.
     standing: Mutex<Option<DirtyMarker>>,
-    /// When it was last read, or written (M7).
-    seen: Mutex<Option<Time>>,
+    /// When it was last read, since 1970 (M7).
+    seen: Mutex<Option<Duration>>,
+    /// Another one was found in its place (M7).
+    is_lost: AtomicBool,
+    /// One read at a time: each occupies a thread.
+    reading: Fair<()>,
 }
 
 /// What a start does with the origin.
@@ -103,6 +112,8 @@ impl OriginMarker {
             notes: ctor.registry.markers(),
             standing: Mutex::default(),
             seen: Mutex::default(),
+            is_lost: AtomicBool::new(false),
+            reading: Fair::new(()),
         }
     }
 
@@ -114,6 +125,11 @@ impl OriginMarker {
     /// The generation of the marker that stands, as far as is known here.
     pub fn generation(&self) -> Option<String> {
         self.standing.lock().as_ref().map(|marker| marker.generation.clone())
+    }
+
+    /// True if one stands that is this cache's.
+    pub fn stands(&self) -> bool {
+        self.standing.lock().is_some()
     }
 
     /// Where the marker is, and the notes; none if there is none for this origin.
@@ -151,8 +167,10 @@ impl OriginMarker {
     /// The marker of another cache stands, or the engine did not answer.
     pub async fn look(&self, env: &Env, uuid: &str) -> Result<(), ConfigError> {
         *self.standing.lock() = None;
+        *self.seen.lock() = None;
+        self.is_lost.store(false, Ordering::Release);
         let Some((store, book)) = self.place() else { return Ok(()) };
-        let Some(marker) = self.read(env, store).await? else { return Ok(()) };
+        let Some(marker) = self.read(env, store).await? else { return store.take(env).await };
         let own = book.new_marker(self.kind, &self.cache, uuid);
         let (name, disk) = (store.disk(), self.origin.disk.name());
         let is_own = self.is_own(&marker, &own, &book.noted(&name));
@@ -164,7 +182,7 @@ impl OriginMarker {
             return Err(marker.refusal(&disk, env.unix_time(), &expected));
         }
         *self.standing.lock() = Some(marker);
-        Ok(())
+        store.take(env).await
     }
 
     /// Refuses the origin if a marker stands, whose ever it is: it is to be used without a cache,
@@ -188,6 +206,7 @@ impl OriginMarker {
         let Some((store, _)) = self.place() else { return Ok(()) };
         match self.read(env, store).await? {
             Some(marker) if marker.kind == self.kind => {
+                store.take(env).await?;
                 *self.standing.lock() = Some(marker);
                 self.fall(env).await;
                 Ok(())
@@ -238,19 +257,43 @@ impl OriginMarker {
     /// # Errors
     /// It does not, or the engine did not answer.
     pub async fn look_again(&self, env: &Env) -> IoResult {
-        let is_fresh = |seen: Time| env.now().since(seen) < LOOK_AGE;
-        if self.seen.lock().is_some_and(is_fresh) || mutants::skips("origin marker: second look") {
-            return Ok(());
-        }
         let Some((store, _)) = self.place().filter(|(store, _)| !store.fences()) else {
             return Ok(());
         };
-        let Some(standing) = self.standing.lock().clone() else { return Ok(()) };
-        let (now, disk) = (env.now(), self.origin.disk.name());
+        if mutants::skips("origin marker: second look") {
+            return Ok(());
+        }
+        // Before the answer of a read that was stopped counts, the time is looked at again.
+        while !self.is_fresh(env) {
+            let _turn = self.reading.lock().await;
+            if self.is_lost() {
+                return Err(IoError::FENCED);
+            }
+            if !self.is_fresh(env) && !self.read_again(env, store).await? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// True if another marker was found in its place since the start.
+    pub fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Acquire)
+    }
+
+    fn is_fresh(&self, env: &Env) -> bool {
+        let age = |seen| env.unix_time().checked_sub(seen);
+        !self.is_lost() && self.seen.lock().and_then(age).is_some_and(|age| age < LOOK_AGE)
+    }
+
+    /// Reads the marker again. False if none has to stand.
+    async fn read_again(&self, env: &Env, store: &dyn MarkerStore) -> Result<bool, IoError> {
+        let Some(standing) = self.standing.lock().clone() else { return Ok(false) };
+        let (began, disk) = (env.unix_time(), self.origin.disk.name());
         let found = match self.read(env, store).await {
             Ok(Some(found)) if found.generation == standing.generation => {
-                *self.seen.lock() = Some(now);
-                return Ok(());
+                *self.seen.lock() = Some(began);
+                return Ok(true);
             }
             Ok(found) => found.map_or(NONE.to_owned(), |found| found.describe(env.unix_time())),
             Err(error) => {
@@ -258,13 +301,12 @@ impl OriginMarker {
                 return Err(IoError::IO);
             }
         };
-        env.warn(&format!("{disk}: other marker"), || {
-            let (volume, own) = (&self.volume, &standing.generation);
-            format!(
-                "{volume}: {disk}: dirty marker: found {found}, expected {own}: another host uses \
-                 the device, and nothing is written back to it any more"
-            )
-        });
+        self.is_lost.store(true, Ordering::Release);
+        let (volume, own) = (&self.volume, &standing.generation);
+        tracing::error!(
+            "{volume}: {disk}: dirty marker: found {found}, expected {own}: another host uses the \
+             device, and nothing is written back to it any more"
+        );
         Err(IoError::FENCED)
     }
 

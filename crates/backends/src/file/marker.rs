@@ -228,9 +228,12 @@ pub(crate) fn unmark(argument: &str, generation: &str) -> Result<DirtyMarker, Co
 
 /// The whole text in one line. What is no text is shown escaped, and is no marker.
 fn read(path: &Path) -> io::Result<String> {
-    // A pipe in its place answers at once.
-    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    // A pipe in its place answers at once. A link may lead to what the user must not see.
+    let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(ErrorKind::InvalidData, "it is no file"));
+    }
     let mut bytes = Vec::new();
     file.take(TEXT_BYTES_MAX).read_to_end(&mut bytes)?;
     let text = String::from_utf8_lossy(&bytes);

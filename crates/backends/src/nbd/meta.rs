@@ -4,10 +4,13 @@
 //! session there when it opens the export: a random number, its host and the time. After a lost
 //! connection it reads the session again before it sends anything:
 //!
-//! - K1. The session is durable before the first request for data of this client.
+//! - K1. The session is durable before the first table over the device starts, and so before a
+//!   write of this client. A start that is refused, because a dirty marker stands, leaves that of
+//!   the client before it.
 //! - K2. A client sends nothing over a later connection, unless its own session was found after
-//!   that connection was made. Otherwise another client has opened the export, or the server has
-//!   forgotten it, and the data with it: the disk is fenced, for good.
+//!   that connection was made; one that has put none there yet has to find what it found before.
+//!   Otherwise another client uses the export, or the server has forgotten the session, and the
+//!   data with it: the disk is fenced, for good.
 //!
 //! Nothing ends the connection of a client that goes on while another one opens the export, and
 //! between the look and the replay there is a moment. It is no lock: see `docs/failover.md`.
@@ -57,12 +60,21 @@ pub(super) struct FencedOff;
 #[derive(Clone, Debug)]
 pub(super) struct Meta {
     target: Target,
-    /// What this client has written there; none if it only reads.
-    session: Option<String>,
+    read_only: bool,
+    session: Arc<Mutex<Session>>,
+}
+
+/// What this client knows of the session.
+#[derive(Debug)]
+struct Session {
+    /// What it has written there, or found at first.
+    text: Option<String>,
+    /// It is its own.
+    is_own: bool,
 }
 
 impl Meta {
-    /// The one of a target, with a session of this client in it if that writes. Blocks the thread.
+    /// The one of a target. Blocks the thread.
     ///
     /// # Errors
     /// There is no such export, or it has other data, or belongs to other data.
@@ -70,27 +82,40 @@ impl Meta {
         if target.meta.is_none() {
             return Ok(None);
         }
-        let mut meta = Meta { target: target.clone(), session: None };
+        let session = Arc::new(Mutex::new(Session { text: None, is_own: false }));
+        let meta = Meta { target: target.clone(), read_only, session };
         let mut calls = meta.connect()?;
-        let found = meta.record(&mut calls, Kind::Session)?;
+        if !read_only {
+            meta.refuse_read_only(&calls)?;
+        }
+        let text = meta.record(&mut calls, Kind::Session)?.text;
         let export = escape_word(&target.export);
-        let of = found.text.as_deref().map(|text| text.split(' ').collect::<Vec<_>>());
+        let of = text.as_deref().map(|text| text.split(' ').collect::<Vec<_>>());
         match of.as_deref() {
             None => {}
             Some([VERSION, _, of, ..]) if *of == export => {}
             Some(_) => {
-                let text = found.text.clone().unwrap_or_default();
+                let text = text.unwrap_or_default();
                 return Err(meta.wrong(format!("'{text}'"), &format!("that of '{export}'")));
             }
         }
-        if !read_only {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-            let (nonce, host) = (nonce(), host_name());
-            let session = format!("{VERSION} {nonce} {export} {host} {now}");
-            meta.put(&mut calls, (Kind::Session, &found), Some(&session))?;
-            meta.session = Some(session);
-        }
+        meta.session.lock().text = text;
         Ok(Some(meta))
+    }
+
+    /// Puts a session of this client there, unless it has, or only reads. Blocks the thread.
+    fn take(&self) -> Result<(), ConfigError> {
+        if self.read_only || self.session.lock().is_own {
+            return Ok(());
+        }
+        let mut calls = self.connect()?;
+        let found = self.record(&mut calls, Kind::Session)?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let (nonce, export, host) = (nonce(), escape_word(&self.target.export), host_name());
+        let text = format!("{VERSION} {nonce} {export} {host} {now}");
+        self.put(&mut calls, (Kind::Session, &found), Some(&text))?;
+        *self.session.lock() = Session { text: Some(text), is_own: true };
+        Ok(())
     }
 
     /// Compares the session with this client's (K2). Blocks the thread.
@@ -98,20 +123,21 @@ impl Meta {
     /// # Errors
     /// It is that of another client, with [`FencedOff`] as source, or the server does not answer.
     pub fn look(&self) -> Result<(), ConfigError> {
-        match self.session {
-            Some(_) => self.look_over(&mut self.connect()?),
+        match self.read_only {
+            false => self.look_over(&mut self.connect()?),
             // Who only reads has nothing to lose, and takes nothing from others.
-            None => Ok(()),
+            true => Ok(()),
         }
     }
 
     fn look_over(&self, calls: &mut Calls<Box<dyn Waiting>>) -> Result<(), ConfigError> {
         let found = self.record(calls, Kind::Session)?.text;
-        if found == self.session {
+        let session = self.session.lock();
+        if found == session.text {
             return Ok(());
         }
         let found = found.as_deref().unwrap_or("none");
-        let own = self.session.as_deref().unwrap_or("none");
+        let own = session.text.as_deref().unwrap_or("none");
         let refused = self.wrong(format!("'{found}'"), &format!("'{own}', of this server"));
         Err(ConfigError { kind: ConfigKind::Busy, ..refused }.with_source(FencedOff))
     }
@@ -168,18 +194,22 @@ impl Meta {
         (kind, found): (Kind, &Record),
         text: Option<&str>,
     ) -> Result<(), ConfigError> {
-        let field = format!("meta '{}'", self.name());
-        if calls.agreed().flags.contains(TransmissionFlags::READ_ONLY) {
-            let found = "a read-only export".to_owned();
-            return Err(ConfigError::argument(&self.target.uri, &field, found, "a writable one"));
-        }
         let (at, slot) = found.next(text).ok_or_else(|| {
+            let field = format!("meta '{}'", self.name());
             let found = format!("a record of {} bytes", text.map_or(0, str::len));
-            let expected = format!("at most {TEXT_BYTES_MAX}");
+            let expected = format!("at most {TEXT_BYTES_MAX}, without control characters");
             ConfigError::argument(&self.target.uri, &field, found, &expected)
         })?;
         let at = (kind as usize * RECORD_BYTES + at) as u64;
         calls.write(at, &slot).map_err(|error| self.failed(&error))
+    }
+
+    fn refuse_read_only(&self, calls: &Calls<Box<dyn Waiting>>) -> Result<(), ConfigError> {
+        if !calls.agreed().flags.contains(TransmissionFlags::READ_ONLY) {
+            return Ok(());
+        }
+        let (field, found) = (format!("meta '{}'", self.name()), "a read-only export".to_owned());
+        Err(ConfigError::argument(&self.target.uri, &field, found, "a writable one"))
     }
 
     /// The text of the dirty marker. Blocks the thread.
@@ -234,6 +264,15 @@ impl MarkerStore for NbdDisk {
         false
     }
 
+    fn take<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(async move {
+            match &self.remote.meta {
+                Some(meta) => meta.call(env, Meta::take).await,
+                None => Ok(()),
+            }
+        })
+    }
+
     fn read<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<Option<String>, ConfigError>> {
         Box::pin(async move {
             match &self.remote.meta {
@@ -269,6 +308,7 @@ pub(crate) fn unmark(device: &str, generation: &str) -> Result<DirtyMarker, Conf
     };
     let text = meta.marker()?;
     let marker = DirtyMarker::named(device, text.as_deref(), generation)?;
+    meta.take()?;
     meta.set_marker(None)?;
     Ok(marker)
 }

@@ -8,6 +8,7 @@ use cairn_block::{
 };
 use cairn_nbd::records::RECORD_BYTES;
 use cairn_nbd::wire::{MessageForm, TransmissionFlags, option};
+use cairn_reactor::Reactors;
 use proptest::test_runner::{Config, TestRunner};
 
 use super::far::{Far, Manners};
@@ -261,6 +262,16 @@ fn with_meta() -> Far {
     })
 }
 
+/// Has a client use the export, as the start of a table does.
+fn take(on: &Reactors, disk: &Arc<dyn Disk>) {
+    let disk = disk.clone();
+    let taken = on.block_on(ReactorId(0), async move |env: Env| {
+        let MarkerPlace::Store(store) = disk.marker_place() else { panic!("it has a place") };
+        store.take(&env).await
+    });
+    taken.unwrap();
+}
+
 fn session_of(far: &Far) -> Vec<u8> {
     far.contents.lock()["m"][..RECORD_BYTES].to_vec()
 }
@@ -272,7 +283,9 @@ fn a_client_that_finds_its_own_session_sends_again_what_it_kept() {
     let disk = NbdDisk::open(&far.uri("&meta=m"), false, Arc::default()).unwrap();
     let remote = Arc::new(disk);
     let disk: Arc<dyn Disk> = remote.clone();
+    take(&on, &disk);
     let session = session_of(&far);
+    assert!(session.iter().any(|byte| *byte != 0));
     let one = (range(0, 8), Flags::empty());
     write(&on, &disk, one, vec![1; 4096], Shape::default()).unwrap();
     far.contents.lock().remove("x");
@@ -289,6 +302,7 @@ fn a_client_that_finds_the_session_of_another_sends_nothing_and_fails_all() {
         let [on, _] = worlds();
         let remote = Arc::new(NbdDisk::open(&far.uri("&meta=m"), false, Arc::default()).unwrap());
         let disk: Arc<dyn Disk> = remote.clone();
+        take(&on, &disk);
         far.hide(true);
         let one = (range(0, 8), Flags::empty());
         write(&on, &disk, one, vec![1; 4096], Shape::default()).unwrap();
@@ -297,6 +311,7 @@ fn a_client_that_finds_the_session_of_another_sends_nothing_and_fails_all() {
             // Another host has opened the export, and written to it.
             true => {
                 let other = open(&far.uri("&meta=m&exclusive")).unwrap();
+                take(&on, &other);
                 let data = vec![2; 4096];
                 write(&on, &other, (range(0, 8), Flags::FUA), data, Shape::default()).unwrap();
             }
@@ -318,12 +333,16 @@ fn a_client_that_finds_the_session_of_another_sends_nothing_and_fails_all() {
 }
 
 #[test]
-fn a_client_that_only_reads_takes_the_export_from_nobody() {
+fn a_client_that_only_reads_or_is_refused_takes_the_export_from_nobody() {
     let far = with_meta();
     let [on, _] = worlds();
     let disk = open(&far.uri("&meta=m")).unwrap();
+    take(&on, &disk);
     let session = session_of(&far);
-    drop(NbdDisk::open(&far.uri("&meta=m"), true, Arc::default()).unwrap());
+    let reader = NbdDisk::open(&far.uri("&meta=m"), true, Arc::default()).unwrap();
+    take(&on, &(Arc::new(reader) as Arc<dyn Disk>));
+    drop(open(&far.uri("&meta=m")).unwrap());
+    unmark(&far.uri("&meta=m"), "5f").unwrap_err();
     assert_eq!(session_of(&far), session);
     let one = (range(0, 8), Flags::empty());
     write(&on, &disk, one, vec![1; 4096], Shape::default()).unwrap();
@@ -333,15 +352,16 @@ fn a_client_that_only_reads_takes_the_export_from_nobody() {
 #[test]
 fn an_export_for_sessions_that_has_other_data_is_refused() {
     let far = with_meta();
+    let [on, _] = worlds();
     let refused = |uri: &str| open(&far.uri(uri)).err().expect("refused").to_string();
-    drop(open(&far.uri("&meta=m")).unwrap());
+    take(&on, &open(&far.uri("&meta=m")).unwrap());
     far.contents.lock().get_mut("m").unwrap()[4096 + 510] = 0x55;
     // Torn, as far as anybody can tell; the next session goes there.
-    drop(open(&far.uri("&meta=m")).unwrap());
+    take(&on, &open(&far.uri("&meta=m")).unwrap());
     far.contents.lock().get_mut("m").unwrap()[510] = 0x55;
     assert!(refused("&meta=m").contains("meta 'm': found other data, expected zeros"));
     let other = format!("nbd+unix:///y?{}", far.uri("&meta=n").split_once('?').unwrap().1);
-    drop(open(&other).unwrap());
+    take(&on, &open(&other).unwrap());
     let line = refused("&meta=n");
     assert!(line.contains("session in 'n': found '1 ") && line.contains("that of 'x'"), "{line}");
     assert!(refused("&meta=x").contains("another export than that of the data"));
@@ -352,6 +372,7 @@ fn a_marker_beside_an_export_is_changed_by_the_client_that_has_it() {
     let far = with_meta();
     let [on, _] = worlds();
     let disk = open(&far.uri("&meta=m")).unwrap();
+    take(&on, &disk);
     let marker = |disk: &Arc<dyn Disk>, text: Option<Option<&str>>| {
         let (disk, text) = (disk.clone(), text.map(|text| text.map(str::to_owned)));
         on.block_on(ReactorId(0), async move |env: Env| {
@@ -367,6 +388,7 @@ fn a_marker_beside_an_export_is_changed_by_the_client_that_has_it() {
     marker(&disk, Some(Some(text))).unwrap();
     assert_eq!(marker(&disk, None).unwrap().as_deref(), Some(text));
     let other = open(&far.uri("&meta=m")).unwrap();
+    take(&on, &other);
     assert_eq!(marker(&other, None).unwrap().as_deref(), Some(text), "a session leaves it");
     let line = marker(&disk, Some(None)).unwrap_err().to_string();
     assert!(line.contains("session in 'm': found '1 "), "{line}");

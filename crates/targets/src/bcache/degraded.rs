@@ -53,7 +53,7 @@ use cairn_format::bcache::{BackingState, Uuid};
 use super::canary::{Bug, planted};
 use super::config::Devices;
 use super::status::Count;
-use super::superblocks::{read_backing, write_backing};
+use super::superblocks::read_backing;
 use super::volume::Bcache;
 use super::word::{Class, Waited, Word};
 use crate::epochs::Epoch;
@@ -269,7 +269,7 @@ impl Bcache {
             true => Flags::empty(),
             false => mutants::fua("bcache: FUA of a failed cache"),
         };
-        write_backing(env, backing, &superblock, fua).await?;
+        self.write_own_backing(env, backing, &superblock, fua).await?;
         self.set_backing(Some(superblock));
         if let Some(marker) = &self.marker {
             marker.fall(env).await;
@@ -286,14 +286,14 @@ impl Bcache {
         }
     }
 
-    /// The backing device failed too often: the volume is stopped.
-    fn stop_serving(&self, env: &Env) {
+    /// The backing device failed too often, or is another host's: the volume is stopped.
+    pub(super) fn stop_serving(&self, env: &Env, why: &str) {
         if self.service() == Service::Stopped {
             return;
         }
         let (volume, backing) = (&self.config.volume, self.config.devices.backing());
         let backing = backing.map_or("", |device| &device.argument);
-        tracing::error!("{volume}: stopped: {backing}: too many errors: all requests fail");
+        tracing::error!("{volume}: stopped: {backing}: {why}: all requests fail");
         self.serve(env, Service::Stopped);
         if let Some(core) = &self.core {
             // No writeback makes a bucket free for these.
@@ -307,7 +307,7 @@ impl Bcache {
     #[inline]
     pub(super) fn count_backing(&self, env: &Env, result: IoResult) {
         if self.traffic.errors.ended(result) && !self.read_only {
-            self.stop_serving(env);
+            self.stop_serving(env, "too many errors");
         }
     }
 

@@ -8,7 +8,6 @@ use cairn_format::bcache::CacheMode;
 use super::buckets::Census;
 use super::coverage;
 use super::human::human;
-use super::superblocks::write_backing;
 use super::tunables::Tunable;
 use super::volume::Bcache;
 use super::writeback::Policy;
@@ -155,15 +154,19 @@ impl Bcache {
             return failed("found a volume without a backing device, expected one".to_owned());
         };
         let set = superblock.set_uuid().to_string();
-        if mode == CacheMode::Writeback
-            && let Err(error) = self.stand_marker(env, &set, mode).await
-        {
-            return failed(error.to_string());
+        if mode == CacheMode::Writeback {
+            // Another host may have put its own there since the start (M4).
+            if let Err(error) = self.look_before_writeback(env, &set).await {
+                return failed(error.to_string());
+            }
+            if let Err(error) = self.stand_marker(env, &set, mode).await {
+                return failed(error.to_string());
+            }
         }
         coverage::take_switch(superblock.mode(), mode);
         superblock.set_mode(mode);
         let fua = mutants::fua("bcache: FUA of the mode");
-        match write_backing(env, backing, &superblock, fua).await {
+        match self.write_own_backing(env, backing, &superblock, fua).await {
             Ok(()) => {
                 self.set_backing(Some(superblock));
                 Ok(String::new())

@@ -181,6 +181,18 @@ impl Bcache {
         Ok(())
     }
 
+    /// Reads what stands beside the backing device, if this cache has put nothing there.
+    pub(super) async fn look_before_writeback(
+        &self,
+        env: &Env,
+        set: &str,
+    ) -> Result<(), ConfigError> {
+        match self.marker.as_ref().filter(|marker| !marker.stands()) {
+            Some(marker) => marker.look(env, set).await,
+            None => Ok(()),
+        }
+    }
+
     /// Has the dirty marker stand if something is dirty, or becomes so in this mode.
     pub(super) async fn stand_marker(
         &self,

@@ -9,7 +9,7 @@
 //!     the state on the device counts as unknown, and the next one is written.
 
 use cairn_block::sync::atomic::Ordering;
-use cairn_block::{Env, IoResult, mutants};
+use cairn_block::{Env, Flags, IoResult, mutants};
 use cairn_format::bcache::{BackingState, BackingSuperblock};
 
 use super::coverage::{self, Path};
@@ -19,8 +19,38 @@ use super::volume::Bcache;
 use super::writeback::Undrained;
 use super::writes::Ready;
 use super::zones::Zones;
+use crate::args::Device;
 
 impl Bcache {
+    /// Writes the superblock of the backing device of a volume that is served, if that is still
+    /// this cache's (M7 of the crate's `origin_marker`).
+    ///
+    /// # Errors
+    /// Those of [`write_backing`]; another host uses the device.
+    pub(super) async fn write_own_backing(
+        &self,
+        env: &Env,
+        device: &Device,
+        superblock: &BackingSuperblock,
+        fua: Flags,
+    ) -> IoResult {
+        self.look_at_marker(env).await?;
+        write_backing(env, device, superblock, fua).await
+    }
+
+    /// Before something is written to the backing device for the cache.
+    ///
+    /// # Errors
+    /// Another host uses the device, or it is not known.
+    pub(super) async fn look_at_marker(&self, env: &Env) -> IoResult {
+        let Some(marker) = &self.marker else { return Ok(()) };
+        let looked = marker.look_again(env).await;
+        if marker.is_lost() {
+            self.stop_serving(env, "another host uses it");
+        }
+        looked
+    }
+
     /// Writes the state of the backing device, durably, unless this life has written it already:
     /// what was read at the opening may be what a failed flush has dropped. The caller has the turn
     /// (S1).
@@ -39,7 +69,7 @@ impl Bcache {
         // S3.
         self.has_written_state.store(false, Ordering::Relaxed);
         let fua = mutants::fua("bcache: FUA of the state");
-        write_backing(env, backing, &superblock, fua).await?;
+        self.write_own_backing(env, backing, &superblock, fua).await?;
         self.has_written_state.store(true, Ordering::Relaxed);
         coverage::take(match state {
             BackingState::Dirty => Path::CallDirty,

@@ -34,7 +34,6 @@ use cairn_format::bcache::{BackingSuperblock, IntentMap, Key};
 use super::canary::{Bug, planted};
 use super::config::Devices;
 use super::set::{Core, Session, Set};
-use super::superblocks::write_backing;
 use super::volume::Bcache;
 
 /// What is done with the clean extents that a start finds.
@@ -148,7 +147,7 @@ impl Bcache {
             return Ok(());
         }
         let fua = mutants::fua("bcache: FUA of the intent map");
-        write_backing(env, backing, &superblock, fua).await?;
+        self.write_own_backing(env, backing, &superblock, fua).await?;
         self.set_backing(Some(superblock));
         Ok(())
     }

@@ -430,12 +430,33 @@ fn nothing_is_written_back_over_the_marker_of_another_host() {
             suspend(&test, true);
             assert_eq!((writes(), test.markers.text("o")), (0, other), "{table}");
             test.markers.set_text("o", Some(&stood));
-            test.resume("v").expect("it is its own marker");
+            test.remove("v");
+            test.load("v", table);
             wait(&test);
         }
         suspend(&test, true);
         assert!(writes() > 0 && marker(&test).is_none(), "{table}: drained");
     }
+}
+
+#[test]
+fn a_cache_that_finds_the_marker_of_another_host_serves_nothing() {
+    let test = shared();
+    test.load("v", WRITECACHE);
+    test.write("v", 0, 8, 2).expect("the drives are well");
+    wait(&test);
+    test.markers.set_text("o", None);
+    test.message("v", &["flush"]).expect_err("nothing is written back");
+    test.read("v", 64, 8).expect_err("another host may have written it");
+
+    let test = shared_set("writeback");
+    test.load("v", BCACHE);
+    test.write("v", 0, 8, 2).expect("the drives are well");
+    wait(&test);
+    test.markers.set_text("o", None);
+    test.message("v", &["set", "writeback_percent", "0"]).expect("it is served");
+    test.run(Duration::from_secs(120));
+    test.read("v", 64, 8).expect_err("another host may have written it");
 }
 
 #[test]

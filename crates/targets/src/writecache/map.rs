@@ -224,6 +224,10 @@ impl State {
 
 impl WriteCache {
     pub(super) fn map_request<'a>(&'a self, env: &Env, request: &mut Request) -> Verdict<'a> {
+        // What the origin has is another host's, and what the cache has belongs to no origin.
+        if self.marker.is_lost() {
+            return Verdict::Failed(IoError::FENCED);
+        }
         match request.op {
             Op::Read => self.map_read(env, request),
             Op::Write => self.map_write(env, request),

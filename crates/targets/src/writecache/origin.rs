@@ -24,6 +24,15 @@ use cairn_block::{Env, IoError, IoResult, mutants};
 use super::WriteCache;
 
 impl WriteCache {
+    /// If another host uses the origin (M7 of the crate's `origin_marker`): what the cache has
+    /// belongs to no origin any more.
+    pub(super) fn break_down_if_lost(&self, env: &Env) {
+        if self.marker.is_lost() && !self.state.lock().broken {
+            let why = "another host uses its origin: all requests fail";
+            self.break_down(env, why, IoError::FENCED);
+        }
+    }
+
     /// Makes earlier client writes, discards and zeroes to the origin durable, if there were any.
     ///
     /// # Errors

@@ -615,13 +615,10 @@ impl WriteCache {
 
     /// Step 1 for one job; step 2 and on in the finisher.
     async fn write_back(&self, env: &Env, job: Job) {
-        if let Err(error) = self.marker.look_again(env).await {
-            self.origin_failed(env, &job.slots, error);
-            return self.kick_finisher(env);
-        }
         let copy = self.copy_job(&job);
         let failures = self.origin.failures();
-        let copied = self.copier.copy(env, &copy).await;
+        let copied = self.copier.copy_if(env, &copy, || self.marker.look_again(env)).await;
+        self.break_down_if_lost(env);
         self.look_at_origin(env);
         match copied {
             Ok(times) => {

@@ -336,9 +336,7 @@ impl Bcache {
         (backing, range): (&Arc<dyn Disk>, SectorRange),
         flags: Flags,
     ) -> IoResult {
-        if let Some(marker) = &self.marker {
-            marker.look_again(env).await?;
-        }
+        self.look_at_marker(env).await?;
         let began = env.now();
         let written = data.write(env, backing, range, flags).await;
         self.throttle.prices.lock().wrote(range, began, env.now());

@@ -10,10 +10,11 @@
 //!   drive is lost, kept or torn as by a power cut, while the client goes on.
 //! - The client connects again after a seeded time. If that is longer than [`Remote::reconnect`],
 //!   requests fail with planted errors until then.
-//! - Another host opens the drive at a moment that a test chooses ([`crate::Faults::take_away`]). The
-//!   connection ends with the next message, as if this host had been stopped until then. The client
-//!   finds the session of the other one before it sends anything, and every request fails. A write
-//!   that the server gets from it nevertheless ends the run.
+//! - Another host opens the drive at a moment that a test chooses
+//!   ([`crate::Faults::take_away`]). The connection ends with the next message, as if this host had
+//!   been stopped until then. The client finds the session of the other one before it sends
+//!   anything, and every request fails. A write that the server gets from it nevertheless ends the
+//!   run.
 //! - When the process of the client is killed, what the session kept is gone. The server goes on.
 //!   A power cut is one of both.
 //! - A server has ended the requests of one connection before it takes the next. (One that carries

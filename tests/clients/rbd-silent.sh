@@ -37,6 +37,10 @@ refused() { # WORDS DEVICE
   grep -q "^cairn: default: $2: $1" said || { cat said; fail "$2: expected '$1'"; }
   same "$(grep -c . said)" 1 "lines about $2"
 }
+reconnecting() { # the server shows a remote disk so
+  "$CAIRN" --control "$control" info --json |
+    jq -e 'any(.[].remotes[]?; .state == "reconnecting")' >/dev/null
+}
 # stops: ends the server, which leaves with exit code 1 and lines in serve.log
 stops() {
   local pid=$server status=0
@@ -72,9 +76,8 @@ io b "write -P 0x32 0 64k" flush
 silent "$osd"
 qemu-io -f raw -c "write -P 0x41 0 64k" "$(at a)" >client 2>&1 &
 client=$!
-sleep 1
 io good "write -P 0x23 0 64k" flush
-"$CAIRN" --control "$control" info >told
+await "the image is silent" reconnecting
 io good "read -P 0x23 0 64k"
 within 30 stops
 wait "$client" || true
@@ -94,6 +97,24 @@ nbdcopy "$uri" content
 byte=$(od -An -N1 -tx1 content | tr -d ' ')
 [ "$byte" = 31 ] || [ "$byte" = 41 ] || fail "found $byte, expected 31 or 41"
 serve_end
+
+# What waits for the cluster is not always above it: the origin of a snapshot whose store is on an
+# image waits for a copy there.
+rbd create vms/store --size 64M
+truncate -s 64M origin.img
+serve --table "s=0 131072 snapshot origin.img rbd:vms/store?timeout=4 P 8" \
+  --table "o=0 131072 snapshot-origin origin.img" \
+  --table "good=$(linear file.img)" --export o --export good
+io good "write -P 0x24 0 64k"
+silent "$osd"
+qemu-io -f raw -c "write -P 0x41 0 64k" "$(at o)" >client 2>&1 &
+client=$!
+await "the image is silent" reconnecting
+within 70 stops
+wait "$client" || true
+grep -q 'cairn: o: stop: rbd:vms/store.* does not answer' serve.log || { cat serve.log; fail "the origin"; }
+same "$(grep -c 'good: stop: ' serve.log)" 0 "lines about another volume"
+awake
 
 # A cache keeps its dirty data, and a verb that waits for the cluster ends with the server.
 serve --state vm.state --table "c=0 131072 writecache s rbd:vms/data?timeout=6 cache.img 4096 0" \

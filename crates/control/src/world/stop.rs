@@ -5,6 +5,12 @@
 //! called off. So the stop gives up a volume over it, and its task stays where it waits. The other
 //! volumes are suspended and closed as at every stop; then the process has to leave without the
 //! rest. No request is answered for that: for the cluster, the process was killed.
+//!
+//! What a volume waits for is not always below it: an origin waits for the copies in the stores of
+//! its snapshots, a pool for the external origins of its thin volumes, and a table that a verb is
+//! about to start is in no volume yet. So a volume that waits for long is given up, too, if a
+//! remote disk of the server is silent, whichever, or if another volume was given up already.
+//! Each volume has the whole time for itself.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -19,6 +25,8 @@ use super::{World, is_of, lost, remotes_of};
 /// How long the requests of a volume may wait before those beneath it are let go, and how long a
 /// stop waits at least for a cluster.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a stop waits for a volume if what is silent is not known to be below it.
+const PATIENCE_ANY: Duration = Duration::from_secs(30);
 /// How often a stop that waits looks at the remote disks.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -74,12 +82,12 @@ impl World {
     /// The same for volumes with which another process goes on. No request and no verb waits. What
     /// lives as long as the server stays, too.
     pub fn suspend_each(&self) -> Ended {
-        let (began, mut ended) = (Instant::now(), Ended::default());
+        let mut ended = Ended::default();
         for name in self.users_first() {
             let Ok(volume) = self.volume(&name) else { continue };
             let (suspended, all) = (volume.clone(), self.volumes());
             let task = self.begin(&name, move |env| end(env, suspended, all));
-            match self.wait(&volume, began, &task) {
+            match self.wait(&volume, &ended.given_up, &task) {
                 Ok(result) => {
                     ended.lost.extend(result.err().map(|error| lost(&name, "stop", error)));
                 }
@@ -100,15 +108,18 @@ impl World {
     /// Closes the devices of the volumes that a stop has not given up: their locks are given back.
     /// Called before the process leaves without the others.
     pub fn close_others(&self, ended: &Ended) {
-        let began = Instant::now();
+        let mut left = ended.given_up.clone();
         for name in self.users_first().into_iter().filter(|name| !ended.given_up.contains(name)) {
             let Ok(volume) = self.volume(&name) else { continue };
             let removed = volume.clone();
             let task = self.begin(&name, |env| async move { removed.remove(&env).await });
-            match self.wait(&volume, began, &task) {
+            match self.wait(&volume, &left, &task) {
                 Ok(Err(error)) => tracing::warn!("{name}: {error}"),
                 Ok(Ok(())) => {}
-                Err(silent) => tracing::warn!("{name}: {silent} does not answer: not closed"),
+                Err(silent) => {
+                    tracing::warn!("{name}: {silent} does not answer: not closed");
+                    left.push(name);
+                }
             }
         }
     }
@@ -135,30 +146,45 @@ impl World {
         receive
     }
 
-    /// Waits for a task of a volume. If a remote disk beneath it is silent, answers its name.
+    /// Waits for a task of a volume. If it has to be given up, answers the name of the remote disk,
+    /// or of the volume, that it may wait for.
     fn wait(
         &self,
         volume: &MappedDevice,
-        began: Instant,
+        given_up: &[String],
         task: &Receiver<Result<(), ConfigError>>,
     ) -> Result<Result<(), ConfigError>, String> {
+        let began = Instant::now();
         loop {
             match task.recv_timeout(LOOK) {
                 Ok(result) => return Ok(result),
-                Err(RecvTimeoutError::Timeout) if began.elapsed() >= PATIENCE => {}
-                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     unreachable!("a reactor runs until it is stopped by its owner")
                 }
             }
-            let remotes = self.remotes();
-            let beneath = |other: &Arc<MappedDevice>| volume.stands_on(other.id());
-            let beneath: Vec<_> = self.volumes().into_iter().filter(beneath).collect();
-            let mut below = beneath.iter().flat_map(|volume| remotes_of(volume, &remotes));
-            if let Some(silent) = below.find(|remote| remote.is_silent) {
-                return Err(silent.shown.clone());
+            let waited = began.elapsed();
+            if waited < PATIENCE {
+                continue;
+            }
+            let silent = self.silent_below(volume).or_else(|| {
+                let remote = || self.remotes().into_iter().find(|remote| remote.is_silent);
+                let any = || remote().map(|it| it.shown).or_else(|| given_up.first().cloned());
+                (waited >= PATIENCE_ANY).then(any).flatten()
+            });
+            if let Some(silent) = silent {
+                return Err(silent);
             }
         }
+    }
+
+    /// A silent remote disk that the live table of a volume, or of one beneath it, names.
+    fn silent_below(&self, volume: &MappedDevice) -> Option<String> {
+        let remotes = self.remotes();
+        let beneath = |other: &Arc<MappedDevice>| volume.stands_on(other.id());
+        let beneath: Vec<_> = self.volumes().into_iter().filter(beneath).collect();
+        let mut below = beneath.iter().flat_map(|volume| remotes_of(volume, &remotes));
+        below.find(|remote| remote.is_silent).map(|remote| remote.shown.clone())
     }
 }
 

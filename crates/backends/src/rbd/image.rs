@@ -1,18 +1,15 @@
 //! [`Image`]: a connection to a cluster and an open image of it.
 //!
 //! All of it blocks, so it runs on helper threads. Closing gives the lock back to the cluster; it
-//! runs on a thread of its own, since the last user may be a reactor or a thread of librbd.
-//! [`finish_closing`] waits for these threads before the process ends.
+//! runs on a thread of its own, since the last user may be a reactor or a thread of librbd. The
+//! process waits for these threads before it ends (`held`).
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
-use cairn_block::sync::Mutex;
 use cairn_block::{ConfigError, ConfigKind};
 
+use super::held::{Connected, Held};
 use super::library::{Library, Pointer, SnapshotInfo, Watcher};
 use super::uri::Target;
 
@@ -35,6 +32,9 @@ fn c_string(text: &str) -> CString {
 pub(super) struct Cluster {
     library: &'static Library,
     handle: Pointer,
+    /// After the handle's end.
+    #[expect(dead_code, reason = "it is for its drop")]
+    connected: Connected,
 }
 
 // SAFETY: the functions of librados take a cluster handle from any thread, also at once.
@@ -46,7 +46,6 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         // SAFETY: the handle is live, and its contexts have been destroyed: they own the cluster.
         unsafe { (self.library.shutdown)(self.handle) };
-        CONNECTED.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -63,8 +62,7 @@ impl Cluster {
         // SAFETY: the arguments are strings that live until the call returns.
         let made = unsafe { (library.create)(&raw mut handle, c"ceph".as_ptr(), name.as_ptr(), 0) };
         check(target, "connect", made)?;
-        CONNECTED.fetch_add(1, Ordering::AcqRel);
-        let cluster = Cluster { library, handle };
+        let cluster = Cluster { library, handle, connected: Connected::begin() };
         cluster.configure(target)?;
         // SAFETY: the handle is live.
         check(target, "connect", unsafe { (library.connect)(handle) })?;
@@ -201,6 +199,8 @@ pub(super) struct Snapshot {
 pub(super) struct Image {
     pool: Pool,
     handle: Pointer,
+    /// [`Target::place`].
+    place: String,
 }
 
 // SAFETY: the functions of librbd take an image from any thread, also at once.
@@ -237,7 +237,7 @@ impl Image {
         // SAFETY: the context is live, and the names live until the call returns.
         let opened = unsafe { open(pool.context, name.as_ptr(), &raw mut handle, snapshot) };
         check(target, "open", opened)?;
-        Ok(Image { pool, handle })
+        Ok(Image { pool, handle, place: target.place() })
     }
 
     pub fn library(&self) -> &'static Library {
@@ -469,115 +469,15 @@ pub(super) fn check(target: &Target, what: &str, result: c_int) -> Result<(), Co
     Err(target.refused(kind, format!("{place}: {source}")))
 }
 
-/// Connections that have not ended. A thread of librbd may be the last user of one; and the process
-/// must not end, and take down the libraries, while their threads run.
-static CONNECTED: AtomicUsize = AtomicUsize::new(0);
-
-/// Images that are being closed.
-static CLOSING: AtomicUsize = AtomicUsize::new(0);
-
-/// Threads of opens that nothing waits for any more.
-static LEFT_BEHIND: AtomicUsize = AtomicUsize::new(0);
-
-/// A thread that may be left behind: the next open waits for it, as it may have the lock.
-#[derive(Clone, Default)]
-pub(super) struct LeftBehind(Arc<Mutex<Option<bool>>>);
-
-impl LeftBehind {
-    /// It is left behind, unless it has ended.
-    pub fn begin(&self) {
-        let mut state = self.0.lock();
-        if state.is_none() {
-            *state = Some(true);
-            LEFT_BEHIND.fetch_add(1, Ordering::AcqRel);
-        }
-    }
-
-    /// The thread has ended.
-    pub fn end(&self) {
-        if self.0.lock().replace(false) == Some(true) {
-            LEFT_BEHIND.fetch_sub(1, Ordering::AcqRel);
-        }
-    }
-}
-
-/// Looks of keepers, each of which keeps its image open.
-static LOOKS: AtomicUsize = AtomicUsize::new(0);
-
-/// A look of a keeper.
-pub(super) struct Look;
-
-impl Look {
-    pub fn begin() -> Look {
-        LOOKS.fetch_add(1, Ordering::AcqRel);
-        Look
-    }
-}
-
-impl Drop for Look {
-    fn drop(&mut self) {
-        LOOKS.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// How long an open or the end of the process waits for images that are being closed: a cluster
-/// that does not answer must not keep it for ever.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
-
 /// Closes an image on a thread of its own.
 pub(super) fn close(image: Image) {
-    CLOSING.fetch_add(1, Ordering::AcqRel);
+    let held = Held::closing(&image.place);
     let closed = move || {
         drop(image);
-        CLOSING.fetch_sub(1, Ordering::AcqRel);
+        drop(held);
     };
     if let Err(error) = std::thread::Builder::new().name("rbd-close".to_owned()).spawn(closed) {
         // The image was dropped, that is closed, with the closure.
-        CLOSING.fetch_sub(1, Ordering::AcqRel);
         tracing::debug!("an image was closed without a thread: {error}");
     }
-}
-
-/// How long the end of the process waits if an open has shown that a cluster is silent.
-const CLOSE_PATIENCE_SILENT: Duration = Duration::from_secs(1);
-
-/// Waits until there are none of these, at most for a while; false if there still are.
-fn wait_until_none(counts: &[&AtomicUsize], patience: Duration) -> bool {
-    const PAUSE: Duration = Duration::from_millis(5);
-    let mut waited = Duration::ZERO;
-    while counts.iter().any(|count| count.load(Ordering::Acquire) > 0) {
-        if waited >= patience {
-            return false;
-        }
-        std::thread::sleep(PAUSE);
-        waited += PAUSE;
-    }
-    true
-}
-
-/// Waits until no image is being closed, or kept open by what no user waits for: an open that was
-/// left behind, or a look of a keeper.
-pub(super) fn wait_for_locks() {
-    wait_until_none(&[&LEFT_BEHIND, &LOOKS, &CLOSING], CLOSE_PATIENCE);
-}
-
-/// Waits until every image has been closed, and its lock given back. The process calls it before it
-/// ends, when it has no disk any more. False if a cluster does not answer: its libraries then have
-/// threads that never end.
-#[must_use]
-pub fn finish_closing() -> bool {
-    let is_silent = LEFT_BEHIND.load(Ordering::Acquire) > 0;
-    // The images of clusters that answer are closed within the longer time.
-    let is_closed = wait_until_none(&[&CLOSING], CLOSE_PATIENCE);
-    let rest = if is_silent { CLOSE_PATIENCE_SILENT } else { CLOSE_PATIENCE };
-    let is_ended = is_closed && wait_until_none(&[&CONNECTED], rest);
-    if !is_ended && !is_silent {
-        tracing::warn!("a Ceph cluster does not answer: its lock of an image was not given back");
-    }
-    is_ended
-}
-
-/// The same for a process that leaves with images open: waits for those that are being closed.
-pub fn finish_closing_others() {
-    wait_until_none(&[&CLOSING], CLOSE_PATIENCE);
 }

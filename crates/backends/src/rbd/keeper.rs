@@ -16,7 +16,6 @@ use std::time::Duration;
 
 use cairn_block::Time;
 
-use super::image::Look;
 use super::{Shared, clock};
 
 /// A wake that is so late, or a call that takes so long, casts doubt on the watch.
@@ -46,8 +45,6 @@ fn keep(image: &Weak<Shared>, pause: Duration, ended: &Receiver<()>) {
         if ended.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
             return;
         }
-        // Dropped after the image, which may have no other user by then.
-        let _look = Look::begin();
         let Some(shared) = image.upgrade().filter(|shared| !shared.is_fenced()) else { return };
         let woke = clock::now();
         if woke.since(slept) > pause + LATE {

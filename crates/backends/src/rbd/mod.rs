@@ -4,6 +4,7 @@
 //! - `image`: a connection and an open image. `lock`: its exclusive lock, and the fence.
 //! - `clock`: the clock of the guard. `marker`: the dirty marker, in the image's metadata.
 //! - `snapshots`: which ones were taken while a marker stood.
+//! - `held`: what of an image outlives its last user.
 //! - `keeper`: asks for the lock of an image that is idle.
 //! - `operation`: the way of a request through librbd, and its memory.
 //! - `flight`: whether the cluster is silent. `within`: calls that may not end.
@@ -39,6 +40,7 @@
 
 mod clock;
 mod flight;
+mod held;
 mod image;
 mod keeper;
 mod library;
@@ -63,6 +65,7 @@ use cairn_block::{
 use event_listener::Event;
 
 use self::flight::Flight;
+use self::held::Held;
 use self::image::{Image, text_of};
 use self::keeper::Keeper;
 use self::operation::{Owner, PIECES_MAX, Queues, error_of, start};
@@ -71,7 +74,7 @@ use self::within::{Care, beside, within};
 use crate::answer::Answer;
 use crate::remote::{RemoteCounts, RemoteDisk, RemoteFigures, RemoteKind, RemoteState};
 
-pub use self::image::{finish_closing, finish_closing_others};
+pub use self::held::{finish_closing, finish_closing_others};
 pub use self::lock::TakeOver;
 pub use self::marker::{name_in_notes, unmark};
 pub use self::unfence::unfence;
@@ -90,6 +93,8 @@ struct Shared {
     target: Target,
     /// Taken out when the last user is gone.
     image: Option<Image>,
+    /// There once the disk is gone (H1 of `held`).
+    closing: Mutex<Option<Held>>,
     read_only: bool,
     /// This client, as the owner of the lock that it has taken; none if it is for reading only.
     owner: Mutex<Option<lock::Owner>>,
@@ -116,6 +121,12 @@ impl Drop for Shared {
     }
 }
 
+impl Drop for RbdDisk {
+    fn drop(&mut self) {
+        *self.0.closing.lock() = Some(Held::closing(&self.0.target.place()));
+    }
+}
+
 impl RbdDisk {
     /// Opens an image, and takes its lock unless it is for reading only. Blocks the thread.
     ///
@@ -130,8 +141,9 @@ impl RbdDisk {
     ) -> Result<RbdDisk, ConfigError> {
         let (target, take_overs) = (Target::parse(uri)?, take_overs.to_vec());
         let open = target.clone();
-        image::wait_for_locks();
         within(&target, move |care| {
+            held::wait_for_lock(&open, || care.is_left());
+            care.check(&open)?;
             RbdDisk::open_when_answered(open, read_only, &take_overs, (failures, care))
         })
     }
@@ -159,6 +171,7 @@ impl RbdDisk {
         let shared = Arc::new(Shared {
             target,
             image: Some(image),
+            closing: Mutex::new(None),
             read_only,
             owner: Mutex::new(owner),
             sectors: AtomicU64::new(sectors),

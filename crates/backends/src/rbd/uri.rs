@@ -145,6 +145,12 @@ impl Target {
         parts.join("/")
     }
 
+    /// The same for two names of one image that use one configuration.
+    pub fn place(&self) -> String {
+        let (pool, namespace, image) = (&self.pool, &self.namespace, &self.image);
+        format!("{pool:?} {namespace:?} {image:?} {:?}", self.conf)
+    }
+
     /// The image without its parameters, as an argument.
     pub fn name_of_image(&self) -> String {
         format!("{SCHEME}{}", self.spec())
@@ -152,8 +158,7 @@ impl Target {
 
     /// True if both name the same image of a pool, also if their other parameters differ.
     pub fn is_image_of(&self, other: &Target) -> bool {
-        let image = |it: &Target| (it.pool.clone(), it.namespace.clone(), it.image.clone());
-        image(self) == image(other) && self.conf == other.conf
+        self.place() == other.place()
     }
 
     /// An error about this image.

@@ -17,7 +17,7 @@ use std::thread;
 
 use cairn_block::{ConfigError, ConfigKind, IoError};
 
-use super::image::LeftBehind;
+use super::held::LeftBehind;
 use super::uri::Target;
 use crate::answer::Answer;
 
@@ -28,7 +28,12 @@ pub(super) struct Care(Arc<AtomicBool>);
 impl Care {
     /// Refuses the next step if the caller waits no more (W1).
     pub fn check(&self, target: &Target) -> Result<(), ConfigError> {
-        if self.0.load(Ordering::Acquire) { Err(silent(target)) } else { Ok(()) }
+        if self.is_left() { Err(silent(target)) } else { Ok(()) }
+    }
+
+    /// True if the caller waits no more.
+    pub fn is_left(&self) -> bool {
+        self.0.load(Ordering::Acquire)
     }
 }
 
@@ -60,7 +65,7 @@ pub(super) fn within<T: Send + 'static>(
         Ok(result) => result,
         Err(RecvTimeoutError::Timeout) => {
             waiter.0.store(true, Ordering::Release);
-            left.begin();
+            left.begin(target);
             // The answer may have come at this moment.
             receive.try_recv().unwrap_or_else(|_| Err(silent(target)))
         }

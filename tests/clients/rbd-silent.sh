@@ -104,9 +104,15 @@ rbd create vms/store --size 64M
 truncate -s 64M origin.img
 serve --table "s=0 131072 snapshot origin.img rbd:vms/store?timeout=4 P 8" \
   --table "o=0 131072 snapshot-origin origin.img" \
-  --table "good=$(linear file.img)" --export o --export good
+  --table "idle=$(over 'rbd:vms/meta?timeout=4')" --table "good=$(linear file.img)" --export good
 io good "write -P 0x24 0 64k"
+# librbd was told of a change of an image, and asks for its size next time.
+rbd resize --no-progress --size 65M vms/meta
 silent "$osd"
+# A table of another volume is loaded all the same, on the same reactors.
+within 5 timeout 60 "$CAIRN" --control "$control" load good --table "$(linear file.img)"
+within 5 timeout 60 "$CAIRN" --control "$control" resume good
+io good "read -P 0x24 0 64k"
 qemu-io -f raw -c "write -P 0x41 0 64k" "$(at o)" >client 2>&1 &
 client=$!
 await "the image is silent" reconnecting

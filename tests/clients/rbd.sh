@@ -52,7 +52,8 @@ refused "found a snapshot, expected a writable image" rbd:vms/a@s
 # An image that grows: a volume that is loaded again sees it.
 serve --state vm.state --table "vm=$(over rbd:vms/a)"
 rbd resize --no-progress --size 128M vms/a
-verb load vm --table "$(over rbd:vms/a 262144)"
+# A load waits for 100 ms; the answer may come later.
+await "a grown image is seen" verb load vm --table "$(over rbd:vms/a 262144)"
 verb resume vm
 same "$(nbdinfo --size "$uri")" 134217728 "size of a grown image"
 qemu-io -f raw -c "write -P 0x11 127M 64k" -c flush "$uri" >said 2>&1 || { cat said; fail "the end"; }

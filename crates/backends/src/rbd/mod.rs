@@ -3,6 +3,7 @@
 //! - `uri`: what the argument of a table line means. `library`: librbd, loaded at run time.
 //! - `image`: a connection and an open image. `lock`: its exclusive lock, and the fence.
 //! - `clock`: the clock of the guard. `marker`: the dirty marker, in the image's metadata.
+//! - `size`: how large an image is now.
 //! - `snapshots`: which ones were taken while a marker stood.
 //! - `held`: what of an image outlives its last user.
 //! - `keeper`: asks for the lock of an image that is idle.
@@ -47,6 +48,7 @@ mod library;
 mod lock;
 mod marker;
 mod operation;
+mod size;
 mod snapshots;
 mod unfence;
 mod uri;
@@ -58,9 +60,9 @@ use std::time::Duration;
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
-    ConfigError, ConfigKind, Disk, Env, FailureCount, Flags, Flow, FlushGate, IoError, IoResult,
-    Limits, MarkerPlace, Nature, Op, Request, SECTOR_BYTES, Sector, SectorCount, SectorRange, Segs,
-    Shape, Time, until,
+    ConfigError, Disk, Env, FailureCount, Flags, Flow, FlushGate, IoError, IoResult, Limits,
+    MarkerPlace, Nature, Op, Request, SECTOR_BYTES, Sector, SectorCount, SectorRange, Segs, Shape,
+    Time, until,
 };
 use event_listener::Event;
 
@@ -99,6 +101,8 @@ struct Shared {
     /// This client, as the owner of the lock that it has taken; none if it is for reading only.
     owner: Mutex<Option<lock::Owner>>,
     sectors: AtomicU64,
+    /// A call for the size has not ended.
+    is_measuring: AtomicBool,
     gate: FlushGate,
     queues: OnceLock<Queues>,
     counts: RemoteCounts,
@@ -166,7 +170,7 @@ impl RbdDisk {
                 return Err(refused);
             }
         };
-        let sectors = sectors_of(&target, &image)?;
+        let sectors = size::of(&target, &image)?;
         marker::warn_of_snapshot(&target, &image);
         let shared = Arc::new(Shared {
             target,
@@ -175,6 +179,7 @@ impl RbdDisk {
             read_only,
             owner: Mutex::new(owner),
             sectors: AtomicU64::new(sectors),
+            is_measuring: AtomicBool::new(false),
             gate: FlushGate::new(failures),
             queues: OnceLock::new(),
             counts: RemoteCounts::default(),
@@ -187,13 +192,6 @@ impl RbdDisk {
         let keeper = (!read_only).then(|| Keeper::start(&shared)).flatten();
         Ok(RbdDisk(shared, keeper))
     }
-}
-
-fn sectors_of(target: &Target, image: &Image) -> Result<u64, ConfigError> {
-    let bytes = image
-        .bytes()
-        .map_err(|errno| target.refused(ConfigKind::System, format!("size: {}", text_of(errno))))?;
-    Ok(bytes / SECTOR_BYTES)
 }
 
 impl Shared {
@@ -531,9 +529,9 @@ impl Disk for RbdDisk {
         }
     }
 
+    /// A reactor calls it: see [`size`]. What is not known does not refuse a table.
     fn refresh(&self) -> Result<(), ConfigError> {
-        let sectors = sectors_of(&self.0.target, self.0.image())?;
-        self.0.sectors.store(sectors, Ordering::Relaxed);
+        self.0.refresh();
         Ok(())
     }
 

@@ -23,6 +23,9 @@ use super::{RbdDisk, Shared, clock, snapshots};
 /// The key. Those that begin with `conf_` are settings of librbd.
 const KEY: &CStr = c"cairn.dirty_marker";
 
+/// Refuses the next change of the cluster.
+pub(super) type May<'a> = &'a dyn Fn() -> Result<(), i32>;
+
 fn failed(target: &Target, errno: i32) -> ConfigError {
     target.refused(ConfigKind::System, format!("dirty marker: {}", text_of(errno)))
 }
@@ -77,18 +80,19 @@ impl MarkerStore for RbdDisk {
         env: &'a Env,
         text: Option<String>,
     ) -> LocalFuture<'a, Result<(), ConfigError>> {
-        Box::pin(self.0.call(env, move |image| set(image, text.as_deref())))
+        Box::pin(self.0.call(env, move |image| set(image, text.as_deref(), &|| Ok(()))))
     }
 }
 
 /// Replaces the marker of an image, or removes it, with what its snapshots need (S1 and S2 of
-/// [`snapshots`]).
-fn set(image: &Image, text: Option<&str>) -> Result<(), i32> {
+/// [`snapshots`]). `may` is asked before each change (W1 of `within`).
+fn set(image: &Image, text: Option<&str>, may: May<'_>) -> Result<(), i32> {
     match (image.metadata(KEY)?, text) {
-        (None, Some(_)) => snapshots::begin_life(image)?,
-        (Some(_), None) => snapshots::end_life(image)?,
+        (None, Some(_)) => snapshots::begin_life(image, may)?,
+        (Some(_), None) => snapshots::end_life(image, may)?,
         _ => {}
     }
+    may()?;
     image.set_metadata(KEY, text)
 }
 
@@ -141,7 +145,8 @@ fn remove_marker(
     let (target, image) = (&disk.0.target, disk.0.image());
     let text = image.metadata(KEY).map_err(|errno| failed(target, errno))?;
     let marker = DirtyMarker::named(&target.uri, text.as_deref(), generation)?;
-    care.check(target)?;
-    set(image, None).map_err(|errno| failed(target, errno))?;
+    // Nothing waits for this error: the caller has left.
+    let may = || care.check(target).map_err(|_| -libc::ETIMEDOUT);
+    set(image, None, &may).map_err(|errno| failed(target, errno))?;
     Ok(marker)
 }

@@ -17,6 +17,7 @@ use std::ffi::CStr;
 use std::fmt::Write;
 
 use super::image::{Image, Snapshot};
+use super::marker::May;
 
 const BASE: &CStr = c"cairn.marker_base";
 const LIST: &CStr = c"cairn.not_consistent";
@@ -72,13 +73,14 @@ fn list_of(image: &Image) -> Result<NotConsistent, i32> {
 }
 
 /// A marker is about to be put beside an image that has none (S1).
-pub(super) fn begin_life(image: &Image) -> Result<(), i32> {
+pub(super) fn begin_life(image: &Image, may: May<'_>) -> Result<(), i32> {
     let highest = image.snapshots()?.iter().map(|it| it.id).max().unwrap_or(0);
+    may()?;
     image.set_metadata(BASE, Some(&highest.to_string()))
 }
 
 /// The marker of an image is about to be removed (S2).
-pub(super) fn end_life(image: &Image) -> Result<(), i32> {
+pub(super) fn end_life(image: &Image, may: May<'_>) -> Result<(), i32> {
     let ids: Vec<u64> = image.snapshots()?.iter().map(|it| it.id).collect();
     let before = list_of(image)?;
     let mut list = before.clone();
@@ -86,6 +88,7 @@ pub(super) fn end_life(image: &Image) -> Result<(), i32> {
     if list == before {
         return Ok(());
     }
+    may()?;
     image.set_metadata(
         LIST,
         Some(&list.encode()).filter(|text| !text.is_empty()).map(String::as_str),

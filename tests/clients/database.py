@@ -7,12 +7,14 @@
 FILE and FILE-journal may be disks, which cannot grow or be removed. So the database is made with
 free pages, and SQLite keeps its rollback journal: in the exclusive mode it overwrites the header.
 Transaction N replaces rows, each by a text of N. The journal has a line for each commit that has
-succeeded.
+succeeded. While there is a file JOURNAL.pause, no commit is on its way: the file JOURNAL.paused says
+so.
 """
 
 import os
 import sqlite3
 import sys
+import time
 
 ROWS = 500
 PER_COMMIT = 7
@@ -48,12 +50,20 @@ def make(path):
     database.execute("drop table room")
 
 
+def pause_if_asked(journal):
+    if os.path.exists(f"{journal}.pause"):
+        open(f"{journal}.paused", "w").close()
+        while os.path.exists(f"{journal}.pause"):
+            time.sleep(0.02)
+
+
 def write(path, journal):
     database = connect(path)
     number = database.execute("select number from last").fetchone()[0]
     with open(journal, "a", buffering=1) as file:
         try:
             while True:
+                pause_if_asked(journal)
                 number += 1
                 database.execute("begin immediate")
                 for row in rows(number):

@@ -83,6 +83,16 @@ ended() { ! kill -0 "$1" 2>/dev/null; }           # PROCESS
 serves_or_ended() { answers "$1" || ended "$2"; } # HOST PROCESS
 flushed() { grep -q '^f' journal && [ "$(wc -l <journal)" -gt "$1" ]; } # LINES
 committed() { [ "$(wc -l <commits)" -gt "$1" ]; } # LINES
+writes_of() { # HOST
+  "$CAIRN" --control "$1/control.sock" info --json | jq -ce '[.[].remotes[]?.ops.write] | select(length > 0)'
+}
+# is_quiet HOST: it has sent no write to the cluster during a flush of all volumes
+is_quiet() {
+  local sent name
+  sent=$(writes_of "$1")
+  for name in vm fio db db-journal; do qemu-io -f raw -c flush "$(of "$1" "$name")" >/dev/null; done
+  [ "$(writes_of "$1")" = "$sent" ]
+}
 guarded() { [ $((round % 3)) = 2 ]; }
 now() { date +%s%N; }
 
@@ -130,12 +140,11 @@ for round in $(seq "$rounds"); do
   writer=$!
   await "writes and flushes" flushed $((lines + 300))
   if guarded; then
-    kill -STOP "$writer" ${committer:-}
-    # Its last requests end, and what they left is committed: the guard is no fence for what is on
-    # its way in librbd.
-    sleep 1
-    qemu-io -f raw -c flush "nbd+unix:///vm?socket=$work/$before/nbd.sock" >/dev/null
-    sleep 1
+    # Nothing is on its way in librbd when the host is stopped: the guard is no fence for that.
+    touch journal.pause commits.pause
+    await "the last write of the client has ended" test -e journal.paused
+    [ -z "$has_fuse" ] || await "the last commit has ended" test -e commits.paused
+    await "what they left is committed" is_quiet "$before"
   fi
   kill -STOP "$owner"
   stopped=$(now)
@@ -154,7 +163,8 @@ for round in $(seq "$rounds"); do
     # Both have this expiry, and the entry in the blocklist has expired when the host wakes.
     while [ $(($(now) - stopped)) -lt 10000000000 ] || blocked; do sleep 0.2; done
   fi
-  kill -CONT "$owner" "$writer" ${committer:-}
+  kill -CONT "$owner"
+  rm -f journal.pause commits.pause journal.paused commits.paused
   await "the client of the old host ends" ended "$writer"
   wait "$writer" || { cat writer.log; fail "round $round: the client of the old host"; }
   if [ -n "$has_fuse" ]; then

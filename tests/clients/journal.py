@@ -7,13 +7,16 @@ A block is 4096 bytes that repeat the number of the write. The journal has a lin
 before it is sent ("s NUMBER BLOCK") and when it has succeeded ("a NUMBER"). "d NUMBER" is a write
 with FUA that has succeeded. "f" is a flush that has succeeded: it covers what has succeeded before
 it in the same connection, which begins at "b". A write that succeeds after one has failed is an
-error.
+error. While there is a file JOURNAL.pause, the writer sends nothing and has nothing on its way: it
+says so by the file JOURNAL.paused.
 """
 
+import os
 import random
 import socket
 import struct
 import sys
+import time
 
 BLOCK = 4096
 READ, WRITE, FLUSH = 0, 1, 3
@@ -68,12 +71,20 @@ def lines(journal):
         return []
 
 
+def pause_if_asked(journal):
+    if os.path.exists(f"{journal}.pause"):
+        open(f"{journal}.paused", "w").close()
+        while os.path.exists(f"{journal}.pause"):
+            time.sleep(0.02)
+
+
 def write(export, journal, blocks):
     number = max((int(line[1]) for line in lines(journal) if line[0] == "s"), default=0)
     with open(journal, "a", encoding="ascii", buffering=1) as file:
         file.write("b\n")
         failed = 0
         while failed < 10:
+            pause_if_asked(journal)
             number += 1
             block, is_fua = random.randrange(blocks), random.random() < 0.1
             file.write(f"s {number} {block}\n")

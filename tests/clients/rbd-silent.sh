@@ -59,12 +59,18 @@ refused '.*Connection timed out\|the cluster did not answer within 4 s' 'rbd:vms
 within 12 expect 1 "$CAIRN" unfence 'rbd:vms/a?timeout=4' 127.0.0.1:0/1
 within 12 expect 1 "$CAIRN" unmark 'rbd:vms/a?timeout=4' 0123
 # The others are served, and a signal ends a start that waits.
-within 20 serve --table "good=$(linear file.img)" --table "bad=$(over 'rbd:vms/a?timeout=4')" \
-  --export good
+within 20 serve --state good.state --table "good=$(linear file.img)" \
+  --table "bad=$(over 'rbd:vms/a?timeout=4')" --export good
 io good "write -P 0x22 0 64k" flush
 grep -q 'bad is not served: .*rbd:vms/a' serve.log || { cat serve.log; fail "the volume is not named"; }
-within 5 serve_end
+# What was left behind ends, and the same server opens the image.
 awake
+opened() {
+  "$CAIRN" --control "$control" create again --table "$(over 'rbd:vms/a?timeout=4')" >again.log 2>&1
+}
+await "an open by the same server after the silence" opened
+io again "write -P 0x21 0 64k" flush "read -P 0x21 0 64k"
+within 5 serve_end
 # What was left behind has no lock.
 await "an image after the silence" "$CAIRN" serve --strict --table "$(over rbd:vms/a)" --run true
 
@@ -102,7 +108,7 @@ serve_end
 # image waits for a copy there.
 rbd create vms/store --size 64M
 truncate -s 64M origin.img
-serve --table "s=0 131072 snapshot origin.img rbd:vms/store?timeout=4 P 8" \
+serve --state origin.state --table "s=0 131072 snapshot origin.img rbd:vms/store?timeout=4 P 8" \
   --table "o=0 131072 snapshot-origin origin.img" \
   --table "idle=$(over 'rbd:vms/meta?timeout=4')" --table "good=$(linear file.img)" --export good
 io good "write -P 0x24 0 64k"

@@ -5,8 +5,9 @@
 . "$(dirname "$0")/../lib.sh"
 . "$tests/ceph.sh"
 need qemu-io fio jq
-# Entries of other hosts last 30 s, so the guard asks after 15 s.
-export CAIRN_RBD_EXPIRY_MIN=30
+# Entries of other hosts last 40 s, so the guard asks after 20 s, and takes another cookie up to 30 s
+# after the last sign of its lock.
+export CAIRN_RBD_EXPIRY_MIN=40
 release() { ceph_end; }
 ceph_start "osd client watch timeout = 5"
 
@@ -20,10 +21,35 @@ io() { # COMMAND...
   timeout 60 qemu-io -f raw "${words[@]}" "$uri" >said 2>&1 && ! grep -q -e failed -e rror said ||
     { cat said serve.log; fail "qemu-io $*"; }
 }
+stop() { stopped_at=$(date +%s%N); kill -STOP "$server"; }
+long() { [ $(($(date +%s%N) - stopped_at)) -ge "$1"000000000 ]; } # SECONDS: so long ago
 stopped() { # SECONDS: the server, which loses its watch
-  kill -STOP "$server"
-  sleep "$1"
+  stop
   await "the cluster drops the watch" unwatched
+  await "a stop of $1 s" long "$1"
+}
+by_hand() { # the lock is broken
+  local owner cookie
+  owner=$(rbd lock ls vms/a --format json | jq -r '.[0].locker')
+  cookie=$(rbd lock ls vms/a --format json | jq -r '.[0].id')
+  rbd lock rm vms/a "$cookie" "$owner"
+}
+let_in() { # nothing refuses a client any more
+  local entry
+  for entry in $(ceph osd blocklist ls 2>/dev/null | awk '{ print $1 }'); do
+    ceph osd blocklist rm "$entry" 2>/dev/null
+  done
+}
+wakes_fenced() { # the server, which must not write over what another client wrote
+  rm -f theirs now
+  rbd export --no-progress vms/a theirs
+  kill -CONT "$server"
+  timeout 60 qemu-io -f raw -c "write -P 0x15 0 64k" "$uri" >said 2>&1 || true
+  grep -q 'write failed' said || { cat said serve.log; fail "a server writes over what another wrote"; }
+  grep -q 'rbd:vms/a: fenced' serve.log || { cat serve.log; fail "the log names no fence"; }
+  serve_kill
+  rbd export --no-progress vms/a now
+  cmp theirs now || fail "a server wrote over what another wrote"
 }
 refused() { # the lock is held by a client that is alive
   expect 4 timeout 60 "$CAIRN" serve --strict --table "$table" --run true
@@ -33,42 +59,53 @@ refused() { # the lock is held by a client that is alive
 # Idle, and under load: no request fails.
 serve --table "$table"
 io "write -P 0x11 0 64k" flush
-stopped 16
+stopped 21
 kill -CONT "$server"
 io "read -P 0x11 0 64k" "write -P 0x12 0 64k" flush "read -P 0x12 0 64k"
 await "the server watches the image again" watched
 refused
 fio --name=v --ioengine=nbd --uri="$uri" --rw=randwrite --bs=4k --size=16M --offset=16M \
-  --iodepth=8 --fsync=32 --time_based --runtime=22 --verify=crc32c --verify_fatal=1 --randseed="$CAIRN_SEED" \
+  --iodepth=8 --fsync=32 --time_based --runtime=30 --verify=crc32c --verify_fatal=1 --randseed="$CAIRN_SEED" \
   >fio.log 2>&1 &
 load=$!
 sleep 2
-stopped 16
+stopped 21
 kill -CONT "$server"
 wait "$load" || { tail -n 20 fio.log serve.log; fail "fio over a stop"; }
 io "read -P 0x12 0 64k" "write -P 0x13 0 64k" flush
 ! grep -q fenced serve.log || { cat serve.log; fail "a server that has its lock is fenced"; }
 refused
 # Its lock has another cookie by now; that is known when it is idle for long.
-sleep 25
+sleep 32
 io "read -P 0x13 0 64k" "write -P 0x14 0 64k" flush
 ! grep -q fenced serve.log || { cat serve.log; fail "an idle server that has its lock is fenced"; }
 
-# Another client has had the image, has given it back, and nothing refuses this one any more.
-owner=$(rbd lock ls vms/a --format json | jq -r '.[0].locker')
-cookie=$(rbd lock ls vms/a --format json | jq -r '.[0].id')
-stopped 25
-rbd lock rm vms/a "$cookie" "$owner"
+# A client that is not cairn has had the image for long, and has given it back.
+stopped 31
+by_hand
 rbd bench --io-type write --io-size 64K --io-total 64K vms/a >said 2>&1 || { cat said; fail "rbd bench"; }
-for entry in $(ceph osd blocklist ls 2>/dev/null | awk '{ print $1 }'); do
-  ceph osd blocklist rm "$entry" 2>/dev/null
-done
-rbd export --no-progress vms/a theirs
-kill -CONT "$server"
-timeout 60 qemu-io -f raw -c "write -P 0x15 0 64k" "$uri" >said 2>&1 || true
-grep -q 'write failed' said || { cat said serve.log; fail "a server writes over what another wrote"; }
-grep -q 'rbd:vms/a: fenced' serve.log || { cat serve.log; fail "the log names no fence"; }
+let_in
+wakes_fenced
+
+# Another server has, within the time in which any cookie of this client is taken.
+session() { rbd image-meta get vms/a cairn.session; }
+serve --table "$table"
+io "write -P 0x16 0 64k" flush
+mine=$(session)
+stop
+by_hand
+timeout 60 "$CAIRN" serve --strict --table "$table" \
+  --run 'qemu-io -f raw -c "write -P 0x17 0 64k" -c flush "$uri"' >said 2>&1 ||
+  { cat said; fail "another server"; }
+[ "$(session)" != "$mine" ] || fail "another server has the same session"
+let_in
+await "a stop of 21 s" long 21
+wakes_fenced
+# The keeper sees it, too: without a request, and without a stop.
+serve --table "$table"
+io "write -P 0x18 0 64k" flush
+rbd image-meta set vms/a cairn.session other
+is_fenced() { grep -q 'fenced: another server has opened the image since' serve.log; }
+await "the keeper fences the image" is_fenced
 serve_kill
-rbd export --no-progress vms/a now
-cmp theirs now || fail "a server wrote over what another wrote"
 echo "a server that wakes serves on if the lock is still its own, and is fenced otherwise"

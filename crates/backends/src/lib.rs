@@ -15,6 +15,7 @@ mod host;
 mod marker;
 mod memory;
 pub mod nbd;
+mod nonce;
 mod null;
 mod objects;
 mod opener;

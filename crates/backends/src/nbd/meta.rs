@@ -37,6 +37,7 @@ use super::NbdDisk;
 use super::connect::{Waiting, connect_waiting};
 use super::uri::Target;
 use crate::host::host_name;
+use crate::nonce::nonce;
 
 /// The first word of a session: another one is of a later program.
 const VERSION: &str = "1";
@@ -245,13 +246,6 @@ impl Meta {
 /// True if a refusal is that of an export that another client has opened.
 pub(super) fn is_fence(error: &ConfigError) -> bool {
     error.source.as_ref().is_some_and(|source| source.is::<FencedOff>())
-}
-
-fn nonce() -> String {
-    let mut bytes = [0; 16];
-    let flags = rustix::rand::GetRandomFlags::empty();
-    rustix::rand::getrandom(&mut bytes, flags).expect("so few bytes are always there");
-    format!("{:032x}", u128::from_le_bytes(bytes))
 }
 
 impl MarkerStore for NbdDisk {

@@ -2,11 +2,13 @@
 //!
 //! What the guard (F2 in the module above) finds of a cookie that has changed is certain only for
 //! a while after the last sign of the lock. So an image that is idle has a sign, too: one small
-//! call in each half of the patience. If the keeper itself was late, or its call took long, librbd
+//! look in each half of the patience. If the keeper itself was late, or its call took long, librbd
 //! may have lost its watch of the image, and changes the cookie soon: the next looks are those of
 //! the guard, which note the new one.
 //!
-//! The keeper fences nothing. A request that finds no sign of the lock looks for itself.
+//! The keeper fences an image whose session is another one (N2 of `session`): nothing but a new open
+//! ends that. For all else it fences nothing: a request that finds no sign of the lock looks for
+//! itself.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -61,6 +63,10 @@ fn keep(image: &Weak<Shared>, pause: Duration, ended: &Receiver<()>) {
         doubts = doubts.saturating_sub(1);
         if is_held == Ok(true) {
             shared.good.fetch_max(woke.0, Ordering::AcqRel);
+        }
+        if is_held == Ok(false) && shared.has_its_session() == Ok(false) {
+            shared.fence("another server has opened the image since");
+            return;
         }
         if is_held != Ok(true) || clock::now().since(woke) > LATE {
             doubts = DOUBTS;

@@ -18,6 +18,7 @@
 use cairn_block::{ConfigError, ConfigKind};
 
 use super::image::{Image, Locker, text_of};
+use super::session;
 use super::uri::Target;
 use super::within::Care;
 
@@ -88,6 +89,15 @@ pub(super) fn owner_now(target: &Target) -> Result<Option<Owner>, ConfigError> {
     let image = Image::open(target, true)?;
     owner(&image)
         .map_err(|errno| target.refused(ConfigKind::System, format!("lock: {}", text_of(errno))))
+}
+
+/// The same, and then the session of the image.
+pub(super) fn owner_and_session(
+    target: &Target,
+) -> Result<(Option<Owner>, Option<String>), ConfigError> {
+    let image = Image::open(target, true)?;
+    let found = owner(&image).and_then(|owner| Ok((owner, session::now(&image)?)));
+    found.map_err(|errno| target.refused(ConfigKind::System, format!("lock: {}", text_of(errno))))
 }
 
 /// The owner of an image's lock, as this image knows it.

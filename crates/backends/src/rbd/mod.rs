@@ -2,6 +2,7 @@
 //!
 //! - `uri`: what the argument of a table line means. `library`: librbd, loaded at run time.
 //! - `image`: a connection and an open image. `lock`: its exclusive lock, and the fence.
+//! - `session`: a word of each open, so that another one shows later.
 //! - `clock`: the clock of the guard. `marker`: the dirty marker, in the image's metadata.
 //! - `size`: how large an image is now.
 //! - `snapshots`: which ones were taken while a marker stood.
@@ -28,8 +29,10 @@
 //!     that it has lost again by itself once it may, and then another client has had the image. Its
 //!     cookie is another one then. It also is if librbd has lost its watch, and watches again. The
 //!     two differ as long as an entry in the blocklist would still stand, which lasts twice the
-//!     patience at least: within one and a half of it, a lock of this client has been its own
-//!     throughout, with whatever cookie, since the cluster does not refuse this client.
+//!     patience at least: within one and a half of it, no client has taken the lock from this one,
+//!     with whatever cookie, since the cluster does not refuse this client. librbd may have given
+//!     it back, though. Another server that has had it then shows by its session (N2 of `session`);
+//!     a client that is not cairn does not.
 //! F3. The volume over a fenced disk has no crash log: an image has no lasting name
 //!     ([`cairn_block::Identity::lasting_name`]). So nothing of this process is replayed over what
 //!     the new owner wrote.
@@ -48,6 +51,7 @@ mod library;
 mod lock;
 mod marker;
 mod operation;
+mod session;
 mod size;
 mod snapshots;
 mod unfence;
@@ -100,6 +104,8 @@ struct Shared {
     read_only: bool,
     /// This client, as the owner of the lock that it has taken; none if it is for reading only.
     owner: Mutex<Option<lock::Owner>>,
+    /// The word of this open; none if it is for reading only.
+    session: Option<String>,
     sectors: AtomicU64,
     /// A call for the size has not ended.
     is_measuring: AtomicBool,
@@ -162,9 +168,12 @@ impl RbdDisk {
         let image = Image::open(&target, read_only)?;
         // What is known of the lock is as old as this.
         let started = clock::now();
-        let acquire = || lock::acquire(&image, &target, take_overs, care);
-        let owner = match (!read_only).then(acquire).transpose() {
-            Ok(owner) => owner,
+        let acquire = || {
+            let owner = lock::acquire(&image, &target, take_overs, care)?;
+            Ok((owner, session::begin(&image, &target, care)?))
+        };
+        let (owner, session) = match (!read_only).then(acquire).transpose() {
+            Ok(owned) => owned.unzip(),
             Err(refused) => {
                 image::close(image);
                 return Err(refused);
@@ -178,6 +187,7 @@ impl RbdDisk {
             closing: Mutex::new(None),
             read_only,
             owner: Mutex::new(owner),
+            session,
             sectors: AtomicU64::new(sectors),
             is_measuring: AtomicBool::new(false),
             gate: FlushGate::new(failures),
@@ -230,10 +240,13 @@ impl Shared {
         for _ in 0..TRIES {
             let good = Time(self.good.load(Ordering::Acquire));
             let is_owner = self.image().is_owner()?;
-            let now = lock::owner_now(&self.target).map_err(|error| {
+            let (now, session) = lock::owner_and_session(&self.target).map_err(|error| {
                 tracing::warn!("{error}");
                 -libc::EIO
             })?;
+            if session != self.session {
+                return Ok(false);
+            }
             let mut own = self.owner.lock();
             match (now, own.as_ref()) {
                 (Some(now), Some(own)) if is_owner && now == *own => return Ok(true),
@@ -254,11 +267,17 @@ impl Shared {
         Ok(false)
     }
 
-    /// The same by one call, which is certain only within the time of an entry in the blocklist: if
-    /// another client had taken the lock since then, the cluster would refuse this one.
+    /// The same by two calls, which are certain only within the time of an entry in the blocklist:
+    /// if another client had taken the lock since then, the cluster would refuse this one.
     fn still_has_lock(&self, good: Time) -> Result<bool, i32> {
         let is_owner = self.image().is_owner()?;
-        Ok(is_owner && self.is_certain_since(good))
+        Ok(self.has_its_session()? && is_owner && self.is_certain_since(good))
+    }
+
+    /// True if no other server has opened the image for writing since this one has (N2). Blocks the
+    /// thread.
+    fn has_its_session(&self) -> Result<bool, i32> {
+        Ok(session::now(self.image())? == self.session)
     }
 
     /// True if an entry in the blocklist that was made after this time stands. It lasts twice the

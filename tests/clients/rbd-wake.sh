@@ -48,6 +48,7 @@ wakes_fenced() { # the server, which must not write over what another client wro
   grep -q 'write failed' said || { cat said serve.log; fail "a server writes over what another wrote"; }
   grep -q 'rbd:vms/a: fenced' serve.log || { cat serve.log; fail "the log names no fence"; }
   serve_kill
+  await "the cluster drops the watch of a server that was killed" unwatched
   rbd export --no-progress vms/a now
   cmp theirs now || fail "a server wrote over what another wrote"
 }

@@ -1,8 +1,8 @@
 //! What of an image outlives its last user: [`Held`], counted by the image.
 //!
-//! The lock of an image is given back by its close, which waits for the cluster. An open of the same
-//! image waits for that ([`wait_for_lock`]), and for none of another image: a cluster that is silent
-//! does not delay an open of one that answers. The end of the process waits for all
+//! The lock of an image is given back by its close, which waits for the cluster. An open of the
+//! same image waits for that ([`wait_for_lock`]), and for none of another image: a cluster that is
+//! silent does not delay an open of one that answers. The end of the process waits for all
 //! ([`finish_closing`]).
 //!
 //! H1. A disk that is dropped is counted as closing before its image may be closed, and until it

@@ -6,9 +6,9 @@
 //! may have lost its watch of the image, and changes the cookie soon: the next looks are those of
 //! the guard, which note the new one.
 //!
-//! The keeper fences an image whose session is another one (N2 of `session`): nothing but a new open
-//! ends that. For all else it fences nothing: a request that finds no sign of the lock looks for
-//! itself.
+//! The keeper fences an image whose session is another one (N2 of `session`): nothing but a new
+//! open ends that. For all else it fences nothing: a request that finds no sign of the lock looks
+//! for itself.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};

@@ -1,10 +1,10 @@
 //! How large an image is now.
 //!
 //! librbd answers from memory unless it was told that the header of the image has changed: then it
-//! asks the cluster first, and waits. A reactor asks for the size at each load of a table, also for
-//! images that the table does not name. So the call has a thread of its own, and the reactor waits
-//! for [`BOUND`] at most; while a call has not ended, it does not wait at all. Without an answer the
-//! former size stays. A call that ends later still stores the size, for the next load.
+//! asks the cluster first, and waits. A reactor asks for the size at each load of a table, also
+//! for images that the table does not name. So the call has a thread of its own, and the reactor
+//! waits for [`BOUND`] at most; while a call has not ended, it does not wait at all. Without an
+//! answer the former size stays. A call that ends later still stores the size, for the next load.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,7 +1,10 @@
-//! [`nonce`]: a random name of a session, so that no two are the same.
+//! [`nonce`]: a random name, so that no two sessions, and no two markers, have the same one.
 
 /// 128 random bits in hexadecimal.
-pub(crate) fn nonce() -> String {
+///
+/// # Panics
+/// The system has no random bits.
+pub fn nonce() -> String {
     let mut bytes = [0; 16];
     let flags = rustix::rand::GetRandomFlags::empty();
     rustix::rand::getrandom(&mut bytes, flags).expect("so few bytes are always there");

@@ -15,11 +15,11 @@ use cairn_block::{
     ConfigError, ConfigKind, Disk, Env, FailureCount, Identity, LocalFuture, Opener, SECTOR_BYTES,
     SectorCount,
 };
-use cairn_reactor::Driver;
 
 use crate::argument::{image_in, is_path, is_remote, kind_of};
 use crate::file::{self, FileDisk, FileOptions};
 use crate::handles::Handles;
+use crate::helper::on_helper;
 use crate::memory::MemoryDisk;
 use crate::nbd::{self, NbdDisk};
 use crate::null::NullDisk;
@@ -257,12 +257,12 @@ impl Opener for DeviceOpener {
                         let file = FileDisk::open_counted(&path, read_only, how, failures)?;
                         Ok(Arc::new(file) as Arc<dyn Disk>)
                     };
-                    open_beside(env, argument, open).await
+                    on_helper(env, (argument, "open"), open).await
                 }
                 Device::Remote(kind, uri) => {
                     let (uri, means) = (uri.to_owned(), self.means.clone());
                     let open = move || open_remote((kind, &uri), read_only, &means, failures);
-                    open_beside(env, argument, open).await
+                    on_helper(env, (argument, "open"), open).await
                 }
                 Device::Memory { .. } | Device::Null(_) => self.open(argument, read_only, failures),
             }
@@ -291,7 +291,7 @@ impl qcow2::Lower for DeviceOpener {
                 let file = FileDisk::open_counted(&path, true, how, Arc::default())?;
                 Ok(Arc::new(file) as Arc<dyn Disk>)
             };
-            open_beside(env, argument, open).await
+            on_helper(env, (argument, "open"), open).await
         })
     }
 }
@@ -299,26 +299,6 @@ impl qcow2::Lower for DeviceOpener {
 /// The error of what an argument names, as one of the argument.
 fn named(argument: &str, error: ConfigError) -> ConfigError {
     ConfigError { device: argument.to_owned(), ..error }
-}
-
-/// Opens on a helper thread: a slow file system, device or server keeps no reactor waiting.
-async fn open_beside(
-    env: &Env,
-    argument: &str,
-    open: impl FnOnce() -> Result<Arc<dyn Disk>, ConfigError> + Send + 'static,
-) -> Result<Arc<dyn Disk>, ConfigError> {
-    let opened = Arc::new(Mutex::new(None));
-    let result = opened.clone();
-    let work = move || {
-        *result.lock() = Some(open());
-        0
-    };
-    Driver::of(env).run(work).await;
-    let disk = opened.lock().take();
-    disk.unwrap_or_else(|| {
-        let detail = "open: no helper thread could be started for it";
-        Err(ConfigError::new(ConfigKind::System, argument, detail))
-    })
 }
 
 #[cfg(test)]

@@ -18,18 +18,16 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use cairn_block::dirty_marker::DirtyMarker;
-use cairn_block::sync::Mutex;
 use cairn_block::{ConfigError, ConfigKind, Env, LocalFuture, MarkerStore};
-use cairn_reactor::Driver;
 use rustix::fs::{FileType, OFlags};
 
 use super::open::system;
 use super::probe::Kind;
 use super::{FileDisk, FileOptions};
 use crate::held::patiently;
+use crate::helper::on_helper;
 
 /// What the name of the marker adds to that of the file.
 const SUFFIX: &str = ".cairn-dirty-marker";
@@ -147,23 +145,13 @@ impl SideFile {
     }
 
     /// Runs on a helper thread: a server that does not answer keeps no reactor waiting.
-    async fn on_helper<T: Send + 'static>(
+    async fn call<T: Send + 'static>(
         &self,
         env: &Env,
         work: impl FnOnce(&SideFile) -> Result<T, ConfigError> + Send + 'static,
     ) -> Result<T, ConfigError> {
-        let (place, this) = (Arc::new(Mutex::new(None)), self.clone());
-        let result = place.clone();
-        let run = move || {
-            *result.lock() = Some(work(&this));
-            0
-        };
-        Driver::of(env).run(run).await;
-        let found = place.lock().take();
-        found.unwrap_or_else(|| {
-            let detail = "dirty marker: no helper thread could be started for it";
-            Err(ConfigError::new(ConfigKind::System, &self.argument, detail))
-        })
+        let this = self.clone();
+        on_helper(env, (&self.argument, "dirty marker"), move || work(&this)).await
     }
 }
 
@@ -178,7 +166,7 @@ impl MarkerStore for SideFile {
     }
 
     fn read<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<Option<String>, ConfigError>> {
-        Box::pin(self.on_helper(env, SideFile::text))
+        Box::pin(self.call(env, SideFile::text))
     }
 
     fn write<'a>(
@@ -186,7 +174,7 @@ impl MarkerStore for SideFile {
         env: &'a Env,
         text: Option<String>,
     ) -> LocalFuture<'a, Result<(), ConfigError>> {
-        Box::pin(self.on_helper(env, move |file| file.set(text.as_deref())))
+        Box::pin(self.call(env, move |file| file.set(text.as_deref())))
     }
 }
 

@@ -1,8 +1,8 @@
 //! [`Meta`]: what this client keeps in a small export beside the one with the data (`meta=`).
 //!
-//! NBD has no locks and does not tell one client from another. So a client that writes puts a
-//! session there when it opens the export: a random number, its host and the time. After a lost
-//! connection it reads the session again before it sends anything:
+//! NBD has no locks and does not tell one client from another. So the start of a table that writes
+//! puts a session there: a random number, the host and the time. After a lost connection the client
+//! reads the session again before it sends anything:
 //!
 //! - K1. The session is durable before the first table over the device starts, and so before a
 //!   write of this client. A start that is refused, because a dirty marker stands, leaves that of
@@ -10,7 +10,7 @@
 //! - K2. A client sends nothing over a later connection, unless its own session was found after
 //!   that connection was made; one that has put none there yet has to find what it found before.
 //!   Otherwise another client uses the export, or the server has forgotten the session, and the
-//!   data with it: the disk is fenced, for good.
+//!   data with it: the disk is fenced until it is opened again.
 //!
 //! Nothing ends the connection of a client that goes on while another one opens the export, and
 //! between the look and the replay there is a moment. It is no lock: see `docs/failover.md`.
@@ -31,11 +31,11 @@ use cairn_nbd::calls::Calls;
 use cairn_nbd::negotiation::Wish;
 use cairn_nbd::records::{RECORD_BYTES, Record, SLOT_BYTES, TEXT_BYTES_MAX};
 use cairn_nbd::wire::TransmissionFlags;
-use cairn_reactor::Driver;
 
 use super::NbdDisk;
 use super::connect::{Waiting, connect_waiting};
 use super::uri::Target;
+use crate::helper::on_helper;
 use crate::host::host_name;
 use crate::nonce::nonce;
 
@@ -106,7 +106,9 @@ impl Meta {
 
     /// Puts a session of this client there, unless it has, or only reads. Blocks the thread.
     fn take(&self) -> Result<(), ConfigError> {
-        if self.read_only || self.session.lock().is_own {
+        // Two tables that start at once put one session there.
+        let mut session = self.session.lock();
+        if self.read_only || session.is_own {
             return Ok(());
         }
         let mut calls = self.connect()?;
@@ -115,7 +117,7 @@ impl Meta {
         let (nonce, export, host) = (nonce(), escape_word(&self.target.export), host_name());
         let text = format!("{VERSION} {nonce} {export} {host} {now}");
         self.put(&mut calls, (Kind::Session, &found), Some(&text))?;
-        *self.session.lock() = Session { text: Some(text), is_own: true };
+        *session = Session { text: Some(text), is_own: true };
         Ok(())
     }
 
@@ -231,15 +233,8 @@ impl Meta {
         env: &Env,
         call: impl FnOnce(&Meta) -> Result<T, ConfigError> + Send + 'static,
     ) -> Result<T, ConfigError> {
-        let (place, meta) = (Arc::new(Mutex::new(None)), self.clone());
-        let result = place.clone();
-        let work = move || {
-            *result.lock() = Some(call(&meta));
-            0
-        };
-        Driver::of(env).run(work).await;
-        let found = place.lock().take();
-        found.unwrap_or_else(|| Err(self.failed(&io::ErrorKind::WouldBlock.into())))
+        let meta = self.clone();
+        on_helper(env, (&self.target.uri, "meta"), move || call(&meta)).await
     }
 }
 

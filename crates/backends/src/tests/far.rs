@@ -30,6 +30,8 @@ pub struct Manners {
     /// It does so on each connection: with the third answer of the first one, with the second of
     /// the others.
     pub is_always: bool,
+    /// With the second connection to the export with the data, all others lose their contents.
+    pub forgets: bool,
 }
 
 impl Manners {
@@ -41,7 +43,7 @@ impl Manners {
             | TransmissionFlags::SEND_WRITE_ZEROES;
         let (blocks, size) = (Some([1, 4096, 65536]), 1 << 20);
         let (option, answer) = (|_, bytes| bytes, |bytes| bytes);
-        Manners { form, flags, blocks, size, option, answer, is_always: false }
+        Manners { form, flags, blocks, size, option, answer, is_always: false, forgets: false }
     }
 }
 
@@ -108,25 +110,38 @@ impl Peer {
             let head = self.bytes(16)?;
             let number = |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().unwrap());
             let payload = self.bytes(number(12) as usize)?;
-            let answer = (self.manners.option)(number(8), self.option(number(8)));
-            self.stream.write_all(&answer)?;
-            if number(8) == option::GO {
+            let is_go = number(8) == option::GO;
+            if is_go {
                 let end = 4 + u32::from_be_bytes(payload[..4].try_into().unwrap()) as usize;
                 self.export = String::from_utf8(payload[4..end].to_vec()).unwrap();
+                self.begin(count, contents);
+            }
+            let answer = (self.manners.option)(number(8), self.option(number(8)));
+            self.stream.write_all(&answer)?;
+            if is_go {
                 break;
             }
-        }
-        if self.export == "x" {
-            *count.lock() += 1;
-            self.spoil = match (*count.lock(), self.manners.is_always) {
-                (1, always) => Some(1 + u32::from(always)),
-                (_, true) => Some(1),
-                (_, false) => None,
-            };
         }
         loop {
             self.request(contents)?;
         }
+    }
+
+    /// A client has named its export, and does not know yet whether it gets it.
+    fn begin(&mut self, count: &Mutex<u32>, contents: &Contents) {
+        if self.export != "x" {
+            return;
+        }
+        let mut count = count.lock();
+        *count += 1;
+        if self.manners.forgets && *count == 2 {
+            contents.lock().retain(|export, _| export == "x");
+        }
+        self.spoil = match (*count, self.manners.is_always) {
+            (1, always) => Some(1 + u32::from(always)),
+            (_, true) => Some(1),
+            (_, false) => None,
+        };
     }
 
     fn option(&self, asked: u32) -> Vec<u8> {

@@ -332,6 +332,23 @@ fn a_client_that_finds_the_session_of_another_sends_nothing_and_fails_all() {
     }
 }
 
+/// K2: a look before the connection would find its own session.
+#[test]
+fn a_session_that_changes_while_the_client_connects_again_is_found() {
+    let far = Far::serve(Manners {
+        answer: |bytes| [bytes, vec![0; 16]].concat(),
+        forgets: true,
+        ..Manners::good(MessageForm::Simple)
+    });
+    let [on, _] = worlds();
+    let disk = open(&far.uri("&meta=m")).unwrap();
+    take(&on, &disk);
+    let one = (range(0, 8), Flags::empty());
+    write(&on, &disk, one, vec![1; 4096], Shape::default()).unwrap();
+    let read = read(&on, &disk, range(0, 8), Shape::default());
+    assert_eq!(read.err(), Some(IoError::FENCED));
+}
+
 #[test]
 fn a_client_that_only_reads_or_is_refused_takes_the_export_from_nobody() {
     let far = with_meta();

@@ -8,12 +8,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use cairn_backends::{host_name, name_in_notes};
+use cairn_backends::{host_name, name_in_notes, nonce};
 use cairn_block::dirty_marker::{DirtyMarker, MarkerBook};
 use cairn_block::{Receipt, Registry};
 use cairn_outcome::failure::Outcome;
 use parking_lot::Mutex;
-use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::StateFile;
 
@@ -76,11 +75,8 @@ impl MarkerNotes {
 
 impl MarkerBook for MarkerNotes {
     fn new_marker(&self, kind: &str, cache: &str, uuid: &str) -> DirtyMarker {
-        let mut bytes = [0; 16];
-        getrandom(&mut bytes, GetRandomFlags::empty()).expect("so few bytes are always there");
-        let generation = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         DirtyMarker {
-            generation,
+            generation: nonce(),
             kind: kind.to_owned(),
             cache: cache.to_owned(),
             uuid: uuid.to_owned(),

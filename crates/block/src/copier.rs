@@ -275,11 +275,9 @@ impl Copier {
         let grant = self.grant(count.to_bytes()).await;
         if job.flags.is_empty() {
             may_write().await.map_err(CopyError::Write)?;
-        }
-        if job.flags.is_empty()
-            && let Some(copied) = copy_at_once(env, batch, &job.to, start)
-        {
-            return copied;
+            if let Some(copied) = copy_at_once(env, batch, &job.to, start) {
+                return copied;
+            }
         }
         let began = env.now();
         let data = grant.read(env, batch).await.map_err(CopyError::Read)?;

@@ -95,7 +95,7 @@ pub use read_only::read_only_parts;
 pub use registry::{Opener, Registry};
 pub use report::{Attribute, Field, Report, Unit, Value};
 pub use request::{Client, MAX_DEPTH, Request};
-pub use table::{Line, Table, TableLine, escape_word, refuse_marked, unescape_word};
+pub use table::{Line, Table, TableLine, escape_word, refuse_marked, take_unmarked, unescape_word};
 pub use target::{Dirty, EndIo, MessageError, SuspendMode, Target, Verdict};
 pub use task_group::TaskGroup;
 pub use throttle::{

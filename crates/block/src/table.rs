@@ -272,7 +272,7 @@ impl Table {
             self.lines.iter().filter_map(|line| line.target.keeps_marker_of()).collect();
         let is_kept = |disk: &Arc<dyn Disk>| kept.iter().any(|it| Arc::ptr_eq(it, disk));
         for disk in self.lowers().iter().filter(|disk| !is_kept(disk)) {
-            refuse_marked(env, disk.as_ref()).await?;
+            take_unmarked(env, disk.as_ref()).await?;
         }
         for (started, line) in self.lines.iter().enumerate() {
             if let Err(error) = line.target.resume(env).await {
@@ -357,10 +357,22 @@ impl Table {
 /// It stands, or it is not known whether it does.
 pub async fn refuse_marked(env: &Env, disk: &dyn Disk) -> Result<(), ConfigError> {
     let MarkerPlace::Store(store) = disk.marker_place() else { return Ok(()) };
-    let Some(text) = store.read(env).await? else { return store.take(env).await };
+    let Some(text) = store.read(env).await? else { return Ok(()) };
     let name = disk.name();
     let marker = DirtyMarker::of_text(&name, &text)?;
     Err(marker.refusal_alone(&name, env.unix_time()))
+}
+
+/// The same, and then this host uses the disk: it is told from others from now on.
+///
+/// # Errors
+/// A marker stands, or it is not known whether one does, or the engine did not answer.
+pub async fn take_unmarked(env: &Env, disk: &dyn Disk) -> Result<(), ConfigError> {
+    refuse_marked(env, disk).await?;
+    match disk.marker_place() {
+        MarkerPlace::Store(store) => store.take(env).await,
+        MarkerPlace::Needless | MarkerPlace::Nowhere => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -655,9 +655,7 @@ impl<T, D: Data> Session<T, D> {
         if !self.kept.is_empty() {
             tell(Told::Lost);
         }
-        for start in self.kept.keys().copied().collect::<Vec<_>>() {
-            self.drop_kept(start);
-        }
+        self.forget(self.answered);
     }
 
     /// Fails all that waits: no connection came in time. What is kept stays.

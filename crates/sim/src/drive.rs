@@ -341,15 +341,20 @@ impl SimDrive {
             versions.settle_all(u64::MAX);
         }
         drop(state);
+        if let Some(shelf) = self.shared.shelf.get() {
+            shelf.markers.let_go(name);
+        }
         // The failure count is in memory that outlives the process. Flushes that end with the old
         // world raise nothing here.
         let gate = Arc::new(FlushGate::new(Arc::new(self.gate.failures().after_kill())));
         SimDrive::of(self.shared.clone(), gate)
     }
 
-    /// From now on other hosts reach it: its dirty marker is there.
+    /// From now on other hosts reach it: its dirty marker is there, and a write before a table of
+    /// this process has taken it ends the run.
     pub fn share(&self, markers: &Arc<Markers>) {
         let drive = self.shared.options.name.clone();
+        markers.let_go(&drive);
         self.shared.shelf.get_or_init(|| Shelf { markers: markers.clone(), drive });
     }
 
@@ -647,6 +652,10 @@ impl Disk for SimDrive {
     }
 
     fn submit(&self, env: &Env, request: &mut Request) -> Flow {
+        if let Some(shelf) = self.shared.shelf.get().filter(|_| request.op.is_write()) {
+            let (name, range) = (&shelf.drive, request.range);
+            assert!(shelf.markers.is_taken(name), "{name}: {range} is written before it is taken");
+        }
         match request.op {
             Op::Flush => self.start_flush(env, request),
             _ if request.is_fua() => self.start_durable_write(env, request),

@@ -27,6 +27,10 @@ struct State {
     generations: u64,
     /// Every call fails.
     is_failing: bool,
+    /// How long every call takes beside its usual time.
+    delay: Duration,
+    /// The drives that this process uses.
+    taken: HashSet<String>,
 }
 
 /// See the module's description.
@@ -75,6 +79,25 @@ impl Markers {
     /// From now on every call beside a drive fails, or none.
     pub fn set_failing(&self, is_failing: bool) {
         self.0.lock().is_failing = is_failing;
+    }
+
+    /// From now on every call beside a drive takes so much longer.
+    pub fn set_delay(&self, delay: Duration) {
+        self.0.lock().delay = delay;
+    }
+
+    /// True if the start of a table of this process has taken a drive.
+    pub fn is_taken(&self, drive: &str) -> bool {
+        self.0.lock().taken.contains(drive)
+    }
+
+    /// Another process begins: it has taken nothing.
+    pub(crate) fn let_go(&self, drive: &str) {
+        self.0.lock().taken.remove(drive);
+    }
+
+    fn delay(&self) -> Duration {
+        self.0.lock().delay
     }
 
     fn refuse_if_failing(&self, drive: &str) -> Result<(), ConfigError> {
@@ -131,11 +154,22 @@ impl MarkerStore for Shelf {
         false
     }
 
+    fn take<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<(), ConfigError>> {
+        Box::pin(async move {
+            env.sleep(TIME).await;
+            self.markers.refuse_if_failing(&self.drive)?;
+            self.markers.0.lock().taken.insert(self.drive.clone());
+            Ok(())
+        })
+    }
+
     fn read<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<Option<String>, ConfigError>> {
         Box::pin(async move {
-            env.sleep(2 * TIME).await;
+            env.sleep(TIME).await;
+            let text = self.markers.text(&self.drive);
+            env.sleep(TIME + self.markers.delay()).await;
             self.markers.refuse_if_failing(&self.drive)?;
-            Ok(self.markers.text(&self.drive))
+            Ok(text)
         })
     }
 

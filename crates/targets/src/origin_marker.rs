@@ -52,7 +52,7 @@ use cairn_block::dirty_marker::{DirtyMarker, MarkerBook, note_marker};
 use cairn_block::sync::Mutex;
 use cairn_block::{
     ConfigError, ConfigKind, Ctor, Disk, Env, Identity, IoError, IoResult, MarkerPlace,
-    MarkerStore, mutants, refuse_marked,
+    MarkerStore, take_unmarked,
 };
 
 use crate::args::Device;
@@ -66,6 +66,9 @@ const NONE: &str = "none";
 
 /// How long a marker that was read counts (M7).
 const LOOK_AGE: Duration = Duration::from_secs(1);
+
+/// How many answers may come too late before the writes that wait fail.
+const LOOKS: u32 = 3;
 
 /// See the module's description.
 pub struct OriginMarker {
@@ -185,14 +188,14 @@ impl OriginMarker {
         store.take(env).await
     }
 
-    /// Refuses the origin if a marker stands, whose ever it is: it is to be used without a cache,
-    /// or the cache device is blank, so that no marker can be its own.
+    /// Refuses the origin if a marker stands, whose ever it is, and takes it otherwise: it is to be
+    /// used without a cache, or the cache device is blank, so that no marker can be its own.
     ///
     /// # Errors
     /// It stands, or the engine did not answer.
     pub async fn refuse(&self, env: &Env) -> Result<(), ConfigError> {
         match self.place() {
-            Some(_) => refuse_marked(env, self.origin.disk.as_ref()).await,
+            Some(_) => take_unmarked(env, self.origin.disk.as_ref()).await,
             None => Ok(()),
         }
     }
@@ -260,11 +263,11 @@ impl OriginMarker {
         let Some((store, _)) = self.place().filter(|(store, _)| !store.fences()) else {
             return Ok(());
         };
-        if mutants::skips("origin marker: second look") {
-            return Ok(());
-        }
-        // Before the answer of a read that was stopped counts, the time is looked at again.
-        while !self.is_fresh(env) {
+        // An answer that was stopped on its way counts no more when it arrives.
+        for _ in 0..LOOKS {
+            if self.is_fresh(env) {
+                return Ok(());
+            }
             let _turn = self.reading.lock().await;
             if self.is_lost() {
                 return Err(IoError::FENCED);
@@ -273,7 +276,15 @@ impl OriginMarker {
                 return Ok(());
             }
         }
-        Ok(())
+        if self.is_fresh(env) {
+            return Ok(());
+        }
+        let disk = self.origin.disk.name();
+        env.warn(&format!("{disk}: slow marker"), || {
+            let (volume, most) = (&self.volume, LOOK_AGE.as_secs());
+            format!("{volume}: {disk}: dirty marker: no answer within {most} s")
+        });
+        Err(IoError::IO)
     }
 
     /// True if another marker was found in its place since the start.

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use cairn_block::{
     ConfigError, ConfigKind, Io, IoError, LocalFuture, MessageError, Sector, SectorCount,
-    SectorRange, TargetType,
+    SectorRange, TargetType, take_unmarked,
 };
 use cairn_format::thin::blocks::MemoryBlocks;
 use cairn_format::thin::check::{Finding, Limits, Severity, check};
@@ -261,6 +261,7 @@ async fn grow(server: &Server, shape: Shape, failing: bool) {
 /// Clears the mark that a failed commit left, as a repair does that finds nothing wrong.
 async fn clear_mark(server: &Server) -> Result<(), ConfigError> {
     let (env, disk) = (&server.env, server.registry.open("meta", false)?);
+    take_unmarked(env, disk.as_ref()).await?;
     let range = SectorRange::new(Sector(0), SectorCount(8));
     let segs = env.segs(range.count);
     let failed = |error| ConfigError::new(ConfigKind::System, "meta", "mark").with_source(error);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cairn_block::dirty_marker::DirtyMarker;
 use cairn_block::{Env, MappedDevice, Op, SectorCount, SuspendMode};
-use cairn_sim::Image;
+use cairn_sim::{Effect, Fault, Image, OpSet};
 use cairn_testkit::image;
 
 use crate::fixture::{Fixture, Seen, image as filled};
@@ -413,15 +413,25 @@ fn wait(test: &Fixture) {
     test.run(Duration::from_secs(2));
 }
 
+/// Serves a cache and makes it dirty. Nothing that was seen of the marker counts any more.
+fn make_dirty(test: &Fixture, table: &str) {
+    test.load("v", table);
+    test.write("v", 0, 8, 2).expect("the drives are well");
+    wait(test);
+    test.forget();
+}
+
+fn writes_to_origin(test: &Fixture) -> usize {
+    test.seen("o").iter().filter(|seen| seen.op == Op::Write).count()
+}
+
 #[test]
 fn nothing_is_written_back_over_the_marker_of_another_host() {
     // What bcache says in its superblock is no data.
     let caches = [(shared(), WRITECACHE, 0), (shared_set("writeback"), BCACHE, 16)];
     for (test, table, data) in caches {
-        test.load("v", table);
-        test.write("v", 0, 8, 2).expect("the drives are well");
+        make_dirty(&test, table);
         let stood = test.markers.text("o").expect("it stands");
-        wait(&test);
         let is_write = |seen: &&Seen| seen.op == Op::Write && seen.start >= data;
         let writes = || test.seen("o").iter().filter(is_write).count();
         for other in [Some(stood.replace("1 1 ", "1 ff ")), None] {
@@ -442,17 +452,13 @@ fn nothing_is_written_back_over_the_marker_of_another_host() {
 #[test]
 fn a_cache_that_finds_the_marker_of_another_host_serves_nothing() {
     let test = shared();
-    test.load("v", WRITECACHE);
-    test.write("v", 0, 8, 2).expect("the drives are well");
-    wait(&test);
+    make_dirty(&test, WRITECACHE);
     test.markers.set_text("o", None);
     test.message("v", &["flush"]).expect_err("nothing is written back");
     test.read("v", 64, 8).expect_err("another host may have written it");
 
     let test = shared_set("writeback");
-    test.load("v", BCACHE);
-    test.write("v", 0, 8, 2).expect("the drives are well");
-    wait(&test);
+    make_dirty(&test, BCACHE);
     test.markers.set_text("o", None);
     test.message("v", &["set", "writeback_percent", "0"]).expect("it is served");
     test.run(Duration::from_secs(120));
@@ -462,15 +468,61 @@ fn a_cache_that_finds_the_marker_of_another_host_serves_nothing() {
 #[test]
 fn an_origin_whose_marker_cannot_be_read_gets_nothing_until_it_can() {
     let test = shared();
-    test.load("v", WRITECACHE);
-    test.write("v", 0, 8, 2).expect("the drives are well");
-    wait(&test);
-    test.forget();
+    make_dirty(&test, WRITECACHE);
     test.markers.set_failing(true);
     suspend(&test, true);
-    assert!(test.seen("o").iter().all(|seen| seen.op != Op::Write));
+    assert_eq!(writes_to_origin(&test), 0);
     test.markers.set_failing(false);
     test.resume("v").expect("it is its own marker");
     suspend(&test, true);
     assert_eq!(marker(&test), None);
+}
+
+#[test]
+fn a_marker_that_is_lost_while_a_copy_is_read_stops_its_write() {
+    let test = shared();
+    make_dirty(&test, WRITECACHE);
+    let slow =
+        Fault { effect: Effect::Delay(Duration::from_secs(5)), ..Fault::error(OpSet::READS) };
+    test.drive("c").faults().add(slow);
+    let _answer = test.start_message("v", &["flush"]);
+    wait(&test);
+    test.markers.set_text("o", None);
+    test.run(Duration::from_secs(20));
+    assert_eq!(writes_to_origin(&test), 0, "a look before the read has let it through");
+}
+
+#[test]
+fn answers_that_come_too_late_end_a_drain_with_an_error() {
+    let test = shared();
+    make_dirty(&test, WRITECACHE);
+    test.markers.set_delay(Duration::from_secs(3));
+    test.message("v", &["flush"]).expect_err("no answer counts");
+    assert_eq!(writes_to_origin(&test), 0);
+    test.markers.set_delay(Duration::ZERO);
+    test.message("v", &["flush"]).expect("it is tried again");
+    assert!(writes_to_origin(&test) > 0);
+}
+
+#[test]
+fn bcache_that_is_switched_to_writeback_leaves_the_marker_of_another_host() {
+    let test = shared_set("writethrough");
+    test.load("v", BCACHE);
+    let other = "1 ff bcache d 22222222-2222-3333-4444-555555555555 b 0";
+    test.markers.set_text("o", Some(other));
+    test.message("v", &["set", "cache_mode", "writeback"]).expect_err("another host has it");
+    assert_eq!(test.markers.text("o").as_deref(), Some(other));
+}
+
+#[test]
+fn a_start_that_a_marker_refuses_takes_the_origin_from_nobody() {
+    let test = shared();
+    test.markers.set_text("o", Some("1 ff writecache d - b 0"));
+    for table in [LINEAR, WRITECACHE] {
+        refused(&test, "v", table);
+        assert!(!test.markers.is_taken("o"), "{table}");
+    }
+    test.markers.set_text("o", None);
+    test.load("v", LINEAR);
+    assert!(test.markers.is_taken("o"));
 }

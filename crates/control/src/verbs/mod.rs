@@ -244,19 +244,18 @@ impl Verbs {
         /// Most verbs end by themselves, and no request fails for them.
         const PATIENCE_STEPS: u32 = 20;
         self.turns.close();
+        let is_busy = || !self.turns.is_idle() || !self.world.under_way().is_empty();
         let mut steps = 0;
-        while !self.turns.is_idle() || !self.world.under_way().is_empty() {
+        while is_busy() && (steps <= 2 * PATIENCE_STEPS || !self.world.is_any_silent()) {
             steps += 1;
             if steps > PATIENCE_STEPS {
                 self.world.give_up_waiting();
-                if steps > 2 * PATIENCE_STEPS && self.world.is_any_silent() {
-                    return false;
-                }
             }
             std::thread::sleep(STEP);
         }
+        // A verb that is left owes nothing that an earlier one owes.
         log_undo_failure("state", self.changes.record_owed());
-        true
+        !is_busy()
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -1,10 +1,10 @@
 //! The keeper of an image's lock: a thread that asks for it while nothing else does.
 //!
 //! What the guard (F2 in the module above) finds of a cookie that has changed is certain only for
-//! a while after the last sign of the lock. So an image that is idle has a sign, too: one small
-//! look in each half of the patience. If the keeper itself was late, or its call took long, librbd
-//! may have lost its watch of the image, and changes the cookie soon: the next looks are those of
-//! the guard, which note the new one.
+//! a while after the last sign of the lock. So an image that is idle has a sign, too: it is never
+//! older than half of the patience, by one small look in each quarter of it. If the keeper itself
+//! was late, or its call took long, librbd may have lost its watch of the image, and changes the
+//! cookie soon: the next looks are those of the guard, which note the new one.
 //!
 //! The keeper fences an image whose session is another one (N2 of `session`): nothing but a new
 //! open ends that. For all else it fences nothing: a request that finds no sign of the lock looks
@@ -32,7 +32,7 @@ impl Keeper {
     /// Starts the thread of an image with a lock; none without a thread, which the guard survives.
     pub fn start(shared: &Arc<Shared>) -> Option<Keeper> {
         let (end, ended) = channel();
-        let (image, pause) = (Arc::downgrade(shared), shared.target.patience / 2);
+        let (image, pause) = (Arc::downgrade(shared), shared.target.patience / 4);
         let started = thread::Builder::new()
             .name("rbd-keeper".to_owned())
             .spawn(move || keep(&image, pause, &ended));

@@ -158,7 +158,7 @@ pub enum Command {
     /// Remove the dirty marker that a cache has left beside its origin: the data that only that
     /// cache has is given up
     Unmark {
-        /// The origin: rbd:POOL/IMAGE, or a file
+        /// The origin: rbd:POOL/IMAGE, an NBD export with meta=, or a file
         #[arg(value_name = "DEVICE")]
         device: String,
         /// The generation of the marker, as the refusal of the origin shows it

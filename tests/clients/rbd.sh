@@ -106,6 +106,24 @@ same "$(entries "$address")" 0 "entries after unfence"
 expect 1 "$CAIRN" unfence rbd:vms/a "nonsense!"
 expect 1 "$CAIRN" serve --table "$(over rbd:vms/a)" --take-over rbd:vms/a --run true
 
+# A reader that was killed is a watcher for 30 s: neither an open nor a take-over waits for it.
+watchers() { rbd status vms/watched --format json | jq '.watchers | length'; }
+rbd create vms/watched --size 8M
+is_watched() { [ "$(watchers)" = 1 ]; }
+mkfifo never
+exec {input}<>never # rbd ends with its input
+rbd watch vms/watched <&"$input" >/dev/null &
+reader=$!
+await "the reader watches" is_watched
+end_at_once "$reader"
+serve --table "watched=0 16384 linear rbd:vms/watched 0"
+same "$(watchers)" 2 "watchers of a served image"
+end_at_once "$server"
+owner=$(rbd lock ls vms/watched --format json | jq -r '.[0] | "\(.address)/\(.id)"')
+serve --table "watched=0 16384 linear rbd:vms/watched 0" --take-over "rbd:vms/watched=$owner"
+same "$(watchers)" 2 "watchers after a take-over"
+serve_end
+
 # Mistakes.
 refused "pool 'nosuch': No such file" rbd:nosuch/a
 refused "image 'nosuch' of pool 'vms': No such file" rbd:vms/nosuch

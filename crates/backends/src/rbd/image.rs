@@ -15,6 +15,8 @@ use super::uri::Target;
 
 /// The feature bit of the exclusive lock.
 const EXCLUSIVE_LOCK: u64 = 1 << 2;
+/// The longest id of an image (`RBD_MAX_IMAGE_ID_LENGTH` of librbd is less).
+const ID_MAX: usize = 256;
 /// `RBD_LOCK_MODE_EXCLUSIVE`.
 const EXCLUSIVE: c_int = 0;
 
@@ -23,7 +25,7 @@ pub(super) fn text_of(errno: i32) -> io::Error {
     io::Error::from_raw_os_error(errno.abs())
 }
 
-fn c_string(text: &str) -> CString {
+pub(super) fn c_string(text: &str) -> CString {
     // A name with a zero byte was refused; a configuration value has none.
     CString::new(text).unwrap_or_default()
 }
@@ -252,6 +254,21 @@ impl Image {
         self.handle
     }
 
+    /// Its pool, for librados.
+    pub fn context(&self) -> Pointer {
+        self.pool.context
+    }
+
+    /// The name of the object that has the image's header. Images with the exclusive lock are of
+    /// format 2.
+    pub fn header(&self) -> Result<CString, i32> {
+        let mut id = vec![0_u8; ID_MAX];
+        // SAFETY: the image is live, and the buffer has the length that is said.
+        let result = unsafe { (self.library().id)(self.handle, id.as_mut_ptr().cast(), id.len()) };
+        value(result)?;
+        Ok(c_string(&format!("rbd_header.{}", first_of(&id))))
+    }
+
     /// Its size in bytes, now.
     pub fn bytes(&self) -> Result<u64, i32> {
         let mut bytes = 0;
@@ -282,12 +299,17 @@ impl Image {
         value(result).map(|_| is_owner != 0)
     }
 
-    /// Breaks the lock of exactly this owner.
+    /// Breaks the lock of exactly this owner. (`rbd_break_lock` makes an entry of the blocklist of
+    /// its own, and then waits for watchers that do not answer.)
     pub fn break_lock(&self, client: &str, cookie: &str) -> Result<(), i32> {
         let (client, cookie) = (c_string(client), c_string(cookie));
-        // SAFETY: the image is live, and the names live until the call returns.
-        let result =
-            unsafe { (self.library().break_lock)(self.handle, client.as_ptr(), cookie.as_ptr()) };
+        let header = self.header()?;
+        // SAFETY: the context is live, and the names live until the call returns.
+        let result = unsafe {
+            let (header, lock) = (header.as_ptr(), c"rbd_lock".as_ptr());
+            let (context, break_lock) = (self.pool.context, self.library().break_lock);
+            break_lock(context, header, lock, client.as_ptr(), cookie.as_ptr())
+        };
         value(result).map(drop)
     }
 
@@ -332,47 +354,6 @@ impl Image {
                 }
                 error => Err(error),
             };
-        }
-    }
-
-    /// The value of a key of the image's metadata, if it is there.
-    pub fn metadata(&self, key: &CStr) -> Result<Option<String>, i32> {
-        let mut room = 4096;
-        loop {
-            let (mut value, mut len) = (vec![0_u8; room], room);
-            // SAFETY: the image is live, the key is a string, and the buffer has the length that is
-            // said.
-            let result = unsafe {
-                let (to, len) = (value.as_mut_ptr().cast(), &raw mut len);
-                (self.library().get_metadata)(self.handle, key.as_ptr(), to, len)
-            };
-            return match -result {
-                libc::ENOENT => Ok(None),
-                libc::ERANGE if room < 1 << 20 => {
-                    room *= 4;
-                    continue;
-                }
-                _ if result < 0 => Err(result),
-                _ => Ok(Some(first_of(&value))),
-            };
-        }
-    }
-
-    /// Replaces the value of a key of the image's metadata, or removes it. The OSDs have it on
-    /// return.
-    pub fn set_metadata(&self, key: &CStr, text: Option<&str>) -> Result<(), i32> {
-        let library = self.library();
-        let text = text.map(c_string);
-        // SAFETY: the image is live, and the strings live until the call returns.
-        let result = unsafe {
-            match &text {
-                Some(text) => (library.set_metadata)(self.handle, key.as_ptr(), text.as_ptr()),
-                None => (library.remove_metadata)(self.handle, key.as_ptr()),
-            }
-        };
-        match value(result) {
-            Err(error) if text.is_none() && -error == libc::ENOENT => Ok(()),
-            result => result.map(drop),
         }
     }
 
@@ -437,12 +418,12 @@ impl Image {
 }
 
 /// A result of librbd that is no errno.
-fn value(result: c_int) -> Result<c_int, i32> {
+pub(super) fn value(result: c_int) -> Result<c_int, i32> {
     if result < 0 { Err(result) } else { Ok(result) }
 }
 
 /// The first of a list of strings that each end with a zero byte.
-fn first_of(list: &[u8]) -> String {
+pub(super) fn first_of(list: &[u8]) -> String {
     let first = list.split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(first).into_owned()
 }

@@ -78,10 +78,14 @@ library! {
     context: "rados_ioctx_create" (Pointer, *const c_char, *mut Pointer) -> c_int;
     set_namespace: "rados_ioctx_set_namespace" (Pointer, *const c_char);
     end_context: "rados_ioctx_destroy" (Pointer);
+    execute: "rados_exec"
+        (Pointer, *const c_char, *const c_char, *const c_char, *const c_char, usize, *mut c_char,
+         usize) -> c_int;
     open: "rbd_open" (Pointer, *const c_char, *mut Pointer, *const c_char) -> c_int;
     open_read_only: "rbd_open_read_only"
         (Pointer, *const c_char, *mut Pointer, *const c_char) -> c_int;
     close: "rbd_close" (Pointer) -> c_int;
+    id: "rbd_get_id" (Pointer, *mut c_char, usize) -> c_int;
     size: "rbd_get_size" (Pointer, *mut u64) -> c_int;
     features: "rbd_get_features" (Pointer, *mut u64) -> c_int;
     completion: "rbd_aio_create_completion" (*mut c_void, Callback, *mut Pointer) -> c_int;
@@ -94,7 +98,8 @@ library! {
     write_same: "rbd_aio_writesame"
         (Pointer, u64, usize, *const c_char, usize, Pointer, c_int) -> c_int;
     lock: "rbd_lock_acquire" (Pointer, c_int) -> c_int;
-    break_lock: "rbd_break_lock" (Pointer, *const c_char, *const c_char) -> c_int;
+    break_lock: "rados_break_lock"
+        (Pointer, *const c_char, *const c_char, *const c_char, *const c_char) -> c_int;
     is_owner: "rbd_is_exclusive_lock_owner" (Pointer, *mut c_int) -> c_int;
     lockers: "rbd_list_lockers"
         (Pointer, *mut c_int, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char,
@@ -102,8 +107,6 @@ library! {
     watchers: "rbd_watchers_list" (Pointer, *mut Watcher, *mut usize) -> c_int;
     get_metadata: "rbd_metadata_get"
         (Pointer, *const c_char, *mut c_char, *mut usize) -> c_int;
-    set_metadata: "rbd_metadata_set" (Pointer, *const c_char, *const c_char) -> c_int;
-    remove_metadata: "rbd_metadata_remove" (Pointer, *const c_char) -> c_int;
     snapshots: "rbd_snap_list" (Pointer, *mut SnapshotInfo, *mut c_int) -> c_int;
     free_snapshots: "rbd_snap_list_end" (*mut SnapshotInfo);
     free_watchers: "rbd_watchers_list_cleanup" (*mut Watcher, usize);

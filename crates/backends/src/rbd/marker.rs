@@ -1,8 +1,8 @@
 //! The dirty marker of an image (`cairn_block::dirty_marker`), in the image's metadata: a key of
 //! the cluster's, which each client finds that opens the image.
 //!
-//! librbd changes the metadata for the owner of the lock alone, and the cluster refuses a client
-//! that is fenced. So a marker is that of who has the image.
+//! A disk looks at its lock before it changes the marker, and the cluster refuses a client that is
+//! fenced. So a marker is that of who has the image.
 //!
 //! `rbd cp` copies the metadata, and so the marker: such a copy lacks what the cache had. A
 //! snapshot has the metadata that the image has now.
@@ -35,7 +35,7 @@ impl Shared {
     async fn call<T: Send + 'static>(
         self: &Arc<Self>,
         env: &Env,
-        call: impl FnOnce(&Image) -> Result<T, i32> + Send + 'static,
+        call: impl FnOnce(&Shared) -> Result<T, i32> + Send + 'static,
     ) -> Result<T, ConfigError> {
         let refused = |error| {
             let refused = self.target.refused(ConfigKind::System, "dirty marker");
@@ -45,7 +45,7 @@ impl Shared {
         let (started, shared) = (clock::now(), self.clone());
         // Nothing limits this: a change that is given up may still be done later.
         self.flight.begin(started);
-        let found = beside(move || call(shared.image())).wait().await;
+        let found = beside(move || call(&shared)).wait().await;
         self.flight.end(1);
         // Without a thread there is no answer.
         let found = found.unwrap_or(Err(-libc::EAGAIN));
@@ -72,7 +72,7 @@ impl MarkerStore for RbdDisk {
     }
 
     fn read<'a>(&'a self, env: &'a Env) -> LocalFuture<'a, Result<Option<String>, ConfigError>> {
-        Box::pin(self.0.call(env, |image| image.metadata(KEY)))
+        Box::pin(self.0.call(env, |shared| shared.image().metadata(KEY)))
     }
 
     fn write<'a>(
@@ -80,7 +80,12 @@ impl MarkerStore for RbdDisk {
         env: &'a Env,
         text: Option<String>,
     ) -> LocalFuture<'a, Result<(), ConfigError>> {
-        Box::pin(self.0.call(env, move |image| set(image, text.as_deref(), &|| Ok(()))))
+        Box::pin(self.0.call(env, move |shared| {
+            if !shared.has_its_lock()? {
+                return Err(-libc::EROFS);
+            }
+            set(shared.image(), text.as_deref(), &|| Ok(()))
+        }))
     }
 }
 

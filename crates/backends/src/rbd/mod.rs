@@ -50,6 +50,7 @@ mod keeper;
 mod library;
 mod lock;
 mod marker;
+mod metadata;
 mod operation;
 mod session;
 mod size;

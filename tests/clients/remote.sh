@@ -57,6 +57,20 @@ serve --table "$(over 131072)"
 verified qemu-nbd
 serve_end
 far_end
+# Several connections, to servers that offer them.
+connections() { "$CAIRN" --control "$control" info --json | jq '.[0].remotes[0].connections'; }
+far '' nbdkit --foreground -U far.sock memory 64M
+serve --table "$(over 131072 '' '&connections=4')"
+verified "nbdkit, four connections"
+same "$(connections)" 4 "connections to nbdkit"
+serve_end
+far_end
+far '' qemu-nbd -k "$work/far.sock" -f qcow2 -t -e 3 --discard=unmap far.qcow2
+serve --table "$(over 131072 '' '&connections=2')"
+verified "qemu-nbd, two connections"
+same "$(connections)" 2 "connections to qemu-nbd"
+serve_end
+far_end
 qemu-img check -q far.qcow2 || fail "the qcow2 image is damaged"
 
 # Holes are seen as holes.
@@ -97,7 +111,8 @@ truncate -s 8M far.img
 commands 3000
 head -n 3000 commands >lines && mv lines commands
 forgetful
-serve --table "$(over 16384 '' '&exclusive')"
+serve --table "$(over 16384 '' '&exclusive&connections=3')"
+[ "$(connections)" = 3 ] || echo "this nbdkit's filter offers one connection"
 : >said.client
 mkfifo fifo
 stdbuf -i0 -oL qemu-io -f raw -t writeback "$uri" <fifo >said.client 2>&1 &

@@ -400,6 +400,22 @@ impl<T, D: Data> Session<T, D> {
         }
     }
 
+    /// Requests that were sent and have no answer.
+    pub fn unanswered(&self) -> usize {
+        self.sent.len()
+    }
+
+    /// About how many requests may be sent now; at least one, if one may be.
+    pub fn next_count(&self) -> usize {
+        let count = match self.phase {
+            Phase::Down => 0,
+            Phase::First(is_sent) => usize::from(!is_sent),
+            Phase::Replay(_) => self.kept.len().clamp(1, self.group),
+            Phase::Up => self.ready.len(),
+        };
+        count.min(self.window.saturating_sub(self.sent.len()))
+    }
+
     /// For a canary: true if what was not answered does not wait for what is sent again.
     fn overtakes(&self) -> bool {
         mutants::skips("session: wait for what is sent again") && !self.ready.is_empty()

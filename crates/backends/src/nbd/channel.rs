@@ -10,7 +10,6 @@ use std::sync::Arc;
 use cairn_block::{Env, Segs};
 use cairn_reactor::Driver;
 use cairn_tls::Session;
-use rustix::net::Shutdown;
 
 use super::connect::Connected;
 use cairn_nbd::answers::Lost;
@@ -26,6 +25,11 @@ impl Channel {
     pub fn new(env: &Env, Connected { socket, tls, .. }: Connected) -> Channel {
         let tls = tls.map(|engine| Session::new(env, engine));
         Channel { driver: Driver::of(env).clone(), socket: Arc::new(socket), tls }
+    }
+
+    /// Its socket: a shutdown ends what is under way on it.
+    pub fn socket(&self) -> Arc<OwnedFd> {
+        self.socket.clone()
     }
 
     /// Receives at least one byte into `room`.
@@ -79,12 +83,6 @@ impl Channel {
             }
         }
         Ok(())
-    }
-
-    /// Ends both directions: what is under way ends soon.
-    pub fn hang_up(&self) {
-        // An error means that the connection has ended already.
-        let _ = rustix::net::shutdown(&*self.socket, Shutdown::Both);
     }
 }
 

@@ -15,9 +15,10 @@ use rustix::net::sockopt::{
 };
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
-use super::uri::{Place, Proof};
+use super::uri::{Place, Proof, Target};
 use cairn_nbd::calls::Calls;
 use cairn_nbd::negotiation::{Agreed, Wish, agree, negotiate, start_tls};
+use cairn_nbd::wire::TransmissionFlags;
 
 /// How long a server may take until transmission begins.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -53,6 +54,35 @@ pub fn connect(
     let socket = OwnedFd::from(stream.socket);
     set_timeouts(&socket, None).map_err(|error| unreached(wish, &error))?;
     Ok(Connected { socket, agreed, tls })
+}
+
+/// Connects as often as the user wishes, if the server offers several connections
+/// (`CAN_MULTI_CONN`), and takes them: at least one.
+///
+/// # Errors
+/// Those of [`connect`] at the first connection; and a later one is to another export.
+pub(super) fn connect_all(target: &Target, most: usize) -> Result<Vec<Connected>, ConfigError> {
+    let next = || connect(&target.place, target.wish(), target.tls.as_ref());
+    let mut all = vec![next()?];
+    let agreed = all[0].agreed;
+    let most = if agreed.flags.contains(TransmissionFlags::CAN_MULTI_CONN) { most } else { 1 };
+    while all.len() < most {
+        match next() {
+            Ok(connected) if connected.agreed == agreed => all.push(connected),
+            // A server may have been replaced in between, by one with other data.
+            Ok(other) => {
+                let device = target.uri.as_str();
+                other.agreed.refuse_other_than(&agreed, agreed.sectors(), device)?;
+                let detail = "export: found another one at the next connection, expected the same";
+                return Err(ConfigError::new(ConfigKind::Unsupported, device, detail));
+            }
+            Err(error) => {
+                tracing::warn!("{error}: the server takes {} connections", all.len());
+                break;
+            }
+        }
+    }
+    Ok(all)
 }
 
 /// The bytes of a connection whose requests wait for their answers.

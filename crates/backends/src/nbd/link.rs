@@ -1,13 +1,15 @@
 //! [`Link`]: the requests of a disk on their way to a server and back, over one connection after
-//! another. Its task is on one reactor, the disk's home; the data of other reactors' requests is
-//! copied.
+//! another, or several at a time ([`Lane`]). Its task is on one reactor, the disk's home; the data
+//! of other reactors' requests is copied.
 //!
-//! - L1. A connection has at most one receive and one send under way, and ends when both have
-//!   ended: no byte of an old connection reaches the memory of a request that is sent again.
+//! - L1. A connection has at most one receive and one send under way. If one connection ends, all
+//!   are ended, and the next ones are made when every receive and send has ended: no byte of an old
+//!   connection reaches the memory of a request that is sent again.
 //! - L2. An answer that breaks the protocol ends the connection; what came before it counts.
 //! - L3. The failure count rises before any request that ends after a loss is answered (F1).
 
 use std::cell::{Cell, RefCell};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,12 +20,14 @@ use cairn_block::{
     ConfigError, ConfigKind, Env, Extent, IoError, IoResult, Op, ReactorId, SectorCount,
     SectorRange, Segs, Time, until, until_some,
 };
+use cairn_nbd::answers::Lost;
 use cairn_nbd::wire::TransmissionFlags;
 use event_listener::Event;
-use futures_util::future::join;
+use futures_util::future::{join, join_all};
+use rustix::net::Shutdown;
 
-use super::channel::Channel;
-use super::connect::{Connected, connect};
+use super::connect::{Connected, connect_all};
+use super::lane::Lane;
 use super::meta::{self, Meta};
 use super::remote::{Data, Incoming, Owner, Remote};
 use crate::remote::{RemoteState, add};
@@ -70,27 +74,33 @@ pub(super) struct Link {
     pub session: RefCell<Session<Ticket, Segs>>,
     /// What the newest connection agreed on.
     pub agreed: Cell<Agreed>,
-    /// The connection has ended, or is to.
+    /// The sockets of the connections.
+    sockets: RefCell<Vec<Arc<OwnedFd>>>,
+    /// The connections have ended, or are to.
     is_down: Cell<bool>,
-    /// A request has ended by an answer over this connection. (One that was sent again is no sign
+    /// Why the first of them has.
+    why: RefCell<Option<Lost>>,
+    /// A request has ended by an answer over these connections. (One that was sent again is no sign
     /// that the server will answer what comes.)
     has_ended: Cell<bool>,
     incoming: RefCell<Vec<Incoming>>,
     told: RefCell<Vec<Told<Ticket, Segs>>>,
     /// Those of the status request that is being answered.
-    pub extents: RefCell<Vec<Extent>>,
+    extents: RefCell<Vec<Extent>>,
 }
 
 impl Link {
     /// Starts the task of a disk that has had its first request.
-    pub fn start(env: &Env, remote: Arc<Remote>, first: Connected) {
+    pub fn start(env: &Env, remote: Arc<Remote>, first: Vec<Connected>) {
         let care = remote.care();
         let link = Rc::new(Link {
             env: env.clone(),
-            remote,
             session: RefCell::new(Session::new(care)),
-            agreed: Cell::new(first.agreed),
+            agreed: Cell::new(remote.agreed),
+            remote,
+            sockets: RefCell::default(),
             is_down: Cell::new(true),
+            why: RefCell::default(),
             has_ended: Cell::new(false),
             incoming: RefCell::default(),
             told: RefCell::default(),
@@ -99,20 +109,15 @@ impl Link {
         env.spawn(async move { link.run(first).await });
     }
 
-    async fn run(&self, first: Connected) {
+    async fn run(&self, first: Vec<Connected>) {
         let (mut next, mut since, mut pause) = (Some(first), None, PAUSE_MIN);
-        while let Some(connected) = next.take() {
-            self.agreed.set(connected.agreed);
-            let channel = Channel::new(&self.env, connected);
-            self.is_down.set(false);
-            self.has_ended.set(false);
-            self.session.borrow_mut().connected();
-            let (_, why) = join(self.send(&channel), self.receive(&channel)).await;
+        while let Some(connections) = next.take() {
+            self.serve(connections).await;
             if self.remote.is_closing() {
                 break;
             }
             self.enter(RemoteState::Reconnecting);
-            let uri = &self.remote.target.uri;
+            let (uri, why) = (&self.remote.target.uri, self.why.take().unwrap_or_default());
             self.env.warn(uri, || format!("{uri}: the connection is lost: {why}"));
             self.change(|session, tell| session.lost(tell));
             // A request that ends each connection must not be sent for ever, nor without a pause.
@@ -127,6 +132,19 @@ impl Link {
         }
     }
 
+    /// Sends and receives over these connections, until one of them has ended, and so all.
+    async fn serve(&self, connections: Vec<Connected>) {
+        let Some(first) = connections.first() else { return };
+        self.agreed.set(first.agreed);
+        let lanes = Lane::over(self, &self.env, connections);
+        self.sockets.replace(lanes.iter().map(|lane| lane.channel.socket()).collect());
+        self.is_down.set(false);
+        self.has_ended.set(false);
+        self.session.borrow_mut().connected();
+        join_all(lanes.iter().map(|lane| join(lane.send(), lane.receive()))).await;
+        self.sockets.take();
+    }
+
     fn count_loss(&self) {
         let uri = &self.remote.target.uri;
         self.remote.gate.failures().raise();
@@ -135,9 +153,9 @@ impl Link {
         });
     }
 
-    /// Another connection; none if the disk was closed in the meantime. Requests have waited for it
-    /// since a time.
-    async fn connect_again(&self, since: Time, pause: &mut Duration) -> Option<Connected> {
+    /// Other connections; none if the disk was closed in the meantime. Requests have waited for
+    /// them since a time.
+    async fn connect_again(&self, since: Time, pause: &mut Duration) -> Option<Vec<Connected>> {
         let deadline = since + self.remote.target.reconnect;
         while !self.remote.is_closing() {
             self.wait(*pause, deadline).await;
@@ -149,7 +167,7 @@ impl Link {
             match self.try_connect().await {
                 // The next owner of the export may have opened it.
                 Ok(_) if self.remote.is_closing() => break,
-                Ok(connected) => {
+                Ok(connections) => {
                     let kept = self.session.borrow().kept_bytes();
                     let after = self.env.now().since(since).as_secs_f64();
                     tracing::info!(
@@ -157,8 +175,9 @@ impl Link {
                          writes that are sent again"
                     );
                     add(&self.remote.counts.reconnects, 1);
-                    self.enter(RemoteState::Connected);
-                    return Some(connected);
+                    self.remote.counts.enter(RemoteState::Connected);
+                    self.count_connections(connections.len());
+                    return Some(connections);
                 }
                 Err(error) if meta::is_fence(&error) => {
                     self.stay_fenced(&error).await;
@@ -190,11 +209,14 @@ impl Link {
         }
     }
 
-    /// Notes whether there is a connection; answers the state of before.
+    /// Notes that there is no connection; answers the state of before.
     fn enter(&self, state: RemoteState) -> RemoteState {
-        let connections = u64::from(state == RemoteState::Connected);
-        self.remote.counts.connections.store(connections, Ordering::Relaxed);
+        self.count_connections(0);
         self.remote.counts.enter(state)
+    }
+
+    fn count_connections(&self, connections: usize) {
+        self.remote.counts.connections.store(connections as u64, Ordering::Relaxed);
     }
 
     /// Requests have waited for a connection for as long as they may: they fail until there is one.
@@ -228,14 +250,13 @@ impl Link {
 
     /// Connects on a thread of its own, as that may take its time, and compares the export with the
     /// one of before.
-    async fn try_connect(&self) -> Result<Connected, ConfigError> {
+    async fn try_connect(&self) -> Result<Vec<Connected>, ConfigError> {
         let result = Arc::new((Mutex::new(None), Event::new()));
         let (remote, told) = (self.remote.clone(), result.clone());
         let uri = &self.remote.target.uri;
         let work = move || {
-            let target = &remote.target;
-            let mut connected = connect(&target.place, target.wish(), target.tls.as_ref());
-            // K2: the look comes after the connection.
+            let mut connected = connect_all(&remote.target, remote.connections);
+            // K2: the look comes after the connections.
             if let (Ok(_), Some(Err(other))) = (&connected, remote.meta.as_ref().map(Meta::look)) {
                 connected = Err(other);
             }
@@ -249,21 +270,38 @@ impl Link {
         })?;
         let connected = until_some(&result.1, || result.0.lock().take()).await?;
         let sectors = self.remote.sectors.load(Ordering::Relaxed);
-        connected.agreed.refuse_other_than(&self.remote.agreed, sectors, uri)?;
-        self.remote.sectors.store(connected.agreed.sectors(), Ordering::Relaxed);
+        let agreed = connected.first().map_or(self.remote.agreed, |first| first.agreed);
+        agreed.refuse_other_than(&self.remote.agreed, sectors, uri)?;
+        self.remote.sectors.store(agreed.sectors(), Ordering::Relaxed);
         Ok(connected)
     }
 
-    /// Ends the connection: what is under way on it ends soon.
-    pub fn hang_up(&self, channel: &Channel) {
+    /// Ends the connections: what is under way on them ends soon.
+    pub fn hang_up(&self, why: Option<Lost>) {
+        if let Some(why) = why {
+            self.why.borrow_mut().get_or_insert(why);
+        }
         self.is_down.set(true);
-        channel.hang_up();
+        for socket in &*self.sockets.borrow() {
+            // An error means that the connection has ended already.
+            let _ = rustix::net::shutdown(socket, Shutdown::Both);
+        }
         self.remote.changed.notify(usize::MAX);
     }
 
-    /// True if the connection has ended, or is to.
+    /// True if the connections have ended, or are to.
     pub fn is_down(&self) -> bool {
         self.is_down.get()
+    }
+
+    /// The server has answered a request; of a status request with extents.
+    pub fn answered(&self, cookie: u64, result: IoResult, extents: Vec<Extent>) {
+        self.extents.replace(extents);
+        self.change(|session, tell| session.answered(cookie, result, tell));
+        // A request may have waited for this answer, or the end of the link.
+        if self.session.borrow().has_next() || self.remote.is_closing() {
+            self.remote.changed.notify(usize::MAX);
+        }
     }
 
     /// Changes the session, and tells whom it concerns.

@@ -5,7 +5,7 @@
 //! - [`cairn_nbd::session`]: which request is sent when, and what a lost connection loses; the
 //!   crash argument.
 //! - `meta`: what shows after a lost connection whether another client has opened the export.
-//! - `remote`, `link`: the way of a request between the reactors and the connection.
+//! - `remote`, `link`, `lane`: the way of a request between the reactors and the connections.
 //! - `channel`: the bytes of a connection, plain or under [TLS](cairn_tls).
 //! - `send`: requests as bytes. `receive`, [`cairn_nbd::answers`]: what the bytes of a server mean.
 //!
@@ -15,6 +15,7 @@
 
 mod channel;
 mod connect;
+mod lane;
 mod link;
 mod meta;
 mod receive;
@@ -32,6 +33,7 @@ use cairn_block::{
 };
 use cairn_nbd::wire::TransmissionFlags;
 
+use self::connect::connect_all;
 pub use self::connect::{Connected, connect};
 use self::meta::Meta;
 pub(crate) use self::meta::unmark;
@@ -64,8 +66,9 @@ impl NbdDisk {
         failures: Arc<FailureCount>,
     ) -> Result<NbdDisk, ConfigError> {
         let target = Target::of_device(uri)?;
-        let connected = connect(&target.place, target.wish(), target.tls.as_ref())?;
-        let refuses_writes = connected.agreed.flags.contains(TransmissionFlags::READ_ONLY);
+        let connections = connect_all(&target, target.connections)?;
+        let agreed = connections[0].agreed;
+        let refuses_writes = agreed.flags.contains(TransmissionFlags::READ_ONLY);
         if refuses_writes && !read_only && target.replay.is_some() {
             let detail = "access: found a read-only export, expected a writable one, since \
                           'exclusive' or 'meta' is given";
@@ -73,7 +76,7 @@ impl NbdDisk {
         }
         let read_only = read_only || refuses_writes;
         let meta = Meta::open(&target, read_only)?;
-        let remote = Remote::new((target, meta), connected, FlushGate::new(failures));
+        let remote = Remote::new((target, meta), (agreed, connections), FlushGate::new(failures));
         Ok(NbdDisk { remote: Arc::new(remote), read_only })
     }
 

@@ -1,5 +1,5 @@
 //! [`Remote`]: what the reactors share of a disk at a server: its facts, and the way of requests to
-//! the task that has the connection.
+//! the task that has the connections.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -25,6 +25,8 @@ pub(super) struct Remote {
     pub meta: Option<Meta>,
     /// At the first connection.
     pub agreed: Agreed,
+    /// How many connections the server took when the disk was opened.
+    pub connections: usize,
     /// The size in sectors, at the newest connection.
     pub sectors: AtomicU64,
     /// Flushes, and what failed.
@@ -37,10 +39,10 @@ pub(super) struct Remote {
 }
 
 struct Inbox {
-    /// The reactor that has the connection, once there was a request.
+    /// The reactor that has the connections, once there was a request.
     home: Option<ReactorId>,
-    /// The connection that was made when the disk was opened.
-    first: Option<Connected>,
+    /// The connections that were made when the disk was opened.
+    first: Option<Vec<Connected>>,
     queue: Vec<Incoming>,
     is_closing: bool,
 }
@@ -78,18 +80,19 @@ pub(super) enum Owner {
 impl Remote {
     pub fn new(
         (target, meta): (Target, Option<Meta>),
-        first: Connected,
+        (agreed, first): (Agreed, Vec<Connected>),
         gate: FlushGate,
     ) -> Remote {
-        let agreed = first.agreed;
+        let connections = first.len();
         let inbox = Inbox { home: None, first: Some(first), queue: Vec::new(), is_closing: false };
         let counts = RemoteCounts::default();
         counts.prepare(1);
-        add(&counts.connections, 1);
+        add(&counts.connections, connections as u64);
         Remote {
             target,
             meta,
             agreed,
+            connections,
             sectors: AtomicU64::new(agreed.sectors()),
             gate,
             counts,
@@ -110,7 +113,7 @@ impl Remote {
         }
     }
 
-    /// Takes a request. The first one makes its reactor the home of the connection. `data` is asked
+    /// Takes a request. The first one makes its reactor the home of the connections. `data` is asked
     /// whether that is this one.
     pub fn send(
         self: &Arc<Self>,

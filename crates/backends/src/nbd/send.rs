@@ -1,4 +1,4 @@
-//! Requests as bytes: what a [`Link`] sends. Headers and payloads of many requests leave in one
+//! Requests as bytes: what a [`Lane`] sends. Headers and payloads of many requests leave in one
 //! send.
 
 use cairn_block::{Buf, Flags, Op, Segs, until};
@@ -8,8 +8,7 @@ use cairn_nbd::wire::{
 };
 use zerocopy::IntoBytes;
 
-use super::channel::Channel;
-use super::link::Link;
+use super::lane::Lane;
 use cairn_nbd::session::{What, Wire};
 
 /// The longest header.
@@ -21,28 +20,30 @@ const HEADERS_BYTES: usize = 128 * HEADER_BYTES;
 /// A send takes no further request beyond this.
 const SEND_BYTES: usize = 1 << 20;
 
-impl Link {
-    /// Sends what the session has, until the connection ends.
-    pub(super) async fn send(&self, channel: &Channel) {
-        let headers = self.env.buf(HEADERS_BYTES);
+impl Lane<'_> {
+    /// Sends what the session has for this lane, until the connection ends.
+    pub(super) async fn send(&self) {
+        let link = self.link;
+        let headers = link.env.buf(HEADERS_BYTES);
         loop {
-            until(&self.remote.changed, || {
-                self.take_incoming();
-                self.is_down() || self.session.borrow().has_next() || self.remote.is_closing()
+            until(&link.remote.changed, || {
+                link.take_incoming();
+                link.is_down() || self.is_next() || link.remote.is_closing()
             })
             .await;
-            if self.is_down() {
+            if link.is_down() {
                 return;
             }
             // The disk is gone: nothing else is sent, kept writes the least of all.
-            let is_goodbye = self.remote.is_closing();
+            let is_goodbye = link.remote.is_closing();
             let segs = if is_goodbye { self.goodbye(&headers) } else { self.batch(&headers) };
-            let is_sent = channel.send(segs).await.is_ok();
+            let is_sent = self.channel.send(segs).await.is_ok();
             if is_goodbye {
-                channel.finish().await;
+                self.channel.finish().await;
             }
             if !is_sent || is_goodbye {
-                return self.hang_up(channel);
+                // What is received says why, if the server has ended it.
+                return link.hang_up(None);
             }
         }
     }
@@ -50,10 +51,11 @@ impl Link {
     /// What may be sent now, as much as one send takes.
     fn batch(&self, headers: &Buf) -> Segs {
         let (mut segs, mut used) = (Segs::default(), 0);
-        let mut session = self.session.borrow_mut();
-        while used + HEADER_BYTES <= HEADERS_BYTES && segs.bytes() < SEND_BYTES {
+        while used + HEADER_BYTES <= HEADERS_BYTES && segs.bytes() < SEND_BYTES && self.is_next() {
+            let mut session = self.link.session.borrow_mut();
             let Some(wire) = session.take_next() else { break };
-            let header = Header::of(self.agreed.get().form, &wire);
+            let cookie = self.note_sent(wire.cookie);
+            let header = Header::of(self.link.agreed.get().form, &wire, cookie);
             headers.write(used, header.len, |room| room.copy_from_slice(header.bytes()));
             segs.push(headers.clone(), used, header.len);
             used += header.len;
@@ -65,7 +67,7 @@ impl Link {
     }
 
     fn goodbye(&self, headers: &Buf) -> Segs {
-        let header = Header::goodbye(self.agreed.get().form);
+        let header = Header::goodbye(self.link.agreed.get().form);
         headers.write(0, header.len, |room| room.copy_from_slice(header.bytes()));
         Segs::of(headers, 0, header.len)
     }
@@ -78,7 +80,7 @@ struct Header {
 }
 
 impl Header {
-    fn of(form: MessageForm, wire: &Wire<'_, Segs>) -> Header {
+    fn of(form: MessageForm, wire: &Wire<'_, Segs>, cookie: u64) -> Header {
         let command = match wire.what {
             What::Op(Op::Read) => command::READ,
             What::Op(Op::Write) => command::WRITE,
@@ -99,7 +101,7 @@ impl Header {
             What::Op(Op::Flush) => (0, 0),
             _ => (wire.range.start.to_bytes(), wire.range.to_bytes()),
         };
-        Header::new(form, (command, flags), wire.cookie, (offset, length))
+        Header::new(form, (command, flags), cookie, (offset, length))
     }
 
     fn goodbye(form: MessageForm) -> Header {

@@ -3,7 +3,7 @@
 //! `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH`; with `nbds` in place of `nbd`
 //! under TLS, then with `tls-certificates=FOLDER` and perhaps `tls-hostname=NAME`, as libnbd has
 //! them. Further parameters are ours: `exclusive`, `meta=EXPORT`, `replay=SIZE`,
-//! `reconnect=SECONDS`.
+//! `reconnect=SECONDS`, `connections=N`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -24,6 +24,10 @@ const PORT: u16 = 10809;
 /// How long requests wait for a lost connection, unless said otherwise.
 const RECONNECT: Duration = Duration::from_secs(30);
 const RECONNECT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The most connections, and how many there are unless said otherwise.
+const CONNECTIONS_MAX: usize = 16;
+const CONNECTIONS: usize = 1;
 
 /// How much is kept for a replay, unless said otherwise, and the least.
 const REPLAY_BYTES: u64 = 64 << 20;
@@ -98,6 +102,8 @@ pub struct Target {
     pub replay: Option<u64>,
     /// How long requests wait for a lost connection.
     pub reconnect: Duration,
+    /// The most connections at a time.
+    pub connections: usize,
 }
 
 /// True if an argument names an NBD export.
@@ -122,8 +128,11 @@ impl Target {
         if uri.fragment().is_some() || uri.authority().is_some_and(|it| it.has_userinfo()) {
             return Err(wrong("URI", "a user or a fragment".to_owned(), shape));
         }
-        let Parameters { socket, exclusive, meta, replay, reconnect, certificates, hostname } =
-            Parameters::parse(&uri, argument)?;
+        let told = Parameters::parse(&uri, argument)?;
+        let Parameters {
+            socket, exclusive, meta, replay, reconnect, certificates, hostname, ..
+        } = told;
+        let connections = told.connections;
         let is_secured = scheme.starts_with("nbds");
         let given = certificates.as_ref().map(|_| "tls-certificates");
         if let (false, Some(given)) =
@@ -159,7 +168,7 @@ impl Target {
         let replay = may_replay.then_some(replay.unwrap_or(REPLAY_BYTES));
         let tls = certificates.map(|certificates| Proof { certificates, server: hostname });
         let uri = argument.to_owned();
-        Ok(Target { uri, place, export, tls, is_secured, meta, replay, reconnect })
+        Ok(Target { uri, place, export, tls, is_secured, meta, replay, reconnect, connections })
     }
 
     /// Parses the URI of a device. Its meaning depends on no folder.
@@ -209,7 +218,9 @@ impl Target {
 
     /// True if both treat the export the same way.
     pub fn agrees_with(&self, other: &Target) -> bool {
-        let treatment = |it: &Target| (it.meta.clone(), it.replay, it.reconnect, it.tls.clone());
+        let treatment = |it: &Target| {
+            (it.meta.clone(), it.replay, it.reconnect, it.tls.clone(), it.connections)
+        };
         treatment(self) == treatment(other)
     }
 }
@@ -222,6 +233,7 @@ struct Parameters {
     meta: Option<String>,
     replay: Option<u64>,
     reconnect: Duration,
+    connections: usize,
     certificates: Option<PathBuf>,
     hostname: Option<String>,
 }
@@ -232,7 +244,8 @@ impl Parameters {
             ConfigError::argument(argument, field, found, expected)
         };
         let mut seen = Vec::new();
-        let mut told = Parameters { reconnect: RECONNECT, ..Parameters::default() };
+        let (reconnect, connections) = (RECONNECT, CONNECTIONS);
+        let mut told = Parameters { reconnect, connections, ..Parameters::default() };
         let parameters = uri.query().map(|query| query.split('&')).into_iter().flatten();
         for parameter in parameters.filter(|parameter| !parameter.is_empty()) {
             let (name, value) = parameter.split_once('=').unwrap_or((parameter, EStr::EMPTY));
@@ -267,9 +280,15 @@ impl Parameters {
                     }
                     told.reconnect = Duration::from_secs(seconds);
                 }
+                "connections" => {
+                    let found = value.parse().ok().filter(|it| (1..=CONNECTIONS_MAX).contains(it));
+                    let expected = "1 to 16";
+                    told.connections = found
+                        .ok_or_else(|| wrong("connections", format!("'{value}'"), expected))?;
+                }
                 _ => {
                     let expected = "socket, tls-certificates, tls-hostname, exclusive, meta, \
-                                    replay or reconnect";
+                                    replay, reconnect or connections";
                     return Err(wrong("parameter", format!("'{name}'"), expected));
                 }
             }
@@ -363,6 +382,8 @@ mod tests {
             ("nbd://me@h/x", "a user"),
             ("nbd+unix:///x?socket=a", "'a'"),
             ("nbd://h/x?exclusive&replay=1k", "'1k'"),
+            ("nbd://h/x?connections=0", "'0', expected 1 to 16"),
+            ("nbd://h/x?connections=17", "'17'"),
             ("nbd://h/x?reconnect=soon", "'soon'"),
             ("nbd://h/x?reconnect=86401", "at most a day"),
             ("nbd://h/%f", "URI"),

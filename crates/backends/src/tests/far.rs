@@ -32,6 +32,8 @@ pub struct Manners {
     pub is_always: bool,
     /// With the second connection to the export with the data, all others lose their contents.
     pub forgets: bool,
+    /// How many connections to the export with the data it takes at a time.
+    pub most: u32,
 }
 
 impl Manners {
@@ -43,7 +45,8 @@ impl Manners {
             | TransmissionFlags::SEND_WRITE_ZEROES;
         let (blocks, size) = (Some([1, 4096, 65536]), 1 << 20);
         let (option, answer) = (|_, bytes| bytes, |bytes| bytes);
-        Manners { form, flags, blocks, size, option, answer, is_always: false, forgets: false }
+        let (is_always, forgets, most) = (false, false, u32::MAX);
+        Manners { form, flags, blocks, size, option, answer, is_always, forgets, most }
     }
 }
 
@@ -54,7 +57,11 @@ pub struct Far {
     pub connections: Arc<Mutex<u32>>,
     /// By export.
     pub contents: Contents,
+    /// Requests of each of the connections to the export with the data.
+    pub requests: Requests,
 }
+
+type Requests = Arc<Mutex<Vec<u32>>>;
 
 type Contents = Arc<Mutex<HashMap<String, Vec<u8>>>>;
 
@@ -63,17 +70,20 @@ impl Far {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("s")).unwrap();
         let connections = Arc::new(Mutex::new(0));
-        let contents = Contents::default();
-        let (count, all) = (connections.clone(), contents.clone());
+        let (contents, requests) = (Contents::default(), Requests::default());
+        let (count, all, counts) = (connections.clone(), contents.clone(), requests.clone());
+        let open = Arc::new(Mutex::new(0));
         std::thread::spawn(move || {
             while let Ok((stream, _)) = listener.accept() {
-                let mut peer = Peer { stream, manners, spoil: None, export: String::new() };
+                let (requests, open) = (counts.clone(), open.clone());
+                let (spoil, export, number) = (None, String::new(), None);
+                let mut peer = Peer { stream, manners, spoil, export, number, requests, open };
                 let (count, all) = (count.clone(), all.clone());
                 // The client has gone, or is not answered any more.
                 std::thread::spawn(move || peer.serve(&count, &all).ok());
             }
         });
-        Far { folder, connections, contents }
+        Far { folder, connections, contents, requests }
     }
 
     /// Takes its socket away from new clients, or gives it back.
@@ -94,6 +104,19 @@ struct Peer {
     /// How many answers are good before the one that is not.
     spoil: Option<u32>,
     export: String,
+    /// Of the connections to the export with the data.
+    number: Option<usize>,
+    requests: Requests,
+    /// How many of these there are now.
+    open: Arc<Mutex<u32>>,
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        if self.number.is_some() {
+            *self.open.lock() -= 1;
+        }
+    }
 }
 
 impl Peer {
@@ -114,7 +137,9 @@ impl Peer {
             if is_go {
                 let end = 4 + u32::from_be_bytes(payload[..4].try_into().unwrap()) as usize;
                 self.export = String::from_utf8(payload[4..end].to_vec()).unwrap();
-                self.begin(count, contents);
+                if !self.begin(count, contents) {
+                    return Ok(());
+                }
             }
             let answer = (self.manners.option)(number(8), self.option(number(8)));
             self.stream.write_all(&answer)?;
@@ -127,12 +152,18 @@ impl Peer {
         }
     }
 
-    /// A client has named its export, and does not know yet whether it gets it.
-    fn begin(&mut self, count: &Mutex<u32>, contents: &Contents) {
+    /// A client has named its export, and does not know yet whether it gets it. False if not.
+    fn begin(&mut self, count: &Mutex<u32>, contents: &Contents) -> bool {
         if self.export != "x" {
-            return;
+            return true;
         }
+        if *self.open.lock() >= self.manners.most {
+            return false;
+        }
+        *self.open.lock() += 1;
         let mut count = count.lock();
+        self.number = Some(*count as usize);
+        self.requests.lock().push(0);
         *count += 1;
         if self.manners.forgets && *count == 2 {
             contents.lock().retain(|export, _| export == "x");
@@ -142,6 +173,7 @@ impl Peer {
             (_, true) => Some(1),
             (_, false) => None,
         };
+        true
     }
 
     fn option(&self, asked: u32) -> Vec<u8> {
@@ -183,6 +215,9 @@ impl Peer {
                 (it.command, it.flags, it.cookie, it.offset, u64::from(it.length.get()))
             }
         };
+        if let Some(number) = self.number {
+            self.requests.lock()[number] += 1;
+        }
         let place = offset.get() as usize..(offset.get() + length) as usize;
         let has_payload = flags.get() & CommandFlags::PAYLOAD_LEN.bits() != 0;
         let is_extended = self.manners.form == MessageForm::Extended;

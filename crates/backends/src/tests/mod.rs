@@ -2,6 +2,7 @@
 
 mod disks;
 mod far;
+mod lanes;
 mod marker;
 mod model;
 mod nbd;

@@ -35,6 +35,9 @@
 //!   on, however many requests wait.
 //! - N10. A session whose client finds that another one has opened the export is never connected
 //!   again. What it kept is lost, and told (N5).
+//! - N11. If there are several connections at a time, all are to one server that offers them
+//!   (`CAN_MULTI_CONN`): a flush over one covers what was answered over any. The loss of one is
+//!   the loss of all.
 //!
 //! Why N3 restores what a client may rely on: by N1 the server took overlapping writes in the order
 //! of their answers. For each sector it holds after the loss the last answered write, or an older
@@ -405,7 +408,8 @@ impl<T, D: Data> Session<T, D> {
         self.sent.len()
     }
 
-    /// About how many requests may be sent now; at least one, if one may be.
+    /// How many requests may be sent now: at least one if [`Session::has_next`]. While kept writes
+    /// are sent again it may say too many.
     pub fn next_count(&self) -> usize {
         let count = match self.phase {
             Phase::Down => 0,

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use cairn_block::{Env, Segs};
 use cairn_reactor::Driver;
 use cairn_tls::Session;
+use rustix::net::Shutdown;
 
 use super::connect::Connected;
 use cairn_nbd::answers::Lost;
@@ -74,6 +75,11 @@ impl Channel {
         }
     }
 
+    /// Ends both directions: what is under way ends soon.
+    pub fn hang_up(&self) {
+        hang_up(&self.socket);
+    }
+
     async fn send_bytes(&self, mut segs: Segs) -> Result<(), Lost> {
         while segs.bytes() > 0 {
             match self.driver.send(&self.socket, segs.clone()).await {
@@ -84,6 +90,12 @@ impl Channel {
         }
         Ok(())
     }
+}
+
+/// Ends both directions of a socket.
+pub(super) fn hang_up(socket: &OwnedFd) {
+    // An error means that the connection has ended already.
+    let _ = rustix::net::shutdown(socket, Shutdown::Both);
 }
 
 fn closed() -> Lost {

@@ -23,6 +23,10 @@ use cairn_nbd::wire::TransmissionFlags;
 /// How long a server may take until transmission begins.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long it may take for all connections beyond the first one: a server that serves one client
+/// after another lets the next one wait.
+const PATIENCE_MORE: Duration = Duration::from_secs(2);
+
 /// A connection in transmission.
 pub struct Connected {
     /// Its socket.
@@ -42,7 +46,16 @@ pub fn connect(
     wish: Wish<'_>,
     proof: Option<&Proof>,
 ) -> Result<Connected, ConfigError> {
-    let mut stream = reach(place, wish)?;
+    connect_until(place, wish, proof, Instant::now() + PATIENCE)
+}
+
+fn connect_until(
+    place: &Place,
+    wish: Wish<'_>,
+    proof: Option<&Proof>,
+    until: Instant,
+) -> Result<Connected, ConfigError> {
+    let mut stream = reach(place, wish, until)?;
     let (agreed, tls) = match proof {
         None => (negotiate(&mut stream, wish)?, None),
         Some(proof) => {
@@ -56,28 +69,32 @@ pub fn connect(
     Ok(Connected { socket, agreed, tls })
 }
 
-/// Connects as often as the user wishes, if the server offers several connections
-/// (`CAN_MULTI_CONN`), and takes them: at least one.
+/// Connects so many times, if the server offers several connections (`CAN_MULTI_CONN`) and takes
+/// them: at least once.
 ///
 /// # Errors
-/// Those of [`connect`] at the first connection; and a later one is to another export.
+/// Those of [`connect`] at the first connection; or a later one is to another export.
 pub(super) fn connect_all(target: &Target, most: usize) -> Result<Vec<Connected>, ConfigError> {
-    let next = || connect(&target.place, target.wish(), target.tls.as_ref());
-    let mut all = vec![next()?];
-    let agreed = all[0].agreed;
+    let (place, wish, proof) = (&target.place, target.wish(), target.tls.as_ref());
+    let first = connect(place, wish, proof)?;
+    let agreed = first.agreed;
+    let mut all = vec![first];
     let most = if agreed.flags.contains(TransmissionFlags::CAN_MULTI_CONN) { most } else { 1 };
+    let until = Instant::now() + PATIENCE_MORE;
     while all.len() < most {
-        match next() {
-            Ok(connected) if connected.agreed == agreed => all.push(connected),
-            // A server may have been replaced in between, by one with other data.
-            Ok(other) => {
-                let device = target.uri.as_str();
-                other.agreed.refuse_other_than(&agreed, agreed.sectors(), device)?;
-                let detail = "export: found another one at the next connection, expected the same";
-                return Err(ConfigError::new(ConfigKind::Unsupported, device, detail));
+        match connect_until(place, wish, proof, until) {
+            Ok(next) => {
+                // A server may have been replaced in between. It numbers contexts as it likes.
+                let same = Agreed { allocation: agreed.allocation, ..next.agreed };
+                next.agreed.refuse_other_than(&agreed, agreed.sectors(), &target.uri)?;
+                if same != agreed {
+                    let detail = "export: found another size or form at the next connection";
+                    return Err(ConfigError::new(ConfigKind::Unsupported, &target.uri, detail));
+                }
+                all.push(next);
             }
             Err(error) => {
-                tracing::warn!("{error}: the server takes {} connections", all.len());
+                tracing::warn!("{error}; it takes {} of {most} connections", all.len());
                 break;
             }
         }
@@ -100,7 +117,7 @@ pub(super) fn connect_waiting(
     proof: Option<&Proof>,
 ) -> Result<Calls<Box<dyn Waiting>>, ConfigError> {
     let wish = Wish { is_simple: true, ..wish };
-    let mut stream = reach(place, wish)?;
+    let mut stream = reach(place, wish, Instant::now() + PATIENCE)?;
     let (stream, agreed): (Box<dyn Waiting>, Agreed) = match proof {
         None => {
             let agreed = negotiate(&mut stream, wish)?;
@@ -116,10 +133,9 @@ pub(super) fn connect_waiting(
 }
 
 /// A connection before its negotiation.
-fn reach(place: &Place, wish: Wish<'_>) -> Result<Timed, ConfigError> {
-    let until = Instant::now() + PATIENCE;
+fn reach(place: &Place, wish: Wish<'_>, until: Instant) -> Result<Timed, ConfigError> {
     let socket = match place {
-        Place::Unix(path) => connect_unix(path),
+        Place::Unix(path) => connect_unix(path, until),
         Place::Tcp(host, port) => connect_tcp(host, *port, until),
     };
     let socket = socket.map_err(|error| unreached(wish, &error))?;
@@ -153,9 +169,7 @@ struct Timed {
 
 impl Timed {
     fn allow_rest(&self) -> io::Result<()> {
-        let left = self.until.saturating_duration_since(Instant::now());
-        // No time at all would be no limit.
-        set_timeouts(&self.socket, Some(left.max(Duration::from_millis(1))))
+        set_timeouts(&self.socket, Some(left(self.until)))
     }
 }
 
@@ -177,16 +191,21 @@ impl Write for Timed {
     }
 }
 
+/// The time that is left. No time at all would be no limit.
+fn left(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+}
+
 fn set_timeouts(socket: impl AsFd, time: Option<Duration>) -> io::Result<()> {
     set_socket_timeout(&socket, Timeout::Recv, time)?;
     Ok(set_socket_timeout(&socket, Timeout::Send, time)?)
 }
 
 /// A server that accepts nothing is waited for as long as for an answer.
-fn connect_unix(path: &Path) -> io::Result<OwnedFd> {
+fn connect_unix(path: &Path, until: Instant) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    set_timeouts(&socket, Some(PATIENCE))?;
+    set_timeouts(&socket, Some(left(until)))?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)
 }
@@ -194,8 +213,7 @@ fn connect_unix(path: &Path) -> io::Result<OwnedFd> {
 fn connect_tcp(host: &str, port: u16, until: Instant) -> io::Result<OwnedFd> {
     let mut failed = None;
     for address in (host, port).to_socket_addrs()? {
-        let left = until.saturating_duration_since(Instant::now());
-        match TcpStream::connect_timeout(&address, left.max(Duration::from_millis(1))) {
+        match TcpStream::connect_timeout(&address, left(until)) {
             Ok(stream) => {
                 stream.set_nodelay(true)?;
                 watch(&stream)?;

@@ -1,20 +1,21 @@
 //! [`Lane`]: one of the connections over which a [`Link`] sends at the same time.
 //!
-//! What is sent when is the session's matter, and does not depend on the connection: overlapping
-//! writes wait for each other's answers, a flush covers what was answered when it was submitted,
-//! and a server that offers several connections (`CAN_MULTI_CONN`) flushes for all of them.
+//! The session alone decides the order of requests, and nothing in its argument depends on the
+//! connection: overlapping writes wait for each other's answers, and a flush over one connection
+//! covers what was answered over all (N11 of the session).
 //!
-//! - A lane sends while it has fewer requests without an answer than its share of all. So a server
-//!   that works on each connection in turn is busy on all of them, and a few requests leave in one
-//!   send.
-//! - The cookie on the wire names the lane, too: an answer over another connection than its
-//!   request's is one that nothing has. It would end the request while its own connection may still
-//!   fill its memory.
+//! - A lane sends while it has fewer unanswered requests than its share of all. So a server with a
+//!   thread for each connection works on all of them, and a few requests leave in one send. One
+//!   lane always may send if a request is ready: not all of them can have their share.
+//! - A lane takes an answer to its own requests alone. One to a request of another lane ends the
+//!   connections: it would end the request while the other connection still fills its memory.
 
-use std::cell::Cell;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 use cairn_block::{Env, Extent, IoResult};
 use cairn_nbd::answers::{Asked, Requests};
+use cairn_nbd::negotiation::Agreed;
 
 use super::channel::Channel;
 use super::connect::Connected;
@@ -24,85 +25,50 @@ use super::link::Link;
 pub(super) struct Lane<'a> {
     pub link: &'a Link,
     pub channel: Channel,
-    place: Place,
-    /// Requests without an answer.
-    waiting: Cell<usize>,
-}
-
-/// The place of a lane among those of its link, and how many there are.
-#[derive(Clone, Copy)]
-struct Place {
-    at: u64,
-    of: u64,
-}
-
-impl Place {
-    /// The cookie on the wire of a request that leaves over this lane.
-    fn cookie_on_wire(self, cookie: u64) -> u64 {
-        cookie * self.of + self.at
-    }
-
-    /// The session's cookie; none of a request that left over another lane.
-    fn cookie_of(self, on_wire: u64) -> Option<u64> {
-        (on_wire % self.of == self.at).then_some(on_wire / self.of)
-    }
+    /// What this connection agreed on.
+    pub agreed: Agreed,
+    /// How many lanes the link has.
+    of: usize,
+    /// The cookies of its unanswered requests.
+    sent: RefCell<BTreeSet<u64>>,
 }
 
 impl<'a> Lane<'a> {
     /// The lanes over these connections.
     pub fn over(link: &'a Link, env: &Env, connections: Vec<Connected>) -> Vec<Lane<'a>> {
-        let of = connections.len() as u64;
-        let lane = |(at, connected)| {
-            let channel = Channel::new(env, connected);
-            Lane { link, channel, place: Place { at, of }, waiting: Cell::new(0) }
+        let of = connections.len();
+        let lane = |connected: Connected| {
+            let (agreed, channel) = (connected.agreed, Channel::new(env, connected));
+            Lane { link, channel, agreed, of, sent: RefCell::default() }
         };
-        (0..).zip(connections).map(lane).collect()
+        connections.into_iter().map(lane).collect()
     }
 
     /// True if the next request is for this lane.
     pub fn is_next(&self) -> bool {
         let session = self.link.session.borrow();
         let all = session.unanswered() + session.next_count();
-        session.has_next() && self.waiting.get() < all.div_ceil(self.place.of as usize)
+        session.has_next() && self.sent.borrow().len() < all.div_ceil(self.of)
     }
 
-    /// A request leaves over this lane; answers its cookie on the wire.
-    pub fn note_sent(&self, cookie: u64) -> u64 {
-        self.waiting.set(self.waiting.get() + 1);
-        self.place.cookie_on_wire(cookie)
+    /// A request leaves over this lane.
+    pub fn note_sent(&self, cookie: u64) {
+        self.sent.borrow_mut().insert(cookie);
     }
 }
 
 impl Requests for Lane<'_> {
     fn asked(&self, cookie: u64) -> Option<Asked> {
+        if !self.sent.borrow().contains(&cookie) {
+            return None;
+        }
         let session = self.link.session.borrow();
-        let wire = session.sent(self.place.cookie_of(cookie)?)?;
+        let wire = session.sent(cookie)?;
         Some(Asked { what: wire.what, range: wire.range, data: wire.data.cloned() })
     }
 
     fn answered(&self, cookie: u64, result: IoResult, extents: Vec<Extent>) {
-        let Some(cookie) = self.place.cookie_of(cookie) else { return };
-        self.waiting.set(self.waiting.get() - 1);
+        self.sent.borrow_mut().remove(&cookie);
         self.link.answered(cookie, result, extents);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Place;
-
-    #[test]
-    fn a_cookie_on_the_wire_is_of_one_lane_alone() {
-        for of in 1..=16 {
-            let lanes = || (0..of).map(|at| Place { at, of });
-            for cookie in [1, 2, 16, 17, 1 << 40] {
-                for lane in lanes() {
-                    let on_wire = lane.cookie_on_wire(cookie);
-                    let others = lanes().filter(|other| other.at != lane.at);
-                    assert_eq!(lane.cookie_of(on_wire), Some(cookie));
-                    assert!(others.into_iter().all(|other| other.cookie_of(on_wire).is_none()));
-                }
-            }
-        }
     }
 }

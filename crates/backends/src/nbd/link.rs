@@ -24,14 +24,13 @@ use cairn_nbd::answers::Lost;
 use cairn_nbd::wire::TransmissionFlags;
 use event_listener::Event;
 use futures_util::future::{join, join_all};
-use rustix::net::Shutdown;
 
+use super::channel::hang_up;
 use super::connect::{Connected, connect_all};
 use super::lane::Lane;
 use super::meta::{self, Meta};
 use super::remote::{Data, Incoming, Owner, Remote};
 use crate::remote::{RemoteState, add};
-use cairn_nbd::negotiation::Agreed;
 use cairn_nbd::session::{Ask, Counts, Session, Told, What};
 
 /// Pauses between two tries to connect.
@@ -72,10 +71,10 @@ pub(super) struct Link {
     pub env: Env,
     pub remote: Arc<Remote>,
     pub session: RefCell<Session<Ticket, Segs>>,
-    /// What the newest connection agreed on.
-    pub agreed: Cell<Agreed>,
     /// The sockets of the connections.
     sockets: RefCell<Vec<Arc<OwnedFd>>>,
+    /// The most connections that are made next.
+    most: Cell<usize>,
     /// The connections have ended, or are to.
     is_down: Cell<bool>,
     /// Why the first of them has.
@@ -96,7 +95,7 @@ impl Link {
         let link = Rc::new(Link {
             env: env.clone(),
             session: RefCell::new(Session::new(care)),
-            agreed: Cell::new(remote.agreed),
+            most: Cell::new(remote.connections),
             remote,
             sockets: RefCell::default(),
             is_down: Cell::new(true),
@@ -123,6 +122,10 @@ impl Link {
             // A request that ends each connection must not be sent for ever, nor without a pause.
             if self.has_ended.get() {
                 (since, pause) = (None, PAUSE_MIN);
+                self.most.set(self.remote.connections);
+            } else {
+                // A server may end what is more than it takes.
+                self.most.set((self.most.get() / 2).max(1));
             }
             let since = *since.get_or_insert(self.env.now());
             next = self.connect_again(since, &mut pause).await;
@@ -134,8 +137,6 @@ impl Link {
 
     /// Sends and receives over these connections, until one of them has ended, and so all.
     async fn serve(&self, connections: Vec<Connected>) {
-        let Some(first) = connections.first() else { return };
-        self.agreed.set(first.agreed);
         let lanes = Lane::over(self, &self.env, connections);
         self.sockets.replace(lanes.iter().map(|lane| lane.channel.socket()).collect());
         self.is_down.set(false);
@@ -254,8 +255,9 @@ impl Link {
         let result = Arc::new((Mutex::new(None), Event::new()));
         let (remote, told) = (self.remote.clone(), result.clone());
         let uri = &self.remote.target.uri;
+        let most = self.most.get();
         let work = move || {
-            let mut connected = connect_all(&remote.target, remote.connections);
+            let mut connected = connect_all(&remote.target, most);
             // K2: the look comes after the connections.
             if let (Ok(_), Some(Err(other))) = (&connected, remote.meta.as_ref().map(Meta::look)) {
                 connected = Err(other);
@@ -277,14 +279,11 @@ impl Link {
     }
 
     /// Ends the connections: what is under way on them ends soon.
-    pub fn hang_up(&self, why: Option<Lost>) {
-        if let Some(why) = why {
-            self.why.borrow_mut().get_or_insert(why);
-        }
+    pub fn hang_up(&self, why: Lost) {
+        self.why.borrow_mut().get_or_insert(why);
         self.is_down.set(true);
         for socket in &*self.sockets.borrow() {
-            // An error means that the connection has ended already.
-            let _ = rustix::net::shutdown(socket, Shutdown::Both);
+            hang_up(socket);
         }
         self.remote.changed.notify(usize::MAX);
     }

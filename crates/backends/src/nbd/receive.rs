@@ -9,14 +9,14 @@ use super::lane::Lane;
 impl Lane<'_> {
     /// Receives answers until the connection ends.
     pub(super) async fn receive(&self) {
-        let (buf, agreed) = (self.link.env.buf(STAGE_BYTES), self.link.agreed.get());
-        let mut answers = Answers::new(self, &self.channel, agreed, buf);
+        let buf = self.link.env.buf(STAGE_BYTES);
+        let mut answers = Answers::new(self, &self.channel, self.agreed, buf);
         let why = loop {
             if let Err(why) = answers.next().await {
                 break why;
             }
         };
-        self.link.hang_up(Some(why));
+        self.link.hang_up(why);
     }
 }
 

@@ -42,8 +42,8 @@ impl Lane<'_> {
                 self.channel.finish().await;
             }
             if !is_sent || is_goodbye {
-                // What is received says why, if the server has ended it.
-                return link.hang_up(None);
+                // The receiver ends, too, and says why.
+                return self.channel.hang_up();
             }
         }
     }
@@ -54,8 +54,8 @@ impl Lane<'_> {
         while used + HEADER_BYTES <= HEADERS_BYTES && segs.bytes() < SEND_BYTES && self.is_next() {
             let mut session = self.link.session.borrow_mut();
             let Some(wire) = session.take_next() else { break };
-            let cookie = self.note_sent(wire.cookie);
-            let header = Header::of(self.link.agreed.get().form, &wire, cookie);
+            self.note_sent(wire.cookie);
+            let header = Header::of(self.agreed.form, &wire);
             headers.write(used, header.len, |room| room.copy_from_slice(header.bytes()));
             segs.push(headers.clone(), used, header.len);
             used += header.len;
@@ -67,7 +67,7 @@ impl Lane<'_> {
     }
 
     fn goodbye(&self, headers: &Buf) -> Segs {
-        let header = Header::goodbye(self.link.agreed.get().form);
+        let header = Header::goodbye(self.agreed.form);
         headers.write(0, header.len, |room| room.copy_from_slice(header.bytes()));
         Segs::of(headers, 0, header.len)
     }
@@ -80,7 +80,7 @@ struct Header {
 }
 
 impl Header {
-    fn of(form: MessageForm, wire: &Wire<'_, Segs>, cookie: u64) -> Header {
+    fn of(form: MessageForm, wire: &Wire<'_, Segs>) -> Header {
         let command = match wire.what {
             What::Op(Op::Read) => command::READ,
             What::Op(Op::Write) => command::WRITE,
@@ -101,7 +101,7 @@ impl Header {
             What::Op(Op::Flush) => (0, 0),
             _ => (wire.range.start.to_bytes(), wire.range.to_bytes()),
         };
-        Header::new(form, (command, flags), cookie, (offset, length))
+        Header::new(form, (command, flags), wire.cookie, (offset, length))
     }
 
     fn goodbye(form: MessageForm) -> Header {

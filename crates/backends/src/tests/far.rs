@@ -34,6 +34,8 @@ pub struct Manners {
     pub forgets: bool,
     /// How many connections to the export with the data it takes at a time.
     pub most: u32,
+    /// It ends those that are more only when they have been negotiated.
+    pub ends_late: bool,
 }
 
 impl Manners {
@@ -45,8 +47,9 @@ impl Manners {
             | TransmissionFlags::SEND_WRITE_ZEROES;
         let (blocks, size) = (Some([1, 4096, 65536]), 1 << 20);
         let (option, answer) = (|_, bytes| bytes, |bytes| bytes);
-        let (is_always, forgets, most) = (false, false, u32::MAX);
-        Manners { form, flags, blocks, size, option, answer, is_always, forgets, most }
+        let (is_always, forgets) = (false, false);
+        let (most, ends_late) = (u32::MAX, false);
+        Manners { form, flags, blocks, size, option, answer, is_always, forgets, most, ends_late }
     }
 }
 
@@ -59,6 +62,8 @@ pub struct Far {
     pub contents: Contents,
     /// Requests of each of the connections to the export with the data.
     pub requests: Requests,
+    /// How many of these there are now.
+    pub open: Arc<Mutex<u32>>,
 }
 
 type Requests = Arc<Mutex<Vec<u32>>>;
@@ -72,10 +77,11 @@ impl Far {
         let connections = Arc::new(Mutex::new(0));
         let (contents, requests) = (Contents::default(), Requests::default());
         let (count, all, counts) = (connections.clone(), contents.clone(), requests.clone());
-        let open = Arc::new(Mutex::new(0));
+        let open = Arc::<Mutex<u32>>::default();
+        let opens = open.clone();
         std::thread::spawn(move || {
             while let Ok((stream, _)) = listener.accept() {
-                let (requests, open) = (counts.clone(), open.clone());
+                let (requests, open) = (counts.clone(), opens.clone());
                 let (spoil, export, number) = (None, String::new(), None);
                 let mut peer = Peer { stream, manners, spoil, export, number, requests, open };
                 let (count, all) = (count.clone(), all.clone());
@@ -83,7 +89,7 @@ impl Far {
                 std::thread::spawn(move || peer.serve(&count, &all).ok());
             }
         });
-        Far { folder, connections, contents, requests }
+        Far { folder, connections, contents, requests, open }
     }
 
     /// Takes its socket away from new clients, or gives it back.
@@ -129,6 +135,7 @@ impl Peer {
     fn serve(&mut self, count: &Mutex<u32>, contents: &Contents) -> std::io::Result<()> {
         self.stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
         self.bytes(4)?;
+        let mut takes = true;
         loop {
             let head = self.bytes(16)?;
             let number = |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().unwrap());
@@ -137,7 +144,8 @@ impl Peer {
             if is_go {
                 let end = 4 + u32::from_be_bytes(payload[..4].try_into().unwrap()) as usize;
                 self.export = String::from_utf8(payload[4..end].to_vec()).unwrap();
-                if !self.begin(count, contents) {
+                takes = self.begin(count, contents);
+                if !takes && !self.manners.ends_late {
                     return Ok(());
                 }
             }
@@ -147,9 +155,10 @@ impl Peer {
                 break;
             }
         }
-        loop {
+        while takes {
             self.request(contents)?;
         }
+        Ok(())
     }
 
     /// A client has named its export, and does not know yet whether it gets it. False if not.

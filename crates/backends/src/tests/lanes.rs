@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use cairn_block::{Disk, Env, Flags, Io, ReactorId};
+use cairn_block::{Disk, Env, Flags, Io, Op, ReactorId};
 use cairn_nbd::wire::{MessageForm, TransmissionFlags};
 use cairn_reactor::Reactors;
 use futures_util::future::join_all;
 
 use super::far::{Far, Manners};
-use super::{Shape, range, read, worlds, write};
+use super::{Shape, act, range, read, worlds, write};
 use crate::NbdDisk;
 use crate::remote::RemoteDisk;
 
@@ -88,18 +88,9 @@ fn a_connection_that_is_lost_ends_all_and_nothing_is_lost_with_it() {
     assert_eq!((far.connections.lock().is_multiple_of(3), disk.failures()), (true, 0));
 }
 
-#[test]
-fn an_answer_over_another_connection_than_its_requests_ends_them() {
-    // Each connection has one of the session's second and third requests.
-    fn mistaken(mut bytes: Vec<u8>) -> Vec<u8> {
-        bytes[15] = match bytes[15] {
-            4 => 7,
-            6 => 5,
-            other => other,
-        };
-        bytes
-    }
-    let far = Far::serve(Manners { answer: mistaken, ..several(MessageForm::Simple) });
+/// A read over each of two connections, of which the server answers one with another cookie.
+fn read_with(answer: fn(Vec<u8>) -> Vec<u8>) {
+    let far = Far::serve(Manners { answer, ..several(MessageForm::Simple) });
     let [on, _] = worlds();
     let (_, disk) = open(&far, "&connections=2");
     far.contents.lock().insert("x".to_owned(), [vec![1; 4096], vec![2; 1020 << 10]].concat());
@@ -113,6 +104,58 @@ fn an_answer_over_another_connection_than_its_requests_ends_them() {
     });
     assert_eq!(found, [Ok(1), Ok(2)]);
     assert_eq!(*far.connections.lock(), 4);
+}
+
+#[test]
+fn an_answer_over_another_connection_than_its_requests_ends_them() {
+    // The flush of the beginning has cookie 1.
+    read_with(|mut bytes| {
+        bytes[15] = 5 - bytes[15];
+        bytes
+    });
+    read_with(|mut bytes| {
+        bytes[15] = 4;
+        bytes
+    });
+}
+
+#[test]
+fn a_flush_over_one_connection_covers_what_was_written_over_all() {
+    let far = Far::serve(several(MessageForm::Structured));
+    let [on, _] = worlds();
+    let (remote, disk) = open(&far, "&connections=4&exclusive");
+    write_and_read(&on, &disk, 32, Flags::empty());
+    let held = || remote.figures().replay.unwrap().held_bytes;
+    assert!(held() >= 32 * 4096);
+    act(&on, &disk, Op::Flush, range(0, 0), Flags::empty()).unwrap();
+    assert_eq!((held(), *far.connections.lock()), (0, 4));
+}
+
+#[test]
+fn a_server_that_ends_what_is_more_than_it_takes_is_asked_for_less() {
+    let far = Far::serve(Manners { most: 1, ends_late: true, ..several(MessageForm::Simple) });
+    let [on, _] = worlds();
+    let (remote, disk) = open(&far, "&connections=4");
+    let found = read(&on, &disk, range(0, 8), Shape::default());
+    assert!(found == Ok(vec![0; 4096]));
+    assert_eq!((remote.figures().connections, disk.failures()), (Some(1), 0));
+}
+
+#[test]
+fn a_disk_that_is_dropped_says_goodbye_over_each_connection() {
+    let far = Far::serve(Manners { most: 4, ..several(MessageForm::Extended) });
+    let [on, _] = worlds();
+    for round in 1..4 {
+        let (remote, disk) = open(&far, "&connections=4");
+        write_and_read(&on, &disk, 16, Flags::empty());
+        drop((remote, disk));
+        let open = || far.requests.lock().len() as u32;
+        assert_eq!(open(), 4 * round);
+        while *far.open.lock() > 0 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+    on.block_on(ReactorId(0), async |env: Env| assert_eq!(env.requests_in_use(), 0));
 }
 
 #[test]

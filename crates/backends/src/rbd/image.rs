@@ -11,10 +11,13 @@ use cairn_block::{ConfigError, ConfigKind};
 
 use super::held::{Connected, Held};
 use super::library::{Library, Pointer, SnapshotInfo, Watcher};
+use super::metadata::LOCK;
 use super::uri::Target;
 
 /// The feature bit of the exclusive lock.
 const EXCLUSIVE_LOCK: u64 = 1 << 2;
+/// That of the journal, from which a mirror learns of changes.
+const JOURNALING: u64 = 1 << 6;
 /// The longest id of an image (`RBD_MAX_IMAGE_ID_LENGTH` of librbd is less).
 const ID_MAX: usize = 256;
 /// `RBD_LOCK_MODE_EXCLUSIVE`.
@@ -278,10 +281,18 @@ impl Image {
     }
 
     pub fn has_exclusive_lock(&self) -> Result<bool, i32> {
+        self.has_feature(EXCLUSIVE_LOCK)
+    }
+
+    pub fn has_journal(&self) -> Result<bool, i32> {
+        self.has_feature(JOURNALING)
+    }
+
+    fn has_feature(&self, feature: u64) -> Result<bool, i32> {
         let mut features = 0;
         // SAFETY: the image is live.
         let result = unsafe { (self.library().features)(self.handle, &raw mut features) };
-        value(result).map(|_| features & EXCLUSIVE_LOCK != 0)
+        value(result).map(|_| features & feature != 0)
     }
 
     /// Takes the exclusive lock, and never gives it to a client that asks for it.
@@ -306,7 +317,7 @@ impl Image {
         let header = self.header()?;
         // SAFETY: the context is live, and the names live until the call returns.
         let result = unsafe {
-            let (header, lock) = (header.as_ptr(), c"rbd_lock".as_ptr());
+            let (header, lock) = (header.as_ptr(), LOCK.as_ptr());
             let (context, break_lock) = (self.pool.context, self.library().break_lock);
             break_lock(context, header, lock, client.as_ptr(), cookie.as_ptr())
         };

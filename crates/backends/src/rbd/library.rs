@@ -78,9 +78,12 @@ library! {
     context: "rados_ioctx_create" (Pointer, *const c_char, *mut Pointer) -> c_int;
     set_namespace: "rados_ioctx_set_namespace" (Pointer, *const c_char);
     end_context: "rados_ioctx_destroy" (Pointer);
-    execute: "rados_exec"
-        (Pointer, *const c_char, *const c_char, *const c_char, *const c_char, usize, *mut c_char,
-         usize) -> c_int;
+    change: "rados_create_write_op" () -> Pointer;
+    end_change: "rados_release_write_op" (Pointer);
+    add_call: "rados_write_op_exec"
+        (Pointer, *const c_char, *const c_char, *const c_char, usize, *mut c_int);
+    operate: "rados_write_op_operate"
+        (Pointer, Pointer, *const c_char, *mut libc::time_t, c_int) -> c_int;
     open: "rbd_open" (Pointer, *const c_char, *mut Pointer, *const c_char) -> c_int;
     open_read_only: "rbd_open_read_only"
         (Pointer, *const c_char, *mut Pointer, *const c_char) -> c_int;
@@ -107,6 +110,8 @@ library! {
     watchers: "rbd_watchers_list" (Pointer, *mut Watcher, *mut usize) -> c_int;
     get_metadata: "rbd_metadata_get"
         (Pointer, *const c_char, *mut c_char, *mut usize) -> c_int;
+    set_metadata: "rbd_metadata_set" (Pointer, *const c_char, *const c_char) -> c_int;
+    remove_metadata: "rbd_metadata_remove" (Pointer, *const c_char) -> c_int;
     snapshots: "rbd_snap_list" (Pointer, *mut SnapshotInfo, *mut c_int) -> c_int;
     free_snapshots: "rbd_snap_list_end" (*mut SnapshotInfo);
     free_watchers: "rbd_watchers_list_cleanup" (*mut Watcher, usize);

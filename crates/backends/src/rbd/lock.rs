@@ -135,8 +135,8 @@ pub(super) fn acquire(
     care.check(target)?;
     match image.lock() {
         Ok(()) => owner_now(target)?.ok_or_else(|| failed("lock")(-libc::ENOLCK)),
-        // Another client was faster.
-        Err(error) => Err(match owner(image) {
+        // Another client was faster. This image may know the owner that it has fenced.
+        Err(error) => Err(match owner_now(target) {
             Ok(Some(owner)) => held(target, &owner),
             _ => failed("lock")(error),
         }),

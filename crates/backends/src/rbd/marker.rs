@@ -1,8 +1,8 @@
 //! The dirty marker of an image (`cairn_block::dirty_marker`), in the image's metadata: a key of
 //! the cluster's, which each client finds that opens the image.
 //!
-//! A disk looks at its lock before it changes the marker, and the cluster refuses a client that is
-//! fenced. So a marker is that of who has the image.
+//! The OSD changes the marker for the owner of the lock alone ([`Editor`]), and refuses a client
+//! that is fenced. So a marker is that of who has the image.
 //!
 //! `rbd cp` copies the metadata, and so the marker: such a copy lacks what the cache had. A
 //! snapshot has the metadata that the image has now.
@@ -16,15 +16,13 @@ use cairn_block::{
 };
 
 use super::image::{Image, text_of};
+use super::metadata::Editor;
 use super::uri::{Target, is_uri};
 use super::within::{Care, beside, within};
 use super::{RbdDisk, Shared, clock, snapshots};
 
 /// The key. Those that begin with `conf_` are settings of librbd.
 const KEY: &CStr = c"cairn.dirty_marker";
-
-/// Refuses the next change of the cluster.
-pub(super) type May<'a> = &'a dyn Fn() -> Result<(), i32>;
 
 fn failed(target: &Target, errno: i32) -> ConfigError {
     target.refused(ConfigKind::System, format!("dirty marker: {}", text_of(errno)))
@@ -62,6 +60,25 @@ impl Shared {
     }
 }
 
+impl Shared {
+    /// Replaces the marker, or removes it. Blocks the thread.
+    fn set_marker(&self, text: Option<&str>) -> Result<(), i32> {
+        const TRIES: u32 = 2;
+        for _ in 0..TRIES {
+            let Some(owner) = self.owner.lock().clone() else { return Err(-libc::EROFS) };
+            let editor = Editor { image: self.image(), owner: &owner, may: &|| Ok(()) };
+            match set(&editor, text) {
+                // librbd may have given the lock another cookie.
+                Err(error) if -error == libc::EBUSY && self.has_its_lock()? => {}
+                Err(error) if -error == libc::EBUSY => break,
+                result => return result,
+            }
+        }
+        // librbd may take the lock again. Another session is a fence (N2 of `session`).
+        Err(if self.has_its_session()? { -libc::EBUSY } else { -libc::EROFS })
+    }
+}
+
 impl MarkerStore for RbdDisk {
     fn disk(&self) -> String {
         self.0.target.name_of_image()
@@ -80,25 +97,19 @@ impl MarkerStore for RbdDisk {
         env: &'a Env,
         text: Option<String>,
     ) -> LocalFuture<'a, Result<(), ConfigError>> {
-        Box::pin(self.0.call(env, move |shared| {
-            if !shared.has_its_lock()? {
-                return Err(-libc::EROFS);
-            }
-            set(shared.image(), text.as_deref(), &|| Ok(()))
-        }))
+        Box::pin(self.0.call(env, move |shared| shared.set_marker(text.as_deref())))
     }
 }
 
 /// Replaces the marker of an image, or removes it, with what its snapshots need (S1 and S2 of
-/// [`snapshots`]). `may` is asked before each change (W1 of `within`).
-fn set(image: &Image, text: Option<&str>, may: May<'_>) -> Result<(), i32> {
-    match (image.metadata(KEY)?, text) {
-        (None, Some(_)) => snapshots::begin_life(image, may)?,
-        (Some(_), None) => snapshots::end_life(image, may)?,
+/// [`snapshots`]).
+fn set(editor: &Editor<'_>, text: Option<&str>) -> Result<(), i32> {
+    match (editor.image.metadata(KEY)?, text) {
+        (None, Some(_)) => snapshots::begin_life(editor)?,
+        (Some(_), None) => snapshots::end_life(editor)?,
         _ => {}
     }
-    may()?;
-    image.set_metadata(KEY, text)
+    editor.set(KEY, text)
 }
 
 /// Says so if a cache may have had data that a snapshot lacks. Blocks the thread.
@@ -152,6 +163,9 @@ fn remove_marker(
     let marker = DirtyMarker::named(&target.uri, text.as_deref(), generation)?;
     // Nothing waits for this error: the caller has left.
     let may = || care.check(target).map_err(|_| -libc::ETIMEDOUT);
-    set(image, None, &may).map_err(|errno| failed(target, errno))?;
+    let owner = disk.0.owner.lock().clone();
+    let owner = owner.ok_or_else(|| failed(target, -libc::EROFS))?;
+    let editor = Editor { image, owner: &owner, may: &may };
+    set(&editor, None).map_err(|errno| failed(target, errno))?;
     Ok(marker)
 }

@@ -1,19 +1,117 @@
-//! The metadata of an image: texts under keys, which the OSDs keep beside the image's header.
+//! The metadata of an image: texts under keys, which the OSDs keep with the image's header.
 //!
 //! `rbd_metadata_set` notifies all watchers of the image and waits for each: 30 s, if one is a host
-//! that was killed or cut off. No librbd keeps these keys in its memory. So a change is a call of
-//! the method of the OSD's class `rbd` that librbd calls, without the notification. The cluster
-//! refuses it from a client that is fenced, like any other.
+//! that was killed or cut off. No librbd keeps these keys in its memory. So a change is one
+//! operation of librados on the header, of two calls: the OSD asserts that this client has the
+//! lock, and then runs the method of its class `rbd` that librbd would call. It refuses a client
+//! that is fenced, like any other.
+//!
+//! An image with a journal is changed by librbd: a mirror of it learns the change from the journal.
 
 use std::ffi::CStr;
+use std::ptr::null_mut;
 
-use super::image::{Image, first_of, value};
+use super::image::{Image, c_string, first_of, value};
+use super::lock::Owner;
+
+/// `ClsLockType::EXCLUSIVE`.
+const EXCLUSIVE: u8 = 1;
+/// The name and the tag of the lock that librbd takes.
+pub(super) const LOCK: &CStr = c"rbd_lock";
+const TAG: &[u8] = b"internal";
 
 /// A string, or a buffer, as Ceph encodes it: its length, little-endian, and its bytes.
 fn encode(bytes: &[u8], to: &mut Vec<u8>) {
     let len = u32::try_from(bytes.len()).expect("texts of metadata are short");
     to.extend_from_slice(&len.to_le_bytes());
     to.extend_from_slice(bytes);
+}
+
+/// The input of `assert_locked`: version 1, which every later one reads, and its length; name, type,
+/// cookie and tag of the lock.
+fn encode_assertion(cookie: &str) -> Vec<u8> {
+    let mut fields = Vec::new();
+    encode(LOCK.to_bytes(), &mut fields);
+    fields.push(EXCLUSIVE);
+    encode(cookie.as_bytes(), &mut fields);
+    encode(TAG, &mut fields);
+    let mut input = vec![1, 1];
+    encode(&fields, &mut input);
+    input
+}
+
+/// The method and its input for a change of one key.
+fn encode_change(key: &CStr, text: Option<&str>) -> (&'static CStr, Vec<u8>) {
+    let mut input = Vec::new();
+    let Some(text) = text else {
+        encode(key.to_bytes(), &mut input);
+        return (c"metadata_remove", input);
+    };
+    // A map with one entry.
+    input.extend_from_slice(&1_u32.to_le_bytes());
+    encode(key.to_bytes(), &mut input);
+    encode(text.as_bytes(), &mut input);
+    (c"metadata_set", input)
+}
+
+/// Changes the metadata of an image for the owner of its lock.
+pub(super) struct Editor<'a> {
+    pub image: &'a Image,
+    /// This client, as the owner of the lock.
+    pub owner: &'a Owner,
+    /// Refuses the next change (W1 of `within`).
+    pub may: &'a dyn Fn() -> Result<(), i32>,
+}
+
+impl Editor<'_> {
+    /// Replaces the value of a key, or removes it. The OSDs have it on return. `-EBUSY` says that
+    /// the lock is not this owner's.
+    pub fn set(&self, key: &CStr, text: Option<&str>) -> Result<(), i32> {
+        (self.may)()?;
+        let result = match self.image.has_journal()? {
+            true => self.set_by_librbd(key, text),
+            false => self.set_by_librados(key, text),
+        };
+        match result {
+            Err(error) if text.is_none() && -error == libc::ENOENT => Ok(()),
+            result => result,
+        }
+    }
+
+    fn set_by_librbd(&self, key: &CStr, text: Option<&str>) -> Result<(), i32> {
+        let (image, library) = (self.image.handle(), self.image.library());
+        let text = text.map(c_string);
+        // SAFETY: the image is live, and the strings live until the call returns.
+        value(unsafe {
+            match &text {
+                Some(text) => (library.set_metadata)(image, key.as_ptr(), text.as_ptr()),
+                None => (library.remove_metadata)(image, key.as_ptr()),
+            }
+        })
+        .map(drop)
+    }
+
+    fn set_by_librados(&self, key: &CStr, text: Option<&str>) -> Result<(), i32> {
+        let (library, header) = (self.image.library(), self.image.header()?);
+        let assertion = encode_assertion(&self.owner.cookie);
+        let (method, input) = encode_change(key, text);
+        // SAFETY: the operation is ended here. Names and inputs live longer, and no result of a
+        // single call is asked for.
+        value(unsafe {
+            let change = (library.change)();
+            for (class, method, input) in
+                [(c"lock", c"assert_locked", &assertion), (c"rbd", method, &input)]
+            {
+                let (class, method, len) = (class.as_ptr(), method.as_ptr(), input.len());
+                (library.add_call)(change, class, method, input.as_ptr().cast(), len, null_mut());
+            }
+            let context = self.image.context();
+            let result = (library.operate)(change, context, header.as_ptr(), null_mut(), 0);
+            (library.end_change)(change);
+            result
+        })
+        .map(drop)
+    }
 }
 
 impl Image {
@@ -39,49 +137,21 @@ impl Image {
             };
         }
     }
-
-    /// Replaces the value of a key of the image's metadata, or removes it. The OSDs have it on
-    /// return.
-    pub fn set_metadata(&self, key: &CStr, text: Option<&str>) -> Result<(), i32> {
-        let mut input = Vec::new();
-        let Some(text) = text else {
-            encode(key.to_bytes(), &mut input);
-            let removed = self.execute(c"metadata_remove", &input);
-            return match removed {
-                Err(error) if -error == libc::ENOENT => Ok(()),
-                result => result,
-            };
-        };
-        // A map with one entry.
-        input.extend_from_slice(&1_u32.to_le_bytes());
-        encode(key.to_bytes(), &mut input);
-        encode(text.as_bytes(), &mut input);
-        self.execute(c"metadata_set", &input)
-    }
-
-    /// Runs a method of the class `rbd` on the image's header.
-    fn execute(&self, method: &CStr, input: &[u8]) -> Result<(), i32> {
-        let (header, library) = (self.header()?, self.library());
-        // SAFETY: the context is live, the names live until the call returns, and the buffer has
-        // the length that is said. There is no output.
-        let result = unsafe {
-            let (class, none) = (c"rbd".as_ptr(), std::ptr::null_mut());
-            let (context, input, len) = (self.context(), input.as_ptr().cast(), input.len());
-            let (header, method) = (header.as_ptr(), method.as_ptr());
-            (library.execute)(context, header, class, method, input, len, none, 0)
-        };
-        value(result).map(drop)
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::encode;
+    use super::*;
 
     #[test]
-    fn a_string_is_its_length_and_its_bytes() {
-        let mut found = vec![7];
-        encode(b"key", &mut found);
-        assert_eq!(found, [7, 3, 0, 0, 0, b'k', b'e', b'y']);
+    fn a_change_is_encoded_as_ceph_reads_it() {
+        let key = c"key";
+        let (method, input) = encode_change(key, Some("va"));
+        assert_eq!(method, c"metadata_set");
+        assert_eq!(input, *b"\x01\0\0\0\x03\0\0\0key\x02\0\0\0va");
+        assert_eq!(encode_change(key, None), (c"metadata_remove", b"\x03\0\0\0key".to_vec()));
+        let fields = b"\x08\0\0\0rbd_lock\x01\x06\0\0\0auto 7\x08\0\0\0internal";
+        let expected = [b"\x01\x01\x23\0\0\0".as_slice(), fields].concat();
+        assert_eq!(encode_assertion("auto 7"), expected);
     }
 }

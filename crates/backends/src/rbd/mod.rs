@@ -171,7 +171,8 @@ impl RbdDisk {
         let started = clock::now();
         let acquire = || {
             let owner = lock::acquire(&image, &target, take_overs, care)?;
-            Ok((owner, session::begin(&image, &target, care)?))
+            let session = session::begin(&image, &target, &owner, care)?;
+            Ok((owner, session))
         };
         let (owner, session) = match (!read_only).then(acquire).transpose() {
             Ok(owned) => owned.unzip(),

@@ -15,6 +15,8 @@ use std::ffi::CStr;
 use cairn_block::{ConfigError, ConfigKind};
 
 use super::image::{Image, text_of};
+use super::lock::Owner;
+use super::metadata::Editor;
 use super::uri::Target;
 use super::within::Care;
 use crate::nonce::nonce;
@@ -26,11 +28,17 @@ pub(super) fn now(image: &Image) -> Result<Option<String>, i32> {
     image.metadata(KEY)
 }
 
-/// Begins a session of this client, which has the lock (N1). Blocks the thread.
-pub(super) fn begin(image: &Image, target: &Target, care: &Care) -> Result<String, ConfigError> {
+/// Begins a session of this client, the owner of the lock (N1). Blocks the thread.
+pub(super) fn begin(
+    image: &Image,
+    target: &Target,
+    owner: &Owner,
+    care: &Care,
+) -> Result<String, ConfigError> {
     care.check(target)?;
     let session = nonce();
-    image.set_metadata(KEY, Some(&session)).map_err(|errno| {
+    let editor = Editor { image, owner, may: &|| Ok(()) };
+    editor.set(KEY, Some(&session)).map_err(|errno| {
         target.refused(ConfigKind::System, format!("session: {}", text_of(errno)))
     })?;
     Ok(session)

@@ -17,7 +17,7 @@ use std::ffi::CStr;
 use std::fmt::Write;
 
 use super::image::{Image, Snapshot};
-use super::marker::May;
+use super::metadata::Editor;
 
 const BASE: &CStr = c"cairn.marker_base";
 const LIST: &CStr = c"cairn.not_consistent";
@@ -73,14 +73,14 @@ fn list_of(image: &Image) -> Result<NotConsistent, i32> {
 }
 
 /// A marker is about to be put beside an image that has none (S1).
-pub(super) fn begin_life(image: &Image, may: May<'_>) -> Result<(), i32> {
-    let highest = image.snapshots()?.iter().map(|it| it.id).max().unwrap_or(0);
-    may()?;
-    image.set_metadata(BASE, Some(&highest.to_string()))
+pub(super) fn begin_life(editor: &Editor<'_>) -> Result<(), i32> {
+    let highest = editor.image.snapshots()?.iter().map(|it| it.id).max().unwrap_or(0);
+    editor.set(BASE, Some(&highest.to_string()))
 }
 
 /// The marker of an image is about to be removed (S2).
-pub(super) fn end_life(image: &Image, may: May<'_>) -> Result<(), i32> {
+pub(super) fn end_life(editor: &Editor<'_>) -> Result<(), i32> {
+    let image = editor.image;
     let ids: Vec<u64> = image.snapshots()?.iter().map(|it| it.id).collect();
     let before = list_of(image)?;
     let mut list = before.clone();
@@ -88,11 +88,8 @@ pub(super) fn end_life(image: &Image, may: May<'_>) -> Result<(), i32> {
     if list == before {
         return Ok(());
     }
-    may()?;
-    image.set_metadata(
-        LIST,
-        Some(&list.encode()).filter(|text| !text.is_empty()).map(String::as_str),
-    )
+    let text = list.encode();
+    editor.set(LIST, Some(text.as_str()).filter(|text| !text.is_empty()))
 }
 
 /// Whether a snapshot was taken while a marker stood: the one that stands, and one that is gone.

@@ -4,7 +4,8 @@
 //! from one receive. T4: ChaCha20-Poly1305 alone, whose keys last for as many records as TLS can
 //! count.
 
-use std::collections::HashMap;
+mod file;
+
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -16,15 +17,6 @@ use openssl::ssl::{
 };
 
 use crate::session::{Broken, Engine, Fed};
-
-/// The shortest key, in bytes; what the tools make is longer.
-const KEY_BYTES_MIN: usize = 16;
-
-/// The longest key that OpenSSL takes, in bytes.
-const KEY_BYTES_MAX: usize = 256;
-
-/// A file of keys is not longer.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// The keys of a server's clients.
 pub struct Keys {
@@ -39,18 +31,11 @@ impl Keys {
     /// # Errors
     /// What is wrong with it.
     pub fn load(path: &Path) -> Result<Keys, String> {
-        let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
-        let mut text = String::new();
-        let read = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text);
-        read.map_err(|error| error.to_string())?;
-        if text.len() as u64 > FILE_BYTES_MAX {
-            return Err(format!("found more than {FILE_BYTES_MAX} bytes of keys"));
-        }
-        let keys = parse(&text)?;
+        let keys = file::read(path)?;
         Keys::of(keys).map_err(|error| error.to_string())
     }
 
-    fn of(keys: HashMap<Vec<u8>, Vec<u8>>) -> Result<Keys, ErrorStack> {
+    fn of(keys: file::KeysByName) -> Result<Keys, ErrorStack> {
         let name = Ssl::new_ex_index()?;
         let keys = Arc::new(keys);
         let mut builder = SslContext::builder(SslMethod::tls_server())?;
@@ -81,35 +66,6 @@ impl Keys {
         let stream = SslStream::new(ssl, Pipe::default()).map_err(failed)?;
         Ok(Session { stream, plain: Vec::new(), given: 0, is_closed: false, name: self.name })
     }
-}
-
-/// The keys of a file, by name.
-fn parse(text: &str) -> Result<HashMap<Vec<u8>, Vec<u8>>, String> {
-    let mut keys = HashMap::new();
-    for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let wrong = |found: &str| {
-            let expected = "NAME:KEY, a key of";
-            let bytes = format!("{KEY_BYTES_MIN} to {KEY_BYTES_MAX} bytes in hexadecimal digits");
-            format!("line {}: found {found}, expected {expected} {bytes}", at + 1)
-        };
-        // The key is not shown.
-        let (name, key) = line.trim_end().split_once(':').ok_or_else(|| wrong("no colon"))?;
-        let key = bytes_of(key).ok_or_else(|| wrong("another key"))?;
-        if name.is_empty() || !(KEY_BYTES_MIN..=KEY_BYTES_MAX).contains(&key.len()) {
-            let found = if name.is_empty() { "no name" } else { "a key of another length" };
-            return Err(wrong(found));
-        }
-        if keys.insert(name.as_bytes().to_vec(), key).is_some() {
-            return Err(format!("line {}: found '{name}' again, expected one key for it", at + 1));
-        }
-    }
-    if keys.is_empty() { Err("found no key".to_owned()) } else { Ok(keys) }
-}
-
-fn bytes_of(hex: &str) -> Option<Vec<u8>> {
-    let digits: Option<Vec<u32>> = hex.chars().map(|digit| digit.to_digit(16)).collect();
-    let digits = digits.filter(|digits| digits.len().is_multiple_of(2))?;
-    Some(digits.chunks(2).map(|pair| (pair[0] * 16 + pair[1]) as u8).collect())
 }
 
 /// What OpenSSL takes for its socket.
@@ -243,30 +199,9 @@ impl Engine for Session {
 
 #[cfg(test)]
 mod tests {
-    use super::{Keys, Session, parse};
+    use super::{Keys, Session};
     use crate::session::Engine;
     use openssl::ssl::{ErrorCode, Ssl, SslContext, SslMethod, SslStream};
-
-    const KEY: &str = "00112233445566778899aabbccddeeff";
-
-    #[test]
-    fn a_file_has_a_key_for_each_name() {
-        let keys = parse(&format!("alice:{KEY}\n\nbob:{KEY}{KEY}\n")).unwrap();
-        assert_eq!((keys.len(), keys[&b"alice"[..]][1], keys[&b"bob"[..]].len()), (2, 0x11, 32));
-        for (text, found) in [
-            ("alice", "line 1: found no colon, expected NAME:KEY"),
-            ("\nalice:0011", "line 2: found a key of another length"),
-            (&format!("alice:{KEY}0"), "line 1: found another key"),
-            (&format!("alice:{KEY}xx"), "line 1: found another key"),
-            (&format!(":{KEY}"), "line 1: found no name"),
-            (&format!("a:{KEY}\na:{KEY}"), "line 2: found 'a' again"),
-            ("\n", "found no key"),
-        ] {
-            let refused = parse(text).unwrap_err();
-            assert!(refused.starts_with(found), "{text}: {refused}");
-            assert!(!refused.contains(KEY), "a key is shown: {refused}");
-        }
-    }
 
     type Client = SslStream<super::Pipe>;
 

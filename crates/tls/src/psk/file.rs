@@ -9,7 +9,7 @@ use std::path::Path;
 const KEY_BYTES_MIN: usize = 16;
 
 /// The longest key that OpenSSL takes, in bytes.
-const KEY_BYTES_MAX: usize = 256;
+pub const KEY_BYTES_MAX: usize = 256;
 
 /// A file of keys is not longer.
 const FILE_BYTES_MAX: u64 = 1 << 20;

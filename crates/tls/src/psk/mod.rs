@@ -1,9 +1,11 @@
-//! TLS with keys that both sides know (`--tls-psk`), by OpenSSL: rustls has none.
+//! TLS with keys that both sides know (`--tls-psk`, `tls-psk-file`), by OpenSSL: rustls has none.
+//! [`Keys`] are a server's, [`client`] has a client's side, `file` what both read.
 //!
 //! The promises are those of the crate. T1: what a session has decrypted and not given out comes
 //! from one receive. T4: ChaCha20-Poly1305 alone, whose keys last for as many records as TLS can
 //! count.
 
+pub mod client;
 mod file;
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -13,7 +15,8 @@ use std::sync::Arc;
 use openssl::error::ErrorStack;
 use openssl::ex_data::Index;
 use openssl::ssl::{
-    ErrorCode, Ssl, SslContext, SslMethod, SslOptions, SslSessionCacheMode, SslStream, SslVersion,
+    ErrorCode, Ssl, SslContext, SslContextBuilder, SslMethod, SslOptions, SslSessionCacheMode,
+    SslStream, SslVersion,
 };
 
 use crate::session::{Broken, Engine, Fed};
@@ -38,13 +41,8 @@ impl Keys {
     fn of(keys: file::KeysByName) -> Result<Keys, ErrorStack> {
         let name = Ssl::new_ex_index()?;
         let keys = Arc::new(keys);
-        let mut builder = SslContext::builder(SslMethod::tls_server())?;
-        builder.set_min_proto_version(Some(SslVersion::TLS1_3))?; // T4
-        builder.set_ciphersuites("TLS_CHACHA20_POLY1305_SHA256")?;
-        // T3
-        builder.set_session_cache_mode(SslSessionCacheMode::OFF);
-        builder.set_options(SslOptions::NO_TICKET);
-        builder.set_num_tickets(0)?;
+        let mut builder = builder_of(SslMethod::tls_server())?;
+        builder.set_num_tickets(0)?; // T3
         builder.set_psk_server_callback(move |ssl, identity, room| {
             let identity = identity.unwrap_or_default();
             // No key: the session goes on as one with a certificate would, and the server has none.
@@ -63,9 +61,19 @@ impl Keys {
         let failed = |error: ErrorStack| error.to_string();
         let mut ssl = Ssl::new(&self.context).map_err(failed)?;
         ssl.set_accept_state();
-        let stream = SslStream::new(ssl, Pipe::default()).map_err(failed)?;
-        Ok(Session { stream, plain: Vec::new(), given: 0, is_closed: false, name: self.name })
+        Session::of(ssl, Side::Server { name: self.name }).map_err(failed)
     }
+}
+
+/// What both sides have to have.
+fn builder_of(method: SslMethod) -> Result<SslContextBuilder, ErrorStack> {
+    let mut builder = SslContext::builder(method)?;
+    builder.set_min_proto_version(Some(SslVersion::TLS1_3))?; // T4
+    builder.set_ciphersuites("TLS_CHACHA20_POLY1305_SHA256")?;
+    // T3
+    builder.set_session_cache_mode(SslSessionCacheMode::OFF);
+    builder.set_options(SslOptions::NO_TICKET);
+    Ok(builder)
 }
 
 /// What OpenSSL takes for its socket.
@@ -104,20 +112,45 @@ impl Write for Pipe {
 /// OpenSSL's side of a session.
 pub struct Session {
     stream: SslStream<Pipe>,
-    /// Bytes of the client; those before `given` were given out.
+    /// Bytes of the other side; those before `given` were given out.
     plain: Vec<u8>,
     given: usize,
     is_closed: bool,
-    name: Index<Ssl, String>,
+    side: Side,
+}
+
+/// Which side of a session this is.
+enum Side {
+    Server {
+        /// Where the session has the name of its client.
+        name: Index<Ssl, String>,
+    },
+    Client {
+        /// Its name.
+        user: String,
+    },
 }
 
 impl Session {
+    fn of(ssl: Ssl, side: Side) -> Result<Session, ErrorStack> {
+        let stream = SslStream::new(ssl, Pipe::default())?;
+        Ok(Session { stream, plain: Vec::new(), given: 0, is_closed: false, side })
+    }
+
     /// Runs the handshake as far as the input goes. True if it is done.
     fn shake_hands(&mut self) -> Result<bool, String> {
         match self.stream.do_handshake() {
-            Ok(()) => Ok(true),
+            Ok(()) => match &self.side {
+                Side::Client { user } => {
+                    client::require_key(self.stream.ssl(), user).map(|()| true)
+                }
+                Side::Server { .. } => Ok(true),
+            },
             Err(error) if error.code() == ErrorCode::WANT_READ => Ok(false),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(match &self.side {
+                Side::Client { user } => client::refusal(&error, user),
+                Side::Server { .. } => error.to_string(),
+            }),
         }
     }
 
@@ -193,7 +226,11 @@ impl Engine for Session {
     }
 
     fn names(&self) -> Vec<String> {
-        self.stream.ssl().ex_data(self.name).cloned().into_iter().collect()
+        match self.side {
+            Side::Server { name } => self.stream.ssl().ex_data(name).cloned().into_iter().collect(),
+            // The key tells that the server is one that has it, not its name.
+            Side::Client { .. } => Vec::new(),
+        }
     }
 }
 

@@ -1,10 +1,33 @@
 #!/bin/bash
-# NBD over TLS with keys that both sides know: libnbd and qemu (both by GnuTLS), and the clients that
+# NBD over TLS with keys that both sides know. As a server: libnbd and qemu (both by GnuTLS), and
+# clients that are refused. As a client: nbdkit and qemu (by GnuTLS), cairn itself, and servers that
 # are refused. The program with the feature is a debug build of its own.
 . "$(dirname "$0")/../lib.sh"
-need nbdinfo nbdcopy qemu-img jq pkg-config
+need nbdinfo nbdcopy qemu-img qemu-nbd nbdkit fio openssl jq pkg-config
 pkg-config --exists openssl || skip "needs libssl-dev"
 expect 63 "$CAIRN" serve --table '0 8 zero' --tls-psk none --listen "unix:$work/none"
+echo "alice:$(printf '07%.0s' {1..16})" >some.psk
+start_nothing() { # TABLE
+  "$CAIRN" serve --table "$1" --listen "unix:$work/no.sock" --control no.control
+}
+refused() { # CODE WHY TABLE: one line that says it
+  expect "$1" start_nothing "$3"
+  same "$(wc -l <said)" 1 "lines of a refusal"
+  grep -qE "$2" said || fail "expected $2: $(cat said)"
+}
+far() { # COMMAND...: a server at far.sock
+  rm -f far.sock
+  "$@" >far.log 2>&1 </dev/null &
+  remote=$!
+  await "the far server listens" test -S far.sock
+}
+end_far() { kill "$remote"; wait "$remote" 2>/dev/null || true; remote=''; }
+release() { [ -z "${remote:-}" ] || kill -9 "$remote" 2>/dev/null || true; }
+# A program without the feature says so before it asks the server for anything.
+far nbdkit --foreground -U far.sock memory 4M
+refused 1 'found a program without keys, expected one that was built with the feature tls-psk' \
+  "0 8192 linear nbds+unix://alice@/?socket=$work/far.sock&tls-psk-file=$work/some.psk 0"
+end_far
 target=${CARGO_TARGET_DIR:-$(cargo metadata --format-version 1 --no-deps --locked \
   --manifest-path "$tests/../Cargo.toml" | jq -r .target_directory)}
 export CARGO_TARGET_DIR=$target/tls-psk
@@ -53,3 +76,94 @@ echo 'alice:00' >keys
 expect 1 "$CAIRN" serve vm.toml
 grep -q 'keys: TLS: line 1: found a key of another length, expected NAME:KEY' said || { cat said; fail "a bad key"; }
 expect 1 "$CAIRN" serve vm.toml --tls-psk keys --tls-certificates .
+
+# As a client. over NAME [FOLDER [PARAMETERS]]: a table over far.sock
+over() {
+  echo "0 8192 linear $(remote_uri "$@") 0"
+}
+remote_uri() {
+  echo "nbds+unix://$1@/disk?socket=$work/far.sock&tls-psk-file=$work/${2:-$1}/keys.psk${3:-}"
+}
+holds() { # WHAT: what a client writes through cairn reaches the far server's disk
+  truncate -s 0 disk && truncate -s 4M disk
+  serve --table "$(over alice)"
+  nbdcopy --flush data "$uri"
+  nbdcopy "$uri" - | cmp - data
+  same "$(sha disk)" "$(sha data)" "content written over TLS to $1"
+  serve_end
+}
+refuses() { # WHAT: who has no key of that server
+  refused 1 "TLS: found .*, expected .*" "$(over alice mallory)"
+  refused 1 "TLS: found .*, expected .*" "$(over carol)"
+  refused 1 "TLS: found a server that requires it" \
+    "0 8192 linear nbd+unix:///disk?socket=$work/far.sock 0"
+  if grep -q "$alice" said; then fail "a key is shown by the refusal of $1"; fi
+}
+mkdir server carol && printf 'alice:%s\nbob:%s\n' "$alice" "$(key)" >server/keys.psk
+echo "carol:$(key)" >carol/keys.psk
+
+far nbdkit --foreground -U far.sock --tls=require --tls-psk=server/keys.psk file disk
+holds nbdkit
+refuses nbdkit
+refused 1 "bob/keys.psk: TLS: found no key of 'alice'" "$(over alice bob)"
+refused 1 'none/keys.psk: TLS: No such file' "$(over alice none)"
+end_far
+far qemu-nbd --persistent --socket="$work/far.sock" --format=raw --export-name=disk \
+  --object "tls-creds-psk,id=tls,dir=$work/server,endpoint=server" --tls-creds=tls disk
+holds qemu-nbd
+refuses qemu-nbd
+end_far
+cat >far.toml <<END
+listen = "unix:far.sock"
+control = "far.control"
+tls_psk = "server/keys.psk"
+[[volume]]
+name = "disk"
+table = "$(linear disk)"
+END
+far "$CAIRN" serve far.toml
+holds cairn
+refuses cairn
+
+# A server that is killed: what it forgot is sent again, over a new session.
+serve --table "$(over alice alice '&exclusive&connections=2')"
+fio --name=v --ioengine=nbd --uri="$uri" --rw=randwrite --bs=4k --size=4M --iodepth=16 --fsync=16 \
+  --verify=crc32c --do_verify=1 --verify_fatal=1 --time_based=0 >said 2>&1 & client=$!
+sleep 0.2
+kill -9 "$remote"
+wait "$remote" 2>/dev/null || true
+far "$CAIRN" serve far.toml
+wait "$client" || fail "fio over a server that was killed: $(tail -n 5 said)"
+serve_end
+end_far
+
+# Nothing goes on without the key: not over plain NBD, not with a certificate in its place. Nor does
+# a client that had a session, when another server is in the place of the lost one.
+far "$CAIRN" serve far.toml
+serve --table "$(over alice alice '&reconnect=1')"
+nbdcopy "$uri" - | cmp - disk
+end_far
+truncate -s 4M stranger && cp stranger zeros
+far nbdkit --foreground --verbose -U far.sock file stranger
+expect 1 nbdcopy --flush data "$uri"
+await "the client asks the stranger for TLS" grep -q 'NBD_OPT_STARTTLS' far.log
+if grep -qE 'NBD_OPT_(GO|EXPORT_NAME|INFO)|open readonly' far.log; then
+  fail "the client asks the stranger for an export: $(cat far.log)"
+fi
+cmp stranger zeros
+end_far
+far "$CAIRN" serve far.toml
+writes() { nbdcopy --flush data "$uri" 2>/dev/null; }
+await "the server with the key is there again" writes
+nbdcopy "$uri" - | cmp - data
+serve_kill
+end_far
+far nbdkit --foreground -U far.sock memory 4M
+refused 1 'TLS: found a server without it, expected one with it' "$(over alice)"
+end_far
+. "$tests/certificates.sh"
+authority pki
+certificate pki pki server localhost DNS:localhost
+far nbdkit --foreground -U far.sock --tls=require --tls-certificates=pki memory 4M
+refused 1 "TLS: found .*, expected a server that knows 'alice' and its key" "$(over alice)"
+end_far

@@ -35,7 +35,9 @@ impl<S: Read + Write> Secured<S> {
                 return Ok(secured);
             }
             if !secured.receive()? {
-                return Err(ErrorKind::UnexpectedEof.into());
+                let detail = "found the end of the connection, expected the other side to take the \
+                              certificate or key of this one";
+                return Err(io::Error::new(ErrorKind::UnexpectedEof, detail));
             }
         }
     }

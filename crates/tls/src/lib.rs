@@ -15,6 +15,7 @@
 
 mod blocking;
 mod client;
+mod client_key;
 mod files;
 mod names;
 #[cfg(feature = "tls-psk")]
@@ -24,5 +25,6 @@ mod session;
 
 pub use blocking::Secured;
 pub use client::ClientFiles;
+pub use client_key::ClientKey;
 pub use server::{Tls, TlsFiles};
 pub use session::{Broken, Engine, Fed, Session, Taken};

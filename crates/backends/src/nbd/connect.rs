@@ -149,8 +149,10 @@ fn secure<S: Read + Write>(
     wish: Wish<'_>,
     proof: &Proof,
 ) -> Result<Secured<S>, ConfigError> {
+    // A client without its files asks the server for nothing.
+    let engine = proof.engine(place)?;
     start_tls(&mut stream, wish)?;
-    Secured::shake_hands(proof.engine(place)?, stream).map_err(|error| insecure(wish, &error))
+    Secured::shake_hands(engine, stream).map_err(|error| insecure(wish, &error))
 }
 
 fn unreached(wish: Wish<'_>, error: &io::Error) -> ConfigError {

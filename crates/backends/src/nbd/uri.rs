@@ -1,9 +1,9 @@
 //! [`Target`]: what a URI of an NBD export means. Source: `uri.md` of NetworkBlockDevice/nbd.
 //!
 //! `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH`; with `nbds` in place of `nbd`
-//! under TLS, then with `tls-certificates=FOLDER` and perhaps `tls-hostname=NAME`, as libnbd has
-//! them. Further parameters are ours: `exclusive`, `meta=EXPORT`, `replay=SIZE`,
-//! `reconnect=SECONDS`, `connections=N`.
+//! under TLS, then with `tls-certificates=FOLDER` and perhaps `tls-hostname=NAME`, or with
+//! `USER@` and `tls-psk-file=FILE`, as libnbd has them. Further parameters are ours: `exclusive`,
+//! `meta=EXPORT`, `replay=SIZE`, `reconnect=SECONDS`, `connections=N`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cairn_block::{ConfigError, escape_word};
-use cairn_tls::{ClientFiles, Engine};
+use cairn_tls::{ClientFiles, ClientKey, Engine};
 use fluent_uri::Uri;
 use fluent_uri::pct_enc::{EStr, Encoder};
 
@@ -61,25 +61,48 @@ impl fmt::Display for Place {
 
 /// How a client under TLS tells the server from another one, and shows who it is itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Proof {
-    /// The folder with the certificates: see [`ClientFiles`].
-    pub certificates: PathBuf,
-    /// The name or address in the server's certificate; none for that of the URI.
-    pub server: Option<String>,
+pub enum Proof {
+    /// By certificates: see [`ClientFiles`].
+    Certificates {
+        /// The folder with them.
+        folder: PathBuf,
+        /// The name or address in the server's certificate; none for that of the URI.
+        server: Option<String>,
+    },
+    /// By a key that both sides know: see [`ClientKey`].
+    Key {
+        /// The file with it.
+        file: PathBuf,
+        /// The client's name.
+        user: String,
+    },
 }
 
 impl Proof {
     /// The engine of a session with the server at this place.
     ///
     /// # Errors
-    /// Those of [`ClientFiles::engine`].
+    /// Those of [`ClientFiles::engine`] and [`ClientKey::engine`].
     pub(super) fn engine(&self, place: &Place) -> Result<Box<dyn Engine>, ConfigError> {
-        let server = match (&self.server, place) {
-            (Some(name), _) => name,
-            (None, Place::Tcp(host, _)) => host,
-            (None, Place::Unix(_)) => "localhost",
-        };
-        ClientFiles { folder: &self.certificates, server }.engine()
+        match self {
+            Proof::Certificates { folder, server } => {
+                let server = match (server, place) {
+                    (Some(name), _) => name,
+                    (None, Place::Tcp(host, _)) => host,
+                    (None, Place::Unix(_)) => "localhost",
+                };
+                ClientFiles { folder, server }.engine()
+            }
+            Proof::Key { file, user } => ClientKey { file, user }.engine(),
+        }
+    }
+
+    /// The parameter of the URI that names its files, and where they are.
+    fn files(&self) -> (&'static str, &Path) {
+        match self {
+            Proof::Certificates { folder, .. } => ("tls-certificates", folder),
+            Proof::Key { file, .. } => ("tls-psk-file", file),
+        }
     }
 }
 
@@ -125,21 +148,13 @@ impl Target {
         let shape = "nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH";
         let uri = Uri::parse(argument).map_err(|error| wrong("URI", error.to_string(), shape))?;
         let scheme = uri.scheme().as_str();
-        if uri.fragment().is_some() || uri.authority().is_some_and(|it| it.has_userinfo()) {
-            return Err(wrong("URI", "a user or a fragment".to_owned(), shape));
+        if uri.fragment().is_some() {
+            return Err(wrong("URI", "a fragment".to_owned(), shape));
         }
         let told = Parameters::parse(&uri, argument)?;
-        let Parameters {
-            socket, exclusive, meta, replay, reconnect, certificates, hostname, ..
-        } = told;
-        let connections = told.connections;
         let is_secured = scheme.starts_with("nbds");
-        let given = certificates.as_ref().map(|_| "tls-certificates");
-        if let (false, Some(given)) =
-            (is_secured, given.or(hostname.as_ref().map(|_| "tls-hostname")))
-        {
-            return Err(wrong(given, "no TLS".to_owned(), "nbds in place of nbd"));
-        }
+        let tls = told.proof(&uri, argument)?;
+        let Parameters { socket, exclusive, meta, replay, reconnect, connections, .. } = told;
         let may_replay = exclusive || meta.is_some();
         if replay.is_some() && !may_replay {
             let expected = "beside it exclusive, the word that no other client writes, or meta";
@@ -166,7 +181,6 @@ impl Target {
             return Err(wrong("meta", format!("'{export}'"), expected));
         }
         let replay = may_replay.then_some(replay.unwrap_or(REPLAY_BYTES));
-        let tls = certificates.map(|certificates| Proof { certificates, server: hostname });
         let uri = argument.to_owned();
         Ok(Target { uri, place, export, tls, is_secured, meta, replay, reconnect, connections })
     }
@@ -183,11 +197,12 @@ impl Target {
         };
         match (&target.place, &target.tls) {
             (Place::Unix(path), _) if path.is_relative() => Err(relative("socket", path)),
-            (_, Some(proof)) if proof.certificates.is_relative() => {
-                Err(relative("tls-certificates", &proof.certificates))
+            (_, Some(proof)) if proof.files().1.is_relative() => {
+                let (field, path) = proof.files();
+                Err(relative(field, path))
             }
             (_, None) if target.is_secured => {
-                let expected = "the folder with ca-cert.pem";
+                let expected = "the folder with ca-cert.pem, or a user and tls-psk-file";
                 Err(ConfigError::argument(argument, "tls-certificates", "none", expected))
             }
             _ => Ok(target),
@@ -236,9 +251,58 @@ struct Parameters {
     connections: usize,
     certificates: Option<PathBuf>,
     hostname: Option<String>,
+    keys: Option<PathBuf>,
 }
 
 impl Parameters {
+    /// How both sides of TLS are known; none if no parameter says it.
+    ///
+    /// # Errors
+    /// They contradict each other or the scheme, or the user is none.
+    fn proof(&self, uri: &Uri<&str>, argument: &str) -> Result<Option<Proof>, ConfigError> {
+        let wrong = |field: &str, found: &str, expected: &str| {
+            Err(ConfigError::argument(argument, field, found, expected))
+        };
+        let given = [
+            ("tls-certificates", self.certificates.is_some()),
+            ("tls-hostname", self.hostname.is_some()),
+            ("tls-psk-file", self.keys.is_some()),
+        ];
+        let mut given = given.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| *name);
+        if let (false, Some(name)) = (uri.scheme().as_str().starts_with("nbds"), given.next()) {
+            return wrong(name, "no TLS", "nbds in place of nbd");
+        }
+        let user = uri.authority().and_then(|authority| authority.userinfo());
+        match (&self.certificates, &self.keys, user) {
+            (None, None, None) => Ok(None),
+            (Some(folder), None, None) => {
+                let (folder, server) = (folder.clone(), self.hostname.clone());
+                Ok(Some(Proof::Certificates { folder, server }))
+            }
+            (Some(_), Some(_), _) => wrong("tls-psk-file", "tls-certificates, too", "one of them"),
+            (None, Some(_), _) if self.hostname.is_some() => {
+                let expected = "tls-certificates beside it: a key needs no name of the server";
+                wrong("tls-hostname", "tls-psk-file", expected)
+            }
+            (_, None, Some(_)) => wrong("user", "one", "none without tls-psk-file"),
+            (None, Some(file), user) => {
+                let text = user.and_then(text).filter(|user| !user.is_empty());
+                let is_plain =
+                    |name: &String| !name.contains(|it: char| it == ':' || it.is_control());
+                match (text, user) {
+                    (Some(user), _) if is_plain(&user) => {
+                        Ok(Some(Proof::Key { file: file.clone(), user }))
+                    }
+                    // A password is not shown.
+                    (_, Some(user)) if !user.is_empty() => {
+                        wrong("user", "another form", "a name of tls-psk-file, with %XX")
+                    }
+                    _ => wrong("user", "none", "nbds://USER@..., a name of tls-psk-file"),
+                }
+            }
+        }
+    }
+
     fn parse(uri: &Uri<&str>, argument: &str) -> Result<Parameters, ConfigError> {
         let wrong = |field: &str, found: String, expected: &str| {
             ConfigError::argument(argument, field, found, expected)
@@ -259,6 +323,7 @@ impl Parameters {
                 "socket" => told.socket = Some(PathBuf::from(value)),
                 "tls-certificates" => told.certificates = Some(PathBuf::from(value)),
                 "tls-hostname" => told.hostname = Some(value),
+                "tls-psk-file" => told.keys = Some(PathBuf::from(value)),
                 "exclusive" if value.is_empty() => told.exclusive = true,
                 "exclusive" => {
                     return Err(wrong("exclusive", format!("'{value}'"), "no value: its presence"));
@@ -306,11 +371,18 @@ fn text<E: Encoder>(word: &EStr<E>) -> Option<String> {
 mod tests {
     use super::*;
 
+    fn tcp(host: &str, port: u16) -> Place {
+        Place::Tcp(host.to_owned(), port)
+    }
+
+    fn unix(path: &str) -> Place {
+        Place::Unix(path.into())
+    }
+
     #[test]
     fn a_uri_names_a_server_and_an_export() {
-        let unix = Target::parse("nbd+unix:///vm%201?socket=/run/a%20b").unwrap();
-        assert_eq!((unix.place, unix.export), (Place::Unix("/run/a b".into()), "vm 1".to_owned()));
-        let tcp = |host: &str, port| Place::Tcp(host.to_owned(), port);
+        let far = Target::parse("nbd+unix:///vm%201?socket=/run/a%20b").unwrap();
+        assert_eq!((far.place, far.export), (unix("/run/a b"), "vm 1".to_owned()));
         for (uri, place, export) in [
             ("nbd://h", tcp("h", 10809), ""),
             ("nbd://127.0.0.1:5/a/b", tcp("127.0.0.1", 5), "a/b"),
@@ -324,13 +396,13 @@ mod tests {
 
     #[test]
     fn place_of_a_uri_is_where_its_server_listens() {
-        let unix = Some(Place::Unix("/run/a b?".into()));
-        assert_eq!(Place::of_uri("nbd+unix:///vm?socket=/run/a%20b%3F"), unix);
+        let place = Some(unix("/run/a b?"));
+        assert_eq!(Place::of_uri("nbd+unix:///vm?socket=/run/a%20b%3F"), place);
         assert_eq!(Place::of_uri("nbd://[::1]:5/vm").unwrap().to_string(), "[::1]:5");
         assert!(Place::of_uri("nbd+unix:///vm?socket=here").is_some());
-        let tcp = Some(Place::Tcp("127.0.0.1".to_owned(), 10809));
-        assert_eq!(Place::of_uri("nbd://127.0.0.1:10809/vm"), tcp);
-        assert_eq!(Place::of_uri("nbds://127.0.0.1:10809/vm"), tcp);
+        let place = Some(tcp("127.0.0.1", 10809));
+        assert_eq!(Place::of_uri("nbd://127.0.0.1:10809/vm"), place);
+        assert_eq!(Place::of_uri("nbds://127.0.0.1:10809/vm"), place);
         for uri in ["", "nbd+unix:///vm", "nbd:x", "nbd+unix:///?socket=%4"] {
             assert_eq!(Place::of_uri(uri), None, "{uri}");
         }
@@ -353,11 +425,29 @@ mod tests {
     fn certificates_make_a_connection_one_of_tls() {
         let uri = "nbds://h/x?tls-certificates=/pki&tls-hostname=vault";
         let target = Target::of_device(uri).unwrap();
-        let proof = target.tls.clone().unwrap();
-        assert_eq!((proof.certificates, proof.server.as_deref()), ("/pki".into(), Some("vault")));
+        let server = Some("vault".to_owned());
+        assert_eq!(target.tls, Some(Proof::Certificates { folder: "/pki".into(), server }));
         let plain = Target::of_device("nbd://h/x").unwrap();
         assert_eq!(plain.identity(), target.identity());
         assert!(!plain.agrees_with(&target));
+    }
+
+    #[test]
+    fn a_user_and_a_file_of_keys_make_a_connection_one_of_tls() {
+        let key = |file: &str, user: &str| {
+            Some(Proof::Key { file: PathBuf::from(file), user: user.to_owned() })
+        };
+        let target = Target::of_device("nbds://vm%40a@h/x?tls-psk-file=/k/keys.psk").unwrap();
+        assert_eq!((&target.tls, &target.place), (&key("/k/keys.psk", "vm@a"), &tcp("h", 10809)));
+        assert!(target.is_secured);
+        // Who the client is makes no other export of it.
+        let other = Target::of_device("nbds://bob@h/x?tls-psk-file=/k/keys.psk").unwrap();
+        assert_eq!(other.identity(), target.identity());
+        assert!(!other.agrees_with(&target));
+        let uri = "nbds+unix://alice@/x?socket=/run/s&tls-psk-file=/k/keys.psk";
+        let target = Target::of_device(uri).unwrap();
+        assert_eq!((&target.tls, &target.place), (&key("/k/keys.psk", "alice"), &unix("/run/s")));
+        assert_eq!(Place::of_uri(uri), Some(unix("/run/s")));
     }
 
     #[test]
@@ -379,7 +469,8 @@ mod tests {
             ("nbd://h/x?exclusive=no", "'no'"),
             ("nbd://h/x?exclusive&exclusive", "'exclusive' twice"),
             ("nbd://h/x?meta=x", "'x', expected another export"),
-            ("nbd://me@h/x", "a user"),
+            ("nbd://me@h/x", "user: found one, expected none"),
+            ("nbds://me@h/x?tls-certificates=/pki", "user: found one, expected none"),
             ("nbd+unix:///x?socket=a", "'a'"),
             ("nbd://h/x?exclusive&replay=1k", "'1k'"),
             ("nbd://h/x?connections=0", "'0', expected 1 to 16"),
@@ -393,6 +484,15 @@ mod tests {
             ("nbds://h/x?tls-certificates=pki", "'pki'"),
             ("nbd://h/x?tls-certificates=/pki", "no TLS"),
             ("nbd://h/x?tls-hostname=h", "no TLS"),
+            ("nbd://me@h/x?tls-psk-file=/k", "tls-psk-file: found no TLS, expected nbds"),
+            ("nbds://h/x?tls-psk-file=/k", "user: found none, expected nbds://USER@"),
+            ("nbds://@h/x?tls-psk-file=/k", "user: found none"),
+            ("nbds://me:secret@h/x?tls-psk-file=/k", "user: found another form"),
+            ("nbds://me%00@h/x?tls-psk-file=/k", "user: found another form"),
+            ("nbds://%ff@h/x?tls-psk-file=/k", "user: found another form"),
+            ("nbds://me@h/x?tls-psk-file=k", "tls-psk-file: found 'k', expected an absolute"),
+            ("nbds://me@h/x?tls-psk-file=/k&tls-certificates=/p", "found tls-certificates, too"),
+            ("nbds://me@h/x?tls-psk-file=/k&tls-hostname=n", "tls-hostname: found tls-psk-file"),
         ] {
             let error = Target::of_device(uri).expect_err(uri).to_string();
             assert!(error.starts_with(uri) && error.contains(found), "{error}");

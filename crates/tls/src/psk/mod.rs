@@ -1,10 +1,13 @@
-//! TLS with keys that both sides know (`--tls-psk`), by OpenSSL: rustls has none.
+//! TLS with keys that both sides know (`--tls-psk`, `tls-psk-file`), by OpenSSL: rustls has none.
+//! [`Keys`] are a server's, [`client`] has a client's side, `file` what both read.
 //!
 //! The promises are those of the crate. T1: what a session has decrypted and not given out comes
 //! from one receive. T4: ChaCha20-Poly1305 alone, whose keys last for as many records as TLS can
 //! count.
 
-use std::collections::HashMap;
+pub mod client;
+mod file;
+
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -12,19 +15,11 @@ use std::sync::Arc;
 use openssl::error::ErrorStack;
 use openssl::ex_data::Index;
 use openssl::ssl::{
-    ErrorCode, Ssl, SslContext, SslMethod, SslOptions, SslSessionCacheMode, SslStream, SslVersion,
+    ErrorCode, Ssl, SslContext, SslContextBuilder, SslMethod, SslOptions, SslSessionCacheMode,
+    SslStream, SslVersion,
 };
 
 use crate::session::{Broken, Engine, Fed};
-
-/// The shortest key, in bytes; what the tools make is longer.
-const KEY_BYTES_MIN: usize = 16;
-
-/// The longest key that OpenSSL takes, in bytes.
-const KEY_BYTES_MAX: usize = 256;
-
-/// A file of keys is not longer.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// The keys of a server's clients.
 pub struct Keys {
@@ -39,27 +34,15 @@ impl Keys {
     /// # Errors
     /// What is wrong with it.
     pub fn load(path: &Path) -> Result<Keys, String> {
-        let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
-        let mut text = String::new();
-        let read = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text);
-        read.map_err(|error| error.to_string())?;
-        if text.len() as u64 > FILE_BYTES_MAX {
-            return Err(format!("found more than {FILE_BYTES_MAX} bytes of keys"));
-        }
-        let keys = parse(&text)?;
+        let keys = file::read(path)?;
         Keys::of(keys).map_err(|error| error.to_string())
     }
 
-    fn of(keys: HashMap<Vec<u8>, Vec<u8>>) -> Result<Keys, ErrorStack> {
+    fn of(keys: file::KeysByName) -> Result<Keys, ErrorStack> {
         let name = Ssl::new_ex_index()?;
         let keys = Arc::new(keys);
-        let mut builder = SslContext::builder(SslMethod::tls_server())?;
-        builder.set_min_proto_version(Some(SslVersion::TLS1_3))?; // T4
-        builder.set_ciphersuites("TLS_CHACHA20_POLY1305_SHA256")?;
-        // T3
-        builder.set_session_cache_mode(SslSessionCacheMode::OFF);
-        builder.set_options(SslOptions::NO_TICKET);
-        builder.set_num_tickets(0)?;
+        let mut builder = builder_of(SslMethod::tls_server())?;
+        builder.set_num_tickets(0)?; // T3
         builder.set_psk_server_callback(move |ssl, identity, room| {
             let identity = identity.unwrap_or_default();
             // No key: the session goes on as one with a certificate would, and the server has none.
@@ -78,38 +61,19 @@ impl Keys {
         let failed = |error: ErrorStack| error.to_string();
         let mut ssl = Ssl::new(&self.context).map_err(failed)?;
         ssl.set_accept_state();
-        let stream = SslStream::new(ssl, Pipe::default()).map_err(failed)?;
-        Ok(Session { stream, plain: Vec::new(), given: 0, is_closed: false, name: self.name })
+        Session::of(ssl, Side::Server { name: self.name }).map_err(failed)
     }
 }
 
-/// The keys of a file, by name.
-fn parse(text: &str) -> Result<HashMap<Vec<u8>, Vec<u8>>, String> {
-    let mut keys = HashMap::new();
-    for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let wrong = |found: &str| {
-            let expected = "NAME:KEY, a key of";
-            let bytes = format!("{KEY_BYTES_MIN} to {KEY_BYTES_MAX} bytes in hexadecimal digits");
-            format!("line {}: found {found}, expected {expected} {bytes}", at + 1)
-        };
-        // The key is not shown.
-        let (name, key) = line.trim_end().split_once(':').ok_or_else(|| wrong("no colon"))?;
-        let key = bytes_of(key).ok_or_else(|| wrong("another key"))?;
-        if name.is_empty() || !(KEY_BYTES_MIN..=KEY_BYTES_MAX).contains(&key.len()) {
-            let found = if name.is_empty() { "no name" } else { "a key of another length" };
-            return Err(wrong(found));
-        }
-        if keys.insert(name.as_bytes().to_vec(), key).is_some() {
-            return Err(format!("line {}: found '{name}' again, expected one key for it", at + 1));
-        }
-    }
-    if keys.is_empty() { Err("found no key".to_owned()) } else { Ok(keys) }
-}
-
-fn bytes_of(hex: &str) -> Option<Vec<u8>> {
-    let digits: Option<Vec<u32>> = hex.chars().map(|digit| digit.to_digit(16)).collect();
-    let digits = digits.filter(|digits| digits.len().is_multiple_of(2))?;
-    Some(digits.chunks(2).map(|pair| (pair[0] * 16 + pair[1]) as u8).collect())
+/// What both sides have to have.
+fn builder_of(method: SslMethod) -> Result<SslContextBuilder, ErrorStack> {
+    let mut builder = SslContext::builder(method)?;
+    builder.set_min_proto_version(Some(SslVersion::TLS1_3))?; // T4
+    builder.set_ciphersuites("TLS_CHACHA20_POLY1305_SHA256")?;
+    // T3
+    builder.set_session_cache_mode(SslSessionCacheMode::OFF);
+    builder.set_options(SslOptions::NO_TICKET);
+    Ok(builder)
 }
 
 /// What OpenSSL takes for its socket.
@@ -148,20 +112,45 @@ impl Write for Pipe {
 /// OpenSSL's side of a session.
 pub struct Session {
     stream: SslStream<Pipe>,
-    /// Bytes of the client; those before `given` were given out.
+    /// Bytes of the other side; those before `given` were given out.
     plain: Vec<u8>,
     given: usize,
     is_closed: bool,
-    name: Index<Ssl, String>,
+    side: Side,
+}
+
+/// Which side of a session this is.
+enum Side {
+    Server {
+        /// Where the session has the name of its client.
+        name: Index<Ssl, String>,
+    },
+    Client {
+        /// Its name.
+        user: String,
+    },
 }
 
 impl Session {
+    fn of(ssl: Ssl, side: Side) -> Result<Session, ErrorStack> {
+        let stream = SslStream::new(ssl, Pipe::default())?;
+        Ok(Session { stream, plain: Vec::new(), given: 0, is_closed: false, side })
+    }
+
     /// Runs the handshake as far as the input goes. True if it is done.
     fn shake_hands(&mut self) -> Result<bool, String> {
         match self.stream.do_handshake() {
-            Ok(()) => Ok(true),
+            Ok(()) => match &self.side {
+                Side::Client { user } => {
+                    client::require_key(self.stream.ssl(), user).map(|()| true)
+                }
+                Side::Server { .. } => Ok(true),
+            },
             Err(error) if error.code() == ErrorCode::WANT_READ => Ok(false),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(match &self.side {
+                Side::Client { user } => client::refusal(&error, user),
+                Side::Server { .. } => error.to_string(),
+            }),
         }
     }
 
@@ -237,36 +226,19 @@ impl Engine for Session {
     }
 
     fn names(&self) -> Vec<String> {
-        self.stream.ssl().ex_data(self.name).cloned().into_iter().collect()
+        match self.side {
+            Side::Server { name } => self.stream.ssl().ex_data(name).cloned().into_iter().collect(),
+            // The key tells that the server is one that has it, not its name.
+            Side::Client { .. } => Vec::new(),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Keys, Session, parse};
+    use super::{Keys, Session};
     use crate::session::Engine;
     use openssl::ssl::{ErrorCode, Ssl, SslContext, SslMethod, SslStream};
-
-    const KEY: &str = "00112233445566778899aabbccddeeff";
-
-    #[test]
-    fn a_file_has_a_key_for_each_name() {
-        let keys = parse(&format!("alice:{KEY}\n\nbob:{KEY}{KEY}\n")).unwrap();
-        assert_eq!((keys.len(), keys[&b"alice"[..]][1], keys[&b"bob"[..]].len()), (2, 0x11, 32));
-        for (text, found) in [
-            ("alice", "line 1: found no colon, expected NAME:KEY"),
-            ("\nalice:0011", "line 2: found a key of another length"),
-            (&format!("alice:{KEY}0"), "line 1: found another key"),
-            (&format!("alice:{KEY}xx"), "line 1: found another key"),
-            (&format!(":{KEY}"), "line 1: found no name"),
-            (&format!("a:{KEY}\na:{KEY}"), "line 2: found 'a' again"),
-            ("\n", "found no key"),
-        ] {
-            let refused = parse(text).unwrap_err();
-            assert!(refused.starts_with(found), "{text}: {refused}");
-            assert!(!refused.contains(KEY), "a key is shown: {refused}");
-        }
-    }
 
     type Client = SslStream<super::Pipe>;
 

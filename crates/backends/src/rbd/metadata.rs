@@ -27,8 +27,8 @@ fn encode(bytes: &[u8], to: &mut Vec<u8>) {
     to.extend_from_slice(bytes);
 }
 
-/// The input of `assert_locked`: version 1, which every later one reads, and its length; name, type,
-/// cookie and tag of the lock.
+/// The input of `assert_locked`: version 1, which every later one reads, and its length; name,
+/// type, cookie and tag of the lock.
 fn encode_assertion(cookie: &str) -> Vec<u8> {
     let mut fields = Vec::new();
     encode(LOCK.to_bytes(), &mut fields);

@@ -155,10 +155,12 @@ impl Peer {
                 break;
             }
         }
-        while takes {
+        if !takes {
+            return Ok(());
+        }
+        loop {
             self.request(contents)?;
         }
-        Ok(())
     }
 
     /// A client has named its export, and does not know yet whether it gets it. False if not.

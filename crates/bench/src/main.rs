@@ -7,7 +7,7 @@
 //! - [`sample`]: rounds that interleave the subjects. [`clock`]: processor and wall time.
 //! - [`fixture`]: reactors, disks by name, volumes. [`load`]: requests, `depth` at a time.
 //!   [`simload`]: the same in virtual time.
-//! - [`fio`]: fio as a client.
+//! - [`fio`]: fio as a client. [`gave`]: what a client's requests took, beside others.
 //! - [`counting`]: a disk that counts. [`image`]: a cache's metadata, made up.
 //! - [`settings`]: how to measure.
 //! - one file per benchmark, listed in [`Bench::run`], and files of its parts, which import no
@@ -37,6 +37,7 @@ mod costs;
 mod counting;
 mod fio;
 mod fixture;
+mod gave;
 mod growth;
 mod image;
 mod kernel;
@@ -48,6 +49,7 @@ mod nbd;
 mod peers;
 mod recovery;
 mod remote;
+mod remotecache;
 mod row;
 mod sample;
 mod settings;
@@ -128,7 +130,7 @@ enum Bench {
     Thin,
     /// The NBD server, compared with others (needs fio; nbdkit and qemu-storage-daemon if found)
     Nbd,
-    /// The NBD client beside fio's (needs fio and nbdkit)
+    /// The NBD client beside fio's, and a cache in front of a server (needs fio and nbdkit)
     Remote,
     /// The vhost-user server, compared with qemu-storage-daemon if found
     VhostUser,

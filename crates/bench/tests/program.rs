@@ -30,6 +30,20 @@ fn has_cairn() -> bool {
     there
 }
 
+/// True if all these programs are on the path.
+fn has_programs(programs: &[&str]) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_there =
+        |program: &&&str| std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
+    match programs.iter().find(|program| !is_there(program)) {
+        None => true,
+        Some(missing) => {
+            cairn_testkit::skip(&format!("needs {missing}"));
+            false
+        }
+    }
+}
+
 /// Holds rows to the shape, and answers those whose parameters include `wanted`.
 fn shaped(rows: &[Value], wanted: &[(&str, &str)]) -> usize {
     for row in rows {
@@ -256,6 +270,26 @@ fn nbd_tells_ours_whatever_peers_are_there() {
     }
     assert!(shaped(&rows, &[("server", "cairn_memory"), ("connections", "2")]) >= 3);
     assert!(shaped(&rows, &[("server", "cairn_writecache")]) >= 6);
+}
+
+#[test]
+fn remote_tells_cached_blocks_of_a_server_beside_those_of_memory() {
+    if !has_programs(&["nbdkit"]) {
+        return;
+    }
+    let rows = rows(&["remote"]);
+    for (cache, depth) in [
+        ("write hit", "32"),
+        ("read hit", "32"),
+        ("write hit", "1"),
+        ("read hit", "1"),
+        ("write hit, flushed", "32"),
+    ] {
+        let wanted = [("cache", cache), ("depth", depth)];
+        assert_eq!(shaped(&rows, &[&wanted[..], &[("origin", "memory")]].concat()), 2, "{cache}");
+        let beside = [("origin", "nbd"), ("beside", "memory")];
+        assert_eq!(shaped(&rows, &[wanted, beside].concat()), 2, "{cache}");
+    }
 }
 
 #[test]

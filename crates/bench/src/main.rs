@@ -36,10 +36,13 @@ mod clock;
 mod costs;
 mod counting;
 mod fio;
+mod firstbyte;
 mod fixture;
 mod gave;
 mod growth;
+mod hydrated;
 mod image;
+mod images;
 mod kernel;
 mod larger;
 mod largercase;
@@ -74,6 +77,7 @@ mod thinzeros;
 mod upgrade;
 mod vhost;
 mod vhostload;
+mod web;
 mod writecache;
 
 use std::process::ExitCode;
@@ -110,6 +114,9 @@ struct Cli {
     /// The script that boots user-mode Linux
     #[arg(long, value_name = "PATH", default_value = "tests/kernel/uml")]
     uml: std::path::PathBuf,
+    /// The web server of `images`, a script of python3
+    #[arg(long, value_name = "PATH", default_value = "tests/web.py")]
+    web: std::path::PathBuf,
     /// Part of recovery: open a cache once and print four figures
     #[arg(long, hide = true, num_args = 2)]
     opening: Vec<String>,
@@ -132,6 +139,8 @@ enum Bench {
     Nbd,
     /// The NBD client beside fio's, and a cache in front of a server (needs fio and nbdkit)
     Remote,
+    /// Images of a web server, opened lazily: the first block, and what a clone has hydrated
+    Images,
     /// The vhost-user server, compared with qemu-storage-daemon if found
     VhostUser,
     /// How long clients wait while another process takes the server's place
@@ -166,6 +175,7 @@ impl Bench {
             Bench::Thin => thin::run(settings),
             Bench::Nbd => nbd::run(settings),
             Bench::Remote => remote::run(settings),
+            Bench::Images => images::run(settings),
             Bench::VhostUser => vhost::run(settings),
             Bench::Upgrade => upgrade::run(settings),
             Bench::Recovery => recovery::run(settings),
@@ -176,12 +186,12 @@ impl Bench {
             Bench::Sim => sim::run(settings),
             Bench::All => {
                 use Bench::{
-                    Bcache, Growth, Layers, Nbd, Recovery, Remote, Sim, Snapshot, Thin, Upgrade,
-                    VhostUser, Writecache,
+                    Bcache, Growth, Images, Layers, Nbd, Recovery, Remote, Sim, Snapshot, Thin,
+                    Upgrade, VhostUser, Writecache,
                 };
                 let all = [
-                    Layers, Writecache, Snapshot, Thin, Nbd, Remote, VhostUser, Upgrade, Recovery,
-                    Growth, Bcache, Sim,
+                    Layers, Writecache, Snapshot, Thin, Nbd, Remote, Images, VhostUser, Upgrade,
+                    Recovery, Growth, Bcache, Sim,
                 ];
                 all.into_iter().try_fold(Report::default(), |mut report, bench| {
                     report.extend(bench.run(settings)?);
@@ -205,6 +215,7 @@ fn run(args: &Cli) -> Outcome<u8> {
     }
     let runs = args.runs.map_or(if args.quick { 2 } else { 5 }, usize::from);
     let uml = args.kernel.then(|| args.uml.clone());
-    let report = args.name.run(&Settings { quick: args.quick, runs, uml })?;
+    let web = args.web.clone();
+    let report = args.name.run(&Settings { quick: args.quick, runs, uml, web })?;
     stdout::print(&if args.json { report.json() } else { report.text() })
 }

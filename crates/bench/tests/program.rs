@@ -292,6 +292,36 @@ fn remote_tells_cached_blocks_of_a_server_beside_those_of_memory() {
     }
 }
 
+#[cfg(feature = "objects")]
+#[test]
+fn images_tells_the_first_block_and_hydrated_reads() {
+    if !has_programs(&["python3"]) {
+        return;
+    }
+    let web = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/web.py");
+    let rows = rows(&["images", "--web", web]);
+    let all = "open and first block";
+    for device in ["image", "clone"] {
+        let wanted = [("device", device), ("what", all), ("beside", "plain client")];
+        assert_eq!(shaped(&rows, &wanted), 1, "{device}");
+        for what in ["open", "first block", "block in the middle"] {
+            assert_eq!(shaped(&rows, &[("device", device), ("what", what)]), 1, "{device} {what}");
+        }
+    }
+    assert_eq!(shaped(&rows, &[("what", all), ("opens", "first")]), 1);
+    for depth in ["32", "1"] {
+        let wanted = [("what", "hydrated read"), ("depth", depth)];
+        let beside = [("volume", "clone"), ("beside", "linear")];
+        assert_eq!(shaped(&rows, &[wanted, beside].concat()), 2);
+        assert_eq!(shaped(&rows, &[&wanted[..], &[("volume", "linear")]].concat()), 2);
+    }
+}
+
+#[test]
+fn images_is_left_out_without_its_web_server() {
+    assert_eq!(rows(&["images", "--web", "no-such-script"]).len(), 0);
+}
+
 #[test]
 fn upgrade_tells_how_long_clients_of_either_protocol_wait() {
     if !has_cairn() {

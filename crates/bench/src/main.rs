@@ -50,6 +50,7 @@ mod layers;
 mod load;
 mod nbd;
 mod peers;
+mod rbd;
 mod recovery;
 mod remote;
 mod remotecache;
@@ -117,6 +118,9 @@ struct Cli {
     /// The web server of `images`, a script of python3
     #[arg(long, value_name = "PATH", default_value = "tests/web.py")]
     web: std::path::PathBuf,
+    /// The image of `rbd`, of the cluster that CEPH_CONF names. Its content is overwritten
+    #[arg(long, value_name = "POOL/IMAGE")]
+    rbd: Option<String>,
     /// Part of recovery: open a cache once and print four figures
     #[arg(long, hide = true, num_args = 2)]
     opening: Vec<String>,
@@ -139,6 +143,8 @@ enum Bench {
     Nbd,
     /// The NBD client beside fio's, and a cache in front of a server (needs fio and nbdkit)
     Remote,
+    /// An image of Ceph beside fio's rbd engine (needs --rbd)
+    Rbd,
     /// Images of a web server, opened lazily: the first block, and what a clone has hydrated
     Images,
     /// The vhost-user server, compared with qemu-storage-daemon if found
@@ -175,6 +181,7 @@ impl Bench {
             Bench::Thin => thin::run(settings),
             Bench::Nbd => nbd::run(settings),
             Bench::Remote => remote::run(settings),
+            Bench::Rbd => rbd::run(settings),
             Bench::Images => images::run(settings),
             Bench::VhostUser => vhost::run(settings),
             Bench::Upgrade => upgrade::run(settings),
@@ -186,12 +193,12 @@ impl Bench {
             Bench::Sim => sim::run(settings),
             Bench::All => {
                 use Bench::{
-                    Bcache, Growth, Images, Layers, Nbd, Recovery, Remote, Sim, Snapshot, Thin,
-                    Upgrade, VhostUser, Writecache,
+                    Bcache, Growth, Images, Layers, Nbd, Rbd, Recovery, Remote, Sim, Snapshot,
+                    Thin, Upgrade, VhostUser, Writecache,
                 };
                 let all = [
-                    Layers, Writecache, Snapshot, Thin, Nbd, Remote, Images, VhostUser, Upgrade,
-                    Recovery, Growth, Bcache, Sim,
+                    Layers, Writecache, Snapshot, Thin, Nbd, Remote, Rbd, Images, VhostUser,
+                    Upgrade, Recovery, Growth, Bcache, Sim,
                 ];
                 all.into_iter().try_fold(Report::default(), |mut report, bench| {
                     report.extend(bench.run(settings)?);
@@ -215,7 +222,7 @@ fn run(args: &Cli) -> Outcome<u8> {
     }
     let runs = args.runs.map_or(if args.quick { 2 } else { 5 }, usize::from);
     let uml = args.kernel.then(|| args.uml.clone());
-    let web = args.web.clone();
-    let report = args.name.run(&Settings { quick: args.quick, runs, uml, web })?;
+    let (web, rbd) = (args.web.clone(), args.rbd.clone());
+    let report = args.name.run(&Settings { quick: args.quick, runs, uml, web, rbd })?;
     stdout::print(&if args.json { report.json() } else { report.text() })
 }

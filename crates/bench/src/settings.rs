@@ -11,6 +11,8 @@ pub struct Settings {
     pub uml: Option<std::path::PathBuf>,
     /// The script that serves files by HTTP.
     pub web: std::path::PathBuf,
+    /// The image of Ceph that may be overwritten, `POOL/IMAGE`.
+    pub rbd: Option<String>,
 }
 
 impl Settings {

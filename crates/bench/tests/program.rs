@@ -323,6 +323,11 @@ fn images_is_left_out_without_its_web_server() {
 }
 
 #[test]
+fn rbd_is_left_out_unless_an_image_is_named() {
+    assert_eq!(rows(&["rbd"]).len(), 0);
+}
+
+#[test]
 fn upgrade_tells_how_long_clients_of_either_protocol_wait() {
     if !has_cairn() {
         return;

@@ -5,14 +5,16 @@
 //!   middle, which no open has fetched.
 //! - `clone`: the same through a clone with blank metadata, whose source is the image and which
 //!   hydrates in the background, as a volume does that is made from an image.
+//! - `qcow2 image`: an image of qemu that the server has; its content is that of the other.
+//! - `qcow2 file`: the same as a file in memory, beside nothing.
 //!
 //! The first open of a process also starts the thread that talks to servers: `opens=first`.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use cairn_backends::{DeviceOpener, MemoryDisk};
-use cairn_block::{ConfigError, ConfigKind, Disk, Io, Opener, Sector, SectorCount, SectorRange};
+use cairn_backends::MemoryDisk;
+use cairn_block::{ConfigError, ConfigKind, Disk, Io, Sector, SectorCount, SectorRange};
 use cairn_outcome::failure::Outcome;
 
 use super::fixture::Fixture;
@@ -25,6 +27,9 @@ const BLOCK: u64 = 4 << 10;
 const METADATA_BYTES: u64 = 4 << 20;
 /// Sectors of a region of the clone.
 const REGION: u64 = 128;
+
+/// The device that is at no server.
+pub const LOCAL: &str = "qcow2 file";
 
 /// Milliseconds of each step.
 struct Steps {
@@ -52,10 +57,12 @@ pub fn run(
     name: &'static str,
     settings: &Settings,
     (web, image): (&Web, &str),
+    qcow2: &[(&'static str, String)],
     report: &mut Report,
 ) -> Outcome<()> {
     let row = |value, device| Row::new(name, value, "ms").with("device", device);
     let uri = web.uri(image);
+    let devices = ["image", "clone"].into_iter().chain(qcow2.iter().map(|(device, _)| *device));
     let first = open_image(&uri)?;
     let (what, of) = PARTS[1];
     let value = Samples(vec![of(&first)]);
@@ -64,18 +71,21 @@ pub fn run(
         let took = ms(web.get(image, BLOCK as usize)?);
         Ok(Steps { open: 0.0, first: took, middle: 0.0 })
     };
-    let subjects: Vec<Subject<'_, Steps>> =
+    let mut subjects: Vec<Subject<'_, Steps>> =
         vec![Box::new(plain), Box::new(|| open_image(&uri)), Box::new(|| open_clone(&uri))];
+    for (_, uri) in qcow2 {
+        subjects.push(Box::new(|| open_image(uri)));
+    }
     let taken = interleave(settings.runs, subjects)?;
     let samples = |subject: usize, of: fn(&Steps) -> f64| -> Samples {
         Samples(taken[subject].iter().map(of).collect())
     };
     let plain = samples(0, PARTS[1].1);
     report.push(row(plain.clone(), "plain client").with("what", "connect and first block"));
-    for (device, subject) in [("image", 1), ("clone", 2)] {
+    for (device, subject) in devices.zip(1..) {
         for (what, of) in PARTS {
             let row = row(samples(subject, of), device).with("what", what);
-            report.push(match what == PARTS[1].0 {
+            report.push(match what == PARTS[1].0 && device != LOCAL {
                 true => row.with("beside", "plain client").against(&plain),
                 false => row,
             });
@@ -91,7 +101,7 @@ fn ms(took: std::time::Duration) -> f64 {
 fn open_image(uri: &str) -> Outcome<Steps> {
     let fixture = Fixture::make()?;
     let began = Instant::now();
-    let disk = DeviceOpener::default().open(uri, true, Arc::default())?;
+    let disk = fixture.open(uri)?;
     let open = ms(began.elapsed());
     read(&fixture, &disk, open)
 }
@@ -100,7 +110,7 @@ fn open_clone(uri: &str) -> Outcome<Steps> {
     let fixture = Fixture::make()?;
     fixture.memory("metadata", METADATA_BYTES)?;
     let began = Instant::now();
-    let source = DeviceOpener::default().open(uri, true, Arc::default())?;
+    let source = fixture.open(uri)?;
     let len = source.sectors();
     fixture.put("source", source);
     fixture.put("destination", Arc::new(MemoryDisk::new(len)?));

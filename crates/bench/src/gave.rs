@@ -20,7 +20,7 @@ const FIGURES: [Figure; 2] =
     [("requests/s", |gave| gave.per_s), ("client us/request", |gave| gave.processor_us)];
 
 impl Gave {
-    /// Of so many requests on one reactor.
+    /// Of so many requests.
     pub fn of(took: Took, requests: usize) -> Gave {
         let per_s = requests as f64 / took.wall.as_secs_f64().max(1e-9);
         Gave { per_s, processor_us: took.us_each(requests) }

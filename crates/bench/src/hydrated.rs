@@ -5,10 +5,7 @@
 //! copy the region first; then a flush commits. Nothing is copied in the background. In each turn
 //! one of the two volumes is brought up on the same destination.
 
-use std::sync::Arc;
-
-use cairn_backends::DeviceOpener;
-use cairn_block::{ConfigKind, Op, Opener, SECTOR_BYTES, SectorCount};
+use cairn_block::{ConfigKind, Op, SECTOR_BYTES, SectorCount};
 use cairn_outcome::failure::{Outcome, refused};
 
 use super::fixture::Fixture;
@@ -37,7 +34,7 @@ pub fn run(
     report: &mut Report,
 ) -> Outcome<()> {
     let fixture = Fixture::make()?;
-    let image = DeviceOpener::default().open(uri, true, Arc::default())?;
+    let image = fixture.open(uri)?;
     let len = image.sectors();
     fixture.put("source", image);
     fixture.memory("metadata", METADATA_BYTES)?;

@@ -42,6 +42,7 @@ mod gave;
 mod growth;
 mod hydrated;
 mod image;
+mod imagereads;
 mod images;
 mod kernel;
 mod larger;
@@ -145,7 +146,8 @@ enum Bench {
     Remote,
     /// An image of Ceph beside fio's rbd engine (needs --rbd)
     Rbd,
-    /// Images of a web server, opened lazily: the first block, and what a clone has hydrated
+    /// Images of a web server, opened lazily: the first block, and what a clone has hydrated; and
+    /// of qemu
     Images,
     /// The vhost-user server, compared with qemu-storage-daemon if found
     VhostUser,

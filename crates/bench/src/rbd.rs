@@ -17,7 +17,7 @@ use cairn_backends::{DeviceOpener, rbd};
 use cairn_block::{ConfigKind, Disk, Op, Opener};
 use cairn_outcome::failure::{Outcome, refused, system, wrong};
 
-use super::clock::process_time;
+use super::clock::{Took, process_time};
 use super::fio;
 use super::fixture::Fixture;
 use super::gave::{Gave, tell};
@@ -134,28 +134,20 @@ fn ours(work: &Work<'_>) -> Outcome<Gave> {
     let job = Job { depth, turn: depth, ..Job::new(op, BLOCK, places) };
     with_image(&uri(work.pool, work.image), |fixture, disk| {
         let before = process_time();
-        let took = run_job(fixture, disk, &job)?;
-        Ok(gave(took.wall, process_time().saturating_sub(before), requests))
+        let wall = run_job(fixture, disk, &job)?.wall;
+        let processor = process_time().saturating_sub(before);
+        Ok(Gave::of(Took { processor, wall }, requests))
     })
 }
 
-fn gave(wall: Duration, processor: Duration, requests: usize) -> Gave {
-    let per_s = requests as f64 / wall.as_secs_f64().max(1e-9);
-    Gave { per_s, processor_us: processor.as_secs_f64() * 1e6 / requests as f64 }
-}
-
 fn theirs(work: &Work<'_>, conf: Option<&Path>) -> Outcome<Gave> {
-    let (wall, processor) = fio_takes(work, work.requests, conf)?;
-    let (_, start) = fio_takes(work, 1, conf)?;
-    Ok(gave(wall, processor.saturating_sub(start), work.requests))
+    let (all, one) = (fio_takes(work, work.requests, conf)?, fio_takes(work, 1, conf)?);
+    let processor = all.processor.saturating_sub(one.processor);
+    Ok(Gave::of(Took { processor, ..all }, work.requests))
 }
 
 /// Wall time of the job of fio, and processor time of all its processes.
-fn fio_takes(
-    work: &Work<'_>,
-    requests: usize,
-    conf: Option<&Path>,
-) -> Outcome<(Duration, Duration)> {
+fn fio_takes(work: &Work<'_>, requests: usize, conf: Option<&Path>) -> Outcome<Took> {
     let rw = if work.op == Op::Read { "--rw=randread" } else { "--rw=randwrite" };
     let arguments = [
         format!("--ioengine={ENGINE}"),
@@ -182,5 +174,5 @@ fn fio_takes(
         return Err(refused(ConfigKind::System, work.image, "requests of fio", found, expected));
     }
     let ms = job["job_runtime"].as_u64().unwrap_or(0);
-    Ok((Duration::from_millis(ms), processor))
+    Ok(Took { processor, wall: Duration::from_millis(ms) })
 }

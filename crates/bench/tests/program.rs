@@ -295,15 +295,15 @@ fn remote_tells_cached_blocks_of_a_server_beside_those_of_memory() {
 #[cfg(feature = "objects")]
 #[test]
 fn images_tells_the_first_block_and_hydrated_reads() {
-    if !has_programs(&["python3"]) {
+    if !has_programs(&["python3", "qemu-img"]) {
         return;
     }
     let web = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/web.py");
     let rows = rows(&["images", "--web", web]);
     let all = "open and first block";
-    for device in ["image", "clone"] {
+    for device in ["image", "clone", "qcow2 image", "qcow2 file"] {
         let wanted = [("device", device), ("what", all), ("beside", "plain client")];
-        assert_eq!(shaped(&rows, &wanted), 1, "{device}");
+        assert_eq!(shaped(&rows, &wanted), usize::from(device != "qcow2 file"), "{device}");
         for what in ["open", "first block", "block in the middle"] {
             assert_eq!(shaped(&rows, &[("device", device), ("what", what)]), 1, "{device} {what}");
         }
@@ -314,6 +314,8 @@ fn images_tells_the_first_block_and_hydrated_reads() {
         let beside = [("volume", "clone"), ("beside", "linear")];
         assert_eq!(shaped(&rows, &[wanted, beside].concat()), 2);
         assert_eq!(shaped(&rows, &[&wanted[..], &[("volume", "linear")]].concat()), 2);
+        let wanted = [("what", "qcow2 read"), ("depth", depth), ("beside", "qemu-img")];
+        assert_eq!(shaped(&rows, &wanted), 2);
     }
 }
 

@@ -2,9 +2,9 @@
 //! an image that the user names and whose content is lost.
 //!
 //! Told per job: requests per second in wall time, and processor time of the whole process per
-//! request: most of it is spent by the threads of librbd, in either program. An image has one owner,
-//! so each turn opens the image and closes it. That is not part of the figures: of ours the job is
-//! timed, and from fio's time that of a run with one request is taken off.
+//! request: most of it is spent by the threads of librbd, in either program. An image has one
+//! owner, so each turn opens the image and closes it. That is not part of the figures: of ours the
+//! job is timed, and from fio's time that of a run with one request is taken off.
 //!
 //! This program turns the cache of librbd off; `fio` has it off, too, by a copy of the
 //! configuration. `fio_cached` has the configuration as it is.

@@ -113,8 +113,8 @@ impl Remote {
         }
     }
 
-    /// Takes a request. The first one makes its reactor the home of the connections. `data` is asked
-    /// whether that is this one.
+    /// Takes a request. The first one makes its reactor the home of the connections. `data` is
+    /// asked whether that is this one.
     pub fn send(
         self: &Arc<Self>,
         env: &Env,

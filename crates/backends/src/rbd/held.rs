@@ -100,8 +100,8 @@ impl LeftBehind {
 }
 
 /// How long an open or the end of the process waits for images that are being closed: a cluster
-/// that does not answer must not keep it for ever. Beside a watcher that is silent librbd takes 10 s:
-/// two notifications, each with 5 s for the answer.
+/// that does not answer must not keep it for ever. Beside a watcher that is silent librbd takes
+/// 10 s: two notifications, each with 5 s for the answer.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(12);
 /// How long the end of the process waits if an open has shown that a cluster is silent.
 const CLOSE_PATIENCE_SILENT: Duration = Duration::from_secs(1);

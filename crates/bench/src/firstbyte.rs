@@ -1,8 +1,8 @@
 //! Part of `bench images`: how long the first block of an image takes from the moment it is opened,
 //! in milliseconds of wall time, beside a client that only connects and reads that block.
 //!
-//! - `image`: a device argument is opened, then 4 KiB are read at its start, then 4 KiB in the
-//!   middle, which no open has fetched.
+//! - `image`: a device argument is opened, then 4 KiB are read at its start, then 4 KiB elsewhere,
+//!   which nothing has fetched.
 //! - `clone`: the same through a clone with blank metadata, whose source is the image and which
 //!   hydrates in the background, as a volume does that is made from an image.
 //! - `qcow2 image`: an image of qemu that the server has; its content is that of the other.
@@ -31,11 +31,23 @@ const REGION: u64 = 128;
 /// The device that is at no server.
 pub const LOCAL: &str = "qcow2 file";
 
+/// What the benchmark opens.
+pub struct Images<'a> {
+    /// The server.
+    pub web: &'a Web,
+    /// The name of its image.
+    pub image: &'a str,
+    /// Images of qemu: the name in the rows and the device argument.
+    pub qcow2: &'a [(&'static str, String)],
+    /// Where the other block is, in bytes.
+    pub other: u64,
+}
+
 /// Milliseconds of each step.
 struct Steps {
     open: f64,
     first: f64,
-    middle: f64,
+    other: f64,
 }
 
 /// A part of the rows and where to find the figure.
@@ -46,7 +58,7 @@ const PARTS: [Part; 4] = [
     ("open", |steps| steps.open),
     ("open and first block", |steps| steps.open + steps.first),
     ("first block", |steps| steps.first),
-    ("block in the middle", |steps| steps.middle),
+    ("another block", |steps| steps.other),
 ];
 
 /// Adds the rows.
@@ -56,25 +68,29 @@ const PARTS: [Part; 4] = [
 pub fn run(
     name: &'static str,
     settings: &Settings,
-    (web, image): (&Web, &str),
-    qcow2: &[(&'static str, String)],
+    images: &Images<'_>,
     report: &mut Report,
 ) -> Outcome<()> {
+    let Images { web, image, qcow2, other } = *images;
+    let other = Sector::of_byte(other);
     let row = |value, device| Row::new(name, value, "ms").with("device", device);
     let uri = web.uri(image);
     let devices = ["image", "clone"].into_iter().chain(qcow2.iter().map(|(device, _)| *device));
-    let first = open_image(&uri)?;
+    let first = open_image(&uri, other)?;
     let (what, of) = PARTS[1];
     let value = Samples(vec![of(&first)]);
     report.push(row(value, "image").with("what", what).with("opens", "first"));
     let plain = || {
         let took = ms(web.get(image, BLOCK as usize)?);
-        Ok(Steps { open: 0.0, first: took, middle: 0.0 })
+        Ok(Steps { open: 0.0, first: took, other: 0.0 })
     };
-    let mut subjects: Vec<Subject<'_, Steps>> =
-        vec![Box::new(plain), Box::new(|| open_image(&uri)), Box::new(|| open_clone(&uri))];
+    let mut subjects: Vec<Subject<'_, Steps>> = vec![
+        Box::new(plain),
+        Box::new(|| open_image(&uri, other)),
+        Box::new(|| open_clone(&uri, other)),
+    ];
     for (_, uri) in qcow2 {
-        subjects.push(Box::new(|| open_image(uri)));
+        subjects.push(Box::new(|| open_image(uri, other)));
     }
     let taken = interleave(settings.runs, subjects)?;
     let samples = |subject: usize, of: fn(&Steps) -> f64| -> Samples {
@@ -98,15 +114,15 @@ fn ms(took: std::time::Duration) -> f64 {
     took.as_secs_f64() * 1000.0
 }
 
-fn open_image(uri: &str) -> Outcome<Steps> {
+fn open_image(uri: &str, other: Sector) -> Outcome<Steps> {
     let fixture = Fixture::make()?;
     let began = Instant::now();
     let disk = fixture.open(uri)?;
     let open = ms(began.elapsed());
-    read(&fixture, &disk, open)
+    read(&fixture, &disk, (open, other))
 }
 
-fn open_clone(uri: &str) -> Outcome<Steps> {
+fn open_clone(uri: &str, other: Sector) -> Outcome<Steps> {
     let fixture = Fixture::make()?;
     fixture.memory("metadata", METADATA_BYTES)?;
     let began = Instant::now();
@@ -117,15 +133,14 @@ fn open_clone(uri: &str) -> Outcome<Steps> {
     let table = format!("0 {len} clone metadata destination source {REGION}");
     let volume = fixture.volume("volume", &table)?;
     let open = ms(began.elapsed());
-    let steps = read(&fixture, &volume, open);
+    let steps = read(&fixture, &volume, (open, other));
     drop(volume);
     fixture.remove("volume")?;
     steps
 }
 
-/// Reads a block at the start, then one in the middle.
-fn read(fixture: &Fixture, disk: &Arc<dyn Disk>, open: f64) -> Outcome<Steps> {
-    let middle = Sector(disk.sectors().0 / 2);
+/// Reads a block at the start, then the other one. `open` is how long the open took.
+fn read(fixture: &Fixture, disk: &Arc<dyn Disk>, (open, other): (f64, Sector)) -> Outcome<Steps> {
     let block = |at: Sector| -> Outcome<f64> {
         let (from, began) = (disk.clone(), Instant::now());
         let range = SectorRange::new(at, SectorCount::of_bytes(BLOCK));
@@ -138,5 +153,5 @@ fn read(fixture: &Fixture, disk: &Arc<dyn Disk>, open: f64) -> Outcome<Steps> {
         };
         done.map(|_| ms(began.elapsed())).map_err(failed)
     };
-    Ok(Steps { open, first: block(Sector(0))?, middle: block(middle)? })
+    Ok(Steps { open, first: block(Sector(0))?, other: block(other)? })
 }

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use cairn_outcome::failure::{Outcome, system};
 
+use super::firstbyte::Images;
 use super::peers::{self, Folder};
 use super::row::Report;
 use super::settings::Settings;
@@ -45,7 +46,8 @@ pub fn run(settings: &Settings) -> Outcome<Report> {
     } else {
         report.note("images: those of qemu are left out: need qemu-img");
     }
-    firstbyte::run(NAME, settings, (&web, IMAGE), &qcow2, &mut report)?;
+    let images = Images { web: &web, image: IMAGE, qcow2: &qcow2, other: filled / 2 };
+    firstbyte::run(NAME, settings, &images, &mut report)?;
     hydrated::run(NAME, settings, &web.uri(IMAGE), filled, &mut report)?;
     if !qcow2.is_empty() {
         let (raw, whole) = (folder.path("whole"), folder.path("whole.qcow2"));

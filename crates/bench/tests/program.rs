@@ -304,7 +304,7 @@ fn images_tells_the_first_block_and_hydrated_reads() {
     for device in ["image", "clone", "qcow2 image", "qcow2 file"] {
         let wanted = [("device", device), ("what", all), ("beside", "plain client")];
         assert_eq!(shaped(&rows, &wanted), usize::from(device != "qcow2 file"), "{device}");
-        for what in ["open", "first block", "block in the middle"] {
+        for what in ["open", "first block", "another block"] {
             assert_eq!(shaped(&rows, &[("device", device), ("what", what)]), 1, "{device} {what}");
         }
     }

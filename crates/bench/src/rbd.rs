@@ -65,7 +65,7 @@ pub fn run(settings: &Settings) -> Outcome<Report> {
     let conf = without_cache(&folder)?;
     let bytes = fill(&uri(pool, image), settings.pick(128 * MIB, 16 * MIB))?;
     for (op, depth) in [(Op::Read, 32), (Op::Write, 32), (Op::Read, 1), (Op::Write, 1)] {
-        let requests = settings.pick(if depth == 1 { 4_000 } else { 40_000 }, 400);
+        let requests = settings.pick(if depth == 1 { 10_000 } else { 40_000 }, 400);
         let work = &Work { pool, image, bytes, op, depth, requests };
         let subjects: Vec<Subject<'_, Gave>> = vec![
             Box::new(|| ours(work)),

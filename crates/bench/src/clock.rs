@@ -27,12 +27,7 @@ pub struct Took {
 impl Moment {
     /// Now, on the calling thread.
     pub fn now() -> Moment {
-        let time = clock_gettime(ClockId::ThreadCPUTime);
-        let processor = Duration::new(
-            u64::try_from(time.tv_sec).unwrap_or(0),
-            u32::try_from(time.tv_nsec).unwrap_or(0),
-        );
-        Moment { processor, wall: Instant::now() }
+        Moment { processor: read(ClockId::ThreadCPUTime), wall: Instant::now() }
     }
 
     /// The time since, on the same thread.
@@ -55,6 +50,16 @@ impl Took {
     pub fn us_each(self, count: usize) -> f64 {
         self.ns_each(count) / 1000.0
     }
+}
+
+fn read(clock: ClockId) -> Duration {
+    let time = clock_gettime(clock);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Processor time of this process so far, that of all its threads and the kernel's for it.
+pub fn process_time() -> Duration {
+    read(ClockId::ProcessCPUTime)
 }
 
 /// MiB per second.

@@ -1,22 +1,24 @@
-//! fio with its nbd engine, as a client.
+//! fio as a client, with its nbd engine or another one.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use cairn_block::ConfigKind;
 use cairn_outcome::failure::{Outcome, refused, system};
 use serde_json::Value;
 
-use super::peers::{self, Server};
+use super::peers::Server;
 
-/// True if there is a fio that has the engine.
+/// True if there is a fio that has the nbd engine.
 pub fn is_there() -> bool {
-    peers::is_there("fio") && has_nbd_engine()
+    has_engine("nbd")
 }
 
-fn has_nbd_engine() -> bool {
+/// True if there is a fio that has this engine.
+pub fn has_engine(name: &str) -> bool {
     let listed = Command::new("fio").arg("--enghelp").stdin(Stdio::null()).output();
     listed.is_ok_and(|listed| {
-        String::from_utf8_lossy(&listed.stdout).lines().any(|line| line.trim() == "nbd")
+        String::from_utf8_lossy(&listed.stdout).lines().any(|line| line.trim() == name)
     })
 }
 
@@ -25,9 +27,19 @@ fn has_nbd_engine() -> bool {
 /// # Errors
 /// It cannot be run, or failed.
 pub fn fio(server: &Server, arguments: &[&str]) -> Outcome<Value> {
+    let uri = format!("--uri={}", server.uri);
+    run(server.peer.name(), &[&["--ioengine=nbd", &uri], arguments].concat(), None)
+}
+
+/// Runs fio on a device that the arguments name, with one more variable in its environment; answers
+/// what it tells.
+///
+/// # Errors
+/// It cannot be run, or failed.
+pub fn run(device: &str, arguments: &[&str], variable: Option<(&str, &Path)>) -> Outcome<Value> {
     let mut command = Command::new("fio");
-    command.args(["--name=job", "--ioengine=nbd", "--group_reporting", "--output-format=json"]);
-    command.arg(format!("--uri={}", server.uri)).args(arguments);
+    command.args(["--name=job", "--group_reporting", "--output-format=json"]);
+    command.args(arguments).envs(variable);
     let output = command.stdin(Stdio::null()).output();
     let output = output.map_err(|error| system("fio", "run", error))?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -37,6 +49,6 @@ pub fn fio(server: &Server, arguments: &[&str]) -> Outcome<Value> {
         let said = String::from_utf8_lossy(&output.stderr);
         let said = said.lines().next().unwrap_or("nothing").to_owned();
         let found = format!("{} saying '{said}'", output.status);
-        refused(ConfigKind::System, server.peer.name(), "fio", found, "success")
+        refused(ConfigKind::System, device, "fio", found, "success")
     })
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;
 
-use cairn_backends::MemoryDisk;
+use cairn_backends::{DeviceOpener, MemoryDisk};
 use cairn_block::{
     ConfigError, ConfigKind, Disk, Env, FailureCount, Identity, MappedDevice, Opener, ReactorId,
     Registry, Sector, SectorCount, SuspendMode, Table, TableContext, TableLine, TargetType,
@@ -94,6 +94,17 @@ impl Fixture {
         let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(SectorCount::of_bytes(bytes))?);
         self.put(name, disk.clone());
         Ok(disk)
+    }
+
+    /// Opens a device argument for reading, as a server does: on a reactor.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn open(&self, argument: &str) -> Outcome<Arc<dyn Disk>> {
+        let argument = argument.to_owned();
+        self.on(|env| async move {
+            DeviceOpener::default().open_on(&env, &argument, true, Arc::default()).await
+        })
     }
 
     /// Runs a future on the first reactor and waits.

@@ -7,7 +7,7 @@
 //! - [`sample`]: rounds that interleave the subjects. [`clock`]: processor and wall time.
 //! - [`fixture`]: reactors, disks by name, volumes. [`load`]: requests, `depth` at a time.
 //!   [`simload`]: the same in virtual time.
-//! - [`fio`]: fio as a client.
+//! - [`fio`]: fio as a client. [`gave`]: what a client's requests took, beside others.
 //! - [`counting`]: a disk that counts. [`image`]: a cache's metadata, made up.
 //! - [`settings`]: how to measure.
 //! - one file per benchmark, listed in [`Bench::run`], and files of its parts, which import no
@@ -36,9 +36,14 @@ mod clock;
 mod costs;
 mod counting;
 mod fio;
+mod firstbyte;
 mod fixture;
+mod gave;
 mod growth;
+mod hydrated;
 mod image;
+mod imagereads;
+mod images;
 mod kernel;
 mod larger;
 mod largercase;
@@ -46,8 +51,10 @@ mod layers;
 mod load;
 mod nbd;
 mod peers;
+mod rbd;
 mod recovery;
 mod remote;
+mod remotecache;
 mod row;
 mod sample;
 mod settings;
@@ -72,6 +79,7 @@ mod thinzeros;
 mod upgrade;
 mod vhost;
 mod vhostload;
+mod web;
 mod writecache;
 
 use std::process::ExitCode;
@@ -108,6 +116,12 @@ struct Cli {
     /// The script that boots user-mode Linux
     #[arg(long, value_name = "PATH", default_value = "tests/kernel/uml")]
     uml: std::path::PathBuf,
+    /// The web server of `images`, a script of python3
+    #[arg(long, value_name = "PATH", default_value = "tests/web.py")]
+    web: std::path::PathBuf,
+    /// The image of `rbd`, of the cluster that CEPH_CONF names. Its content is overwritten
+    #[arg(long, value_name = "POOL/IMAGE")]
+    rbd: Option<String>,
     /// Part of recovery: open a cache once and print four figures
     #[arg(long, hide = true, num_args = 2)]
     opening: Vec<String>,
@@ -128,8 +142,13 @@ enum Bench {
     Thin,
     /// The NBD server, compared with others (needs fio; nbdkit and qemu-storage-daemon if found)
     Nbd,
-    /// The NBD client beside fio's (needs fio and nbdkit)
+    /// The NBD client beside fio's, and a cache in front of a server (needs fio and nbdkit)
     Remote,
+    /// An image of Ceph beside fio's rbd engine (needs --rbd)
+    Rbd,
+    /// Images of a web server, opened lazily: the first block, and what a clone has hydrated; and
+    /// of qemu
+    Images,
     /// The vhost-user server, compared with qemu-storage-daemon if found
     VhostUser,
     /// How long clients wait while another process takes the server's place
@@ -164,6 +183,8 @@ impl Bench {
             Bench::Thin => thin::run(settings),
             Bench::Nbd => nbd::run(settings),
             Bench::Remote => remote::run(settings),
+            Bench::Rbd => rbd::run(settings),
+            Bench::Images => images::run(settings),
             Bench::VhostUser => vhost::run(settings),
             Bench::Upgrade => upgrade::run(settings),
             Bench::Recovery => recovery::run(settings),
@@ -174,12 +195,12 @@ impl Bench {
             Bench::Sim => sim::run(settings),
             Bench::All => {
                 use Bench::{
-                    Bcache, Growth, Layers, Nbd, Recovery, Remote, Sim, Snapshot, Thin, Upgrade,
-                    VhostUser, Writecache,
+                    Bcache, Growth, Images, Layers, Nbd, Rbd, Recovery, Remote, Sim, Snapshot,
+                    Thin, Upgrade, VhostUser, Writecache,
                 };
                 let all = [
-                    Layers, Writecache, Snapshot, Thin, Nbd, Remote, VhostUser, Upgrade, Recovery,
-                    Growth, Bcache, Sim,
+                    Layers, Writecache, Snapshot, Thin, Nbd, Remote, Rbd, Images, VhostUser,
+                    Upgrade, Recovery, Growth, Bcache, Sim,
                 ];
                 all.into_iter().try_fold(Report::default(), |mut report, bench| {
                     report.extend(bench.run(settings)?);
@@ -203,6 +224,7 @@ fn run(args: &Cli) -> Outcome<u8> {
     }
     let runs = args.runs.map_or(if args.quick { 2 } else { 5 }, usize::from);
     let uml = args.kernel.then(|| args.uml.clone());
-    let report = args.name.run(&Settings { quick: args.quick, runs, uml })?;
+    let (web, rbd) = (args.web.clone(), args.rbd.clone());
+    let report = args.name.run(&Settings { quick: args.quick, runs, uml, web, rbd })?;
     stdout::print(&if args.json { report.json() } else { report.text() })
 }

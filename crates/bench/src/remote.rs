@@ -2,7 +2,8 @@
 //! engine (libnbd), over a unix socket to nbdkit's memory plugin.
 //!
 //! Told per job: requests per second in wall time, and processor time of the client's process per
-//! request, that of the kernel for it included. The clients have their turns at one server.
+//! request, that of the kernel for it included. The clients have their turns at one server. Then a
+//! write cache in front of such a server, beside one over a disk of this process.
 
 use std::sync::Arc;
 
@@ -13,9 +14,11 @@ use serde_json::Value;
 
 use super::fio::{self, fio};
 use super::fixture::Fixture;
+use super::gave::{Gave, tell};
 use super::load::{Job, run as run_job, scattered};
 use super::peers::{Folder, Peer, Server};
-use super::row::{Report, Row, Samples};
+use super::remotecache;
+use super::row::{Report, Row};
 use super::sample::{Subject, interleave};
 use super::settings::Settings;
 
@@ -27,26 +30,23 @@ const BLOCK: usize = 4 << 10;
 const CLIENTS: [(&str, Option<&str>); 3] =
     [("cairn", Some("")), ("cairn_exclusive", Some("&exclusive")), ("fio", None)];
 
-/// What a job gave.
-struct Gave {
-    per_s: f64,
-    processor_us: f64,
-}
-
-/// A unit and where to find the figure.
-type Figure = (&'static str, fn(&Gave) -> f64);
-
 /// Runs the benchmark.
 ///
 /// # Errors
 /// The server or a client failed.
 pub fn run(settings: &Settings) -> Outcome<Report> {
     let mut report = Report::default();
+    clients(settings, &mut report)?;
+    remotecache::run(NAME, settings, &mut report)?;
+    Ok(report)
+}
+
+fn clients(settings: &Settings, report: &mut Report) -> Outcome<()> {
     let (folder, bytes) = (Folder::make()?, settings.pick(256 * MIB, 16 * MIB));
     let server = Server::start(Peer::Nbdkit, &folder, bytes)?;
     let Some(server) = server.filter(|_| fio::is_there()) else {
-        report.note("remote: left out: needs nbdkit, and a fio with the nbd engine");
-        return Ok(report);
+        report.note("remote: the clients are left out: need nbdkit, and a fio with the nbd engine");
+        return Ok(());
     };
     fio(&server, &["--rw=write", "--bs=1M", "--iodepth=4", &format!("--size={bytes}")])?;
     let fixture = Fixture::make()?;
@@ -67,15 +67,16 @@ pub fn run(settings: &Settings) -> Outcome<Report> {
             });
         }
         let taken = interleave(settings.runs, subjects)?;
-        tell(&mut report, (op, depth), &taken);
+        tell(report, CLIENTS.map(|(name, _)| name), &taken, |value, unit, client| {
+            let row = Row::new(NAME, value, unit).with("client", client);
+            row.with("rw", op.name()).with("depth", depth as u64)
+        });
     }
-    Ok(report)
+    Ok(())
 }
 
 fn ours(fixture: &Fixture, disk: &Arc<dyn Disk>, job: &Job) -> Outcome<Gave> {
-    let took = run_job(fixture, disk, job)?;
-    let per_s = job.requests() as f64 / took.wall.as_secs_f64();
-    Ok(Gave { per_s, processor_us: took.us_each(job.requests()) })
+    Ok(Gave::of(run_job(fixture, disk, job)?, job.requests()))
 }
 
 fn theirs(server: &Server, (op, depth): (Op, usize), settings: &Settings) -> Outcome<Gave> {
@@ -92,25 +93,4 @@ fn theirs(server: &Server, (op, depth): (Op, usize), settings: &Settings) -> Out
     let spent_us = share * number(&job["job_runtime"]) * 1000.0;
     let requests = number(&job[side]["total_ios"]).max(1.0);
     Ok(Gave { per_s: number(&job[side]["iops"]), processor_us: spent_us / requests })
-}
-
-fn tell(report: &mut Report, (op, depth): (Op, usize), taken: &[Vec<Gave>]) {
-    let samples = |client: usize, of: fn(&Gave) -> f64| -> Samples {
-        Samples(taken[client].iter().map(of).collect())
-    };
-    let figures: [Figure; 2] =
-        [("requests/s", |gave| gave.per_s), ("client us/request", |gave| gave.processor_us)];
-    let fio = CLIENTS.len() - 1;
-    for (unit, of) in figures {
-        for (client, (name, _)) in CLIENTS.iter().enumerate() {
-            let row = Row::new(NAME, samples(client, of), unit)
-                .with("client", *name)
-                .with("rw", op.name())
-                .with("depth", depth as u64);
-            report.push(match client == fio {
-                true => row,
-                false => row.with("beside", "fio").against(&samples(fio, of)),
-            });
-        }
-    }
 }

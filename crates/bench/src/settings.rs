@@ -9,6 +9,10 @@ pub struct Settings {
     pub runs: usize,
     /// The script that boots user-mode Linux, if the kernel is to be measured.
     pub uml: Option<std::path::PathBuf>,
+    /// The script that serves files by HTTP.
+    pub web: std::path::PathBuf,
+    /// The image of Ceph that may be overwritten, `POOL/IMAGE`.
+    pub rbd: Option<String>,
 }
 
 impl Settings {

@@ -30,6 +30,20 @@ fn has_cairn() -> bool {
     there
 }
 
+/// True if all these programs are on the path.
+fn has_programs(programs: &[&str]) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_there =
+        |program: &&&str| std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
+    match programs.iter().find(|program| !is_there(program)) {
+        None => true,
+        Some(missing) => {
+            cairn_testkit::skip(&format!("needs {missing}"));
+            false
+        }
+    }
+}
+
 /// Holds rows to the shape, and answers those whose parameters include `wanted`.
 fn shaped(rows: &[Value], wanted: &[(&str, &str)]) -> usize {
     for row in rows {
@@ -256,6 +270,63 @@ fn nbd_tells_ours_whatever_peers_are_there() {
     }
     assert!(shaped(&rows, &[("server", "cairn_memory"), ("connections", "2")]) >= 3);
     assert!(shaped(&rows, &[("server", "cairn_writecache")]) >= 6);
+}
+
+#[test]
+fn remote_tells_cached_blocks_of_a_server_beside_those_of_memory() {
+    if !has_programs(&["nbdkit"]) {
+        return;
+    }
+    let rows = rows(&["remote"]);
+    for (cache, depth) in [
+        ("write hit", "32"),
+        ("read hit", "32"),
+        ("write hit", "1"),
+        ("read hit", "1"),
+        ("write hit, flushed", "32"),
+    ] {
+        let wanted = [("cache", cache), ("depth", depth)];
+        assert_eq!(shaped(&rows, &[&wanted[..], &[("origin", "memory")]].concat()), 2, "{cache}");
+        let beside = [("origin", "nbd"), ("beside", "memory")];
+        assert_eq!(shaped(&rows, &[wanted, beside].concat()), 2, "{cache}");
+    }
+}
+
+#[cfg(feature = "objects")]
+#[test]
+fn images_tells_the_first_block_and_hydrated_reads() {
+    if !has_programs(&["python3", "qemu-img"]) {
+        return;
+    }
+    let web = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/web.py");
+    let rows = rows(&["images", "--web", web]);
+    let all = "open and first block";
+    for device in ["image", "clone", "qcow2 image", "qcow2 file"] {
+        let wanted = [("device", device), ("what", all), ("beside", "plain client")];
+        assert_eq!(shaped(&rows, &wanted), usize::from(device != "qcow2 file"), "{device}");
+        for what in ["open", "first block", "another block"] {
+            assert_eq!(shaped(&rows, &[("device", device), ("what", what)]), 1, "{device} {what}");
+        }
+    }
+    assert_eq!(shaped(&rows, &[("what", all), ("opens", "first")]), 1);
+    for depth in ["32", "1"] {
+        let wanted = [("what", "hydrated read"), ("depth", depth)];
+        let beside = [("volume", "clone"), ("beside", "linear")];
+        assert_eq!(shaped(&rows, &[wanted, beside].concat()), 2);
+        assert_eq!(shaped(&rows, &[&wanted[..], &[("volume", "linear")]].concat()), 2);
+        let wanted = [("what", "qcow2 read"), ("depth", depth), ("beside", "qemu-img")];
+        assert_eq!(shaped(&rows, &wanted), 2);
+    }
+}
+
+#[test]
+fn images_is_left_out_without_its_web_server() {
+    assert_eq!(rows(&["images", "--web", "no-such-script"]).len(), 0);
+}
+
+#[test]
+fn rbd_is_left_out_unless_an_image_is_named() {
+    assert_eq!(rows(&["rbd"]).len(), 0);
 }
 
 #[test]

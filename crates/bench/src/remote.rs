@@ -27,8 +27,13 @@ const MIB: u64 = 1 << 20;
 const BLOCK: usize = 4 << 10;
 
 /// The clients, by what the URI of ours has more; none is fio.
-const CLIENTS: [(&str, Option<&str>); 3] =
-    [("cairn", Some("")), ("cairn_exclusive", Some("&exclusive")), ("fio", None)];
+const CLIENTS: [(&str, Option<&str>); 5] = [
+    ("cairn", Some("")),
+    ("cairn_exclusive", Some("&exclusive")),
+    ("cairn_2_connections", Some("&connections=2")),
+    ("cairn_4_connections", Some("&connections=4")),
+    ("fio", None),
+];
 
 /// Runs the benchmark.
 ///

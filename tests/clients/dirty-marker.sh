@@ -3,7 +3,7 @@
 # its cache, on this host and on another one, until the cache is drained.
 . "$(dirname "$0")/../lib.sh"
 . "$tests/ceph.sh"
-need qemu-io
+need qemu-io jq
 release() { ceph_end; }
 ceph_start
 
@@ -156,4 +156,35 @@ rbd snap rm --no-progress vms/c@s2
 expect 0 "$CAIRN" unmark rbd:vms/c "$(rbd image-meta get vms/c cairn.dirty_marker | cut -d ' ' -f 2)"
 same "$(told before),$(told after),$(told s3)" 0,0,1 "warnings after an unmark"
 same "$(named | wc -w)" 1 "ranges of a list whose first snapshots are gone"
+# A server that has lost its lock without an entry in the blocklist leaves the marker, and is not
+# fenced for it. Of an image with a journal its mirror learns the marker from the journal.
+marker_of() { rbd image-meta get "vms/$1" cairn.dirty_marker 2>/dev/null || true; } # IMAGE
+lose_lock() { # IMAGE
+  local locker cookie id
+  read -r locker cookie < <(rbd lock ls "vms/$1" --format json | jq -r '.[0] | .locker + " " + .id')
+  id=$(rbd info "vms/$1" --format json | jq -r .id)
+  rados -p vms lock break "rbd_header.$id" rbd_lock "$locker" --lock-cookie "$cookie"
+}
+for image in plain journaled; do
+  features=(--image-feature exclusive-lock)
+  [ "$image" = plain ] || features+=(--image-feature journaling)
+  rbd create "vms/$image" --size 64M "${features[@]}"
+  truncate -s 16M "$image.img"
+  of="0 131072 writecache s rbd:vms/$image $image.img 4096 0"
+  serve --state "$image.state" --table "$of"
+  io "write -P 0x77 0 1M" flush
+  stood=$(marker_of "$image")
+  [ -n "$stood" ] || fail "$image: no marker"
+  verb message default 0 flush
+  lose_lock "$image"
+  "$CAIRN" --control "$control" suspend default >said 2>&1 || true
+  same "$(marker_of "$image")" "$stood" "$image: marker after its server lost the lock"
+  grep -q 'dirty marker: Device or resource busy' said serve.log || { cat said serve.log; fail "$image"; }
+  ! grep -q fenced serve.log || { cat serve.log; fail "$image: fenced"; }
+  serve_kill
+done
+for object in $(rados -p vms ls | grep '^journal_data'); do
+  rados -p vms get "$object" - >>journal
+done
+grep -aq cairn.dirty_marker journal || fail "the journal does not have the marker"
 echo "the dirty marker of an image is there while its cache has data that the image lacks"

@@ -78,11 +78,11 @@ library! {
     context: "rados_ioctx_create" (Pointer, *const c_char, *mut Pointer) -> c_int;
     set_namespace: "rados_ioctx_set_namespace" (Pointer, *const c_char);
     end_context: "rados_ioctx_destroy" (Pointer);
-    change: "rados_create_write_op" () -> Pointer;
-    end_change: "rados_release_write_op" (Pointer);
-    add_call: "rados_write_op_exec"
+    write_op: "rados_create_write_op" () -> Pointer;
+    end_write_op: "rados_release_write_op" (Pointer);
+    write_op_exec: "rados_write_op_exec"
         (Pointer, *const c_char, *const c_char, *const c_char, usize, *mut c_int);
-    operate: "rados_write_op_operate"
+    write_op_operate: "rados_write_op_operate"
         (Pointer, Pointer, *const c_char, *mut libc::time_t, c_int) -> c_int;
     open: "rbd_open" (Pointer, *const c_char, *mut Pointer, *const c_char) -> c_int;
     open_read_only: "rbd_open_read_only"

@@ -6,7 +6,8 @@
 //! lock, and then runs the method of its class `rbd` that librbd would call. It refuses a client
 //! that is fenced, like any other.
 //!
-//! An image with a journal is changed by librbd: a mirror of it learns the change from the journal.
+//! librbd changes an image with a journal, because a mirror of it learns the change from the journal;
+//! this waits for silent watchers. The OSD asserts the lock in an operation before it.
 
 use std::ffi::CStr;
 use std::ptr::null_mut;
@@ -63,14 +64,22 @@ pub(super) struct Editor<'a> {
     pub may: &'a dyn Fn() -> Result<(), i32>,
 }
 
+/// A class of the OSD, a method of it, and its input.
+type Call<'a> = (&'a CStr, &'a CStr, &'a [u8]);
+
 impl Editor<'_> {
     /// Replaces the value of a key, or removes it. The OSDs have it on return. `-EBUSY` says that
     /// the lock is not this owner's.
     pub fn set(&self, key: &CStr, text: Option<&str>) -> Result<(), i32> {
         (self.may)()?;
-        let result = match self.image.has_journal()? {
-            true => self.set_by_librbd(key, text),
-            false => self.set_by_librados(key, text),
+        let assertion = encode_assertion(&self.owner.cookie);
+        let assertion = (c"lock", c"assert_locked", assertion.as_slice());
+        let result = if self.image.has_journal()? {
+            self.execute(&[assertion])?;
+            self.set_by_librbd(key, text)
+        } else {
+            let (method, input) = encode_change(key, text);
+            self.execute(&[assertion, (c"rbd", method, &input)])
         };
         match result {
             Err(error) if text.is_none() && -error == libc::ENOENT => Ok(()),
@@ -82,35 +91,36 @@ impl Editor<'_> {
         let (image, library) = (self.image.handle(), self.image.library());
         let text = text.map(c_string);
         // SAFETY: the image is live, and the strings live until the call returns.
-        value(unsafe {
+        let result = unsafe {
             match &text {
                 Some(text) => (library.set_metadata)(image, key.as_ptr(), text.as_ptr()),
                 None => (library.remove_metadata)(image, key.as_ptr()),
             }
-        })
-        .map(drop)
+        };
+        match -result {
+            // It has lost the lock since the assertion, and may take it again.
+            libc::EROFS => Err(-libc::EBUSY),
+            _ => value(result).map(drop),
+        }
     }
 
-    fn set_by_librados(&self, key: &CStr, text: Option<&str>) -> Result<(), i32> {
+    /// Runs these calls as one operation on the image's header: all of them, or none.
+    fn execute(&self, calls: &[Call<'_>]) -> Result<(), i32> {
         let (library, header) = (self.image.library(), self.image.header()?);
-        let assertion = encode_assertion(&self.owner.cookie);
-        let (method, input) = encode_change(key, text);
         // SAFETY: the operation is ended here. Names and inputs live longer, and no result of a
         // single call is asked for.
-        value(unsafe {
-            let change = (library.change)();
-            for (class, method, input) in
-                [(c"lock", c"assert_locked", &assertion), (c"rbd", method, &input)]
-            {
+        let result = unsafe {
+            let op = (library.write_op)();
+            for (class, method, input) in calls {
                 let (class, method, len) = (class.as_ptr(), method.as_ptr(), input.len());
-                (library.add_call)(change, class, method, input.as_ptr().cast(), len, null_mut());
+                (library.write_op_exec)(op, class, method, input.as_ptr().cast(), len, null_mut());
             }
             let context = self.image.context();
-            let result = (library.operate)(change, context, header.as_ptr(), null_mut(), 0);
-            (library.end_change)(change);
+            let result = (library.write_op_operate)(op, context, header.as_ptr(), null_mut(), 0);
+            (library.end_write_op)(op);
             result
-        })
-        .map(drop)
+        };
+        value(result).map(drop)
     }
 }
 

@@ -142,6 +142,10 @@ impl Target {
     /// # Errors
     /// It is none, or has a parameter that is not known.
     pub fn parse(argument: &str) -> Result<Target, ConfigError> {
+        if let Some(shown) = without_password(argument) {
+            let (found, expected) = ("a password or key", "a name; the key is in tls-psk-file");
+            return Err(ConfigError::argument(&shown, "user", found, expected));
+        }
         let wrong = |field: &str, found: String, expected: &str| {
             ConfigError::argument(argument, field, found, expected)
         };
@@ -188,7 +192,7 @@ impl Target {
     /// Parses the URI of a device. Its meaning depends on no folder.
     ///
     /// # Errors
-    /// Those of [`Target::parse`], a relative path, and TLS without certificates.
+    /// Those of [`Target::parse`], a relative path, and TLS without certificates or a key.
     pub fn of_device(argument: &str) -> Result<Target, ConfigError> {
         let target = Target::parse(argument)?;
         let relative = |field: &str, path: &Path| {
@@ -293,7 +297,6 @@ impl Parameters {
                     (Some(user), _) if is_plain(&user) => {
                         Ok(Some(Proof::Key { file: file.clone(), user }))
                     }
-                    // A password is not shown.
                     (_, Some(user)) if !user.is_empty() => {
                         wrong("user", "another form", "a name of tls-psk-file, with %XX")
                     }
@@ -352,14 +355,23 @@ impl Parameters {
                         .ok_or_else(|| wrong("connections", format!("'{value}'"), expected))?;
                 }
                 _ => {
-                    let expected = "socket, tls-certificates, tls-hostname, exclusive, meta, \
-                                    replay, reconnect or connections";
+                    let expected = "socket, tls-certificates, tls-hostname, tls-psk-file, \
+                                    exclusive, meta, replay, reconnect or connections";
                     return Err(wrong("parameter", format!("'{name}'"), expected));
                 }
             }
         }
         Ok(told)
     }
+}
+
+/// A URI whose user has a password, without that: errors show it.
+fn without_password(argument: &str) -> Option<String> {
+    let (scheme, rest) = argument.split_once("://")?;
+    let authority = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
+    let (user, place) = authority.rsplit_once('@')?;
+    let (name, _) = user.split_once(':')?;
+    Some(format!("{scheme}://{name}:...@{place}{}", &rest[authority.len()..]))
 }
 
 /// A word without its percent signs; none if it is not UTF-8.
@@ -460,6 +472,20 @@ mod tests {
     }
 
     #[test]
+    fn a_password_in_a_uri_is_refused_and_not_shown() {
+        for uri in [
+            "nbds://me:secret@h/x?tls-psk-file=/k",
+            "nbds+unix://me:secret@/x?socket=/s&nosuch=1",
+            "nbd://me:secret@h:99999/%f",
+            "nbd://me:secret@",
+        ] {
+            let error = Target::of_device(uri).expect_err(uri).to_string();
+            assert!(error.contains("://me:...@") && error.contains("a password"), "{error}");
+            assert!(!error.contains("secret"), "{error}");
+        }
+    }
+
+    #[test]
     fn a_wrong_uri_is_one_line_with_what_was_found() {
         for (uri, found) in [
             ("nbd+unix:///x", "another form"),
@@ -487,7 +513,6 @@ mod tests {
             ("nbd://me@h/x?tls-psk-file=/k", "tls-psk-file: found no TLS, expected nbds"),
             ("nbds://h/x?tls-psk-file=/k", "user: found none, expected nbds://USER@"),
             ("nbds://@h/x?tls-psk-file=/k", "user: found none"),
-            ("nbds://me:secret@h/x?tls-psk-file=/k", "user: found another form"),
             ("nbds://me%00@h/x?tls-psk-file=/k", "user: found another form"),
             ("nbds://%ff@h/x?tls-psk-file=/k", "user: found another form"),
             ("nbds://me@h/x?tls-psk-file=k", "tls-psk-file: found 'k', expected an absolute"),

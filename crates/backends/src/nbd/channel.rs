@@ -3,6 +3,7 @@
 //! One task receives and one sends. Only the sender's bytes reach the socket: what a TLS session
 //! wants to say of itself because of something received leaves with the next request.
 
+use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,17 +21,15 @@ pub(super) struct Channel {
     driver: Rc<Driver>,
     socket: Arc<OwnedFd>,
     tls: Option<Session>,
+    /// Nothing more is received.
+    is_closed: Cell<bool>,
 }
 
 impl Channel {
     pub fn new(env: &Env, Connected { socket, tls, .. }: Connected) -> Channel {
         let tls = tls.map(|engine| Session::new(env, engine));
-        Channel { driver: Driver::of(env).clone(), socket: Arc::new(socket), tls }
-    }
-
-    /// Its socket: a shutdown ends what is under way on it.
-    pub fn socket(&self) -> Arc<OwnedFd> {
-        self.socket.clone()
+        let (driver, is_closed) = (Driver::of(env).clone(), Cell::new(false));
+        Channel { driver, socket: Arc::new(socket), tls, is_closed }
     }
 
     /// Receives at least one byte into `room`.
@@ -38,18 +37,28 @@ impl Channel {
         let Some(session) = &self.tls else { return self.receive_bytes(room).await };
         let received = session.receive(&room, async |room| self.receive_bytes(room).await).await;
         let why = |lost| session.error().map_or(lost, |error| format!("TLS: {error}"));
-        received.map_err(why)?.ok_or_else(closed)
+        received.map_err(why)?.ok_or_else(|| {
+            self.is_closed.set(true);
+            closed()
+        })
     }
 
     async fn receive_bytes(&self, room: Segs) -> Result<usize, Lost> {
         loop {
             match self.driver.recv(&self.socket, room.clone(), false).await {
                 received @ 1.. => return Ok(received as usize),
-                0 => return Err(closed()),
                 again if again == -libc::EINTR || again == -libc::EAGAIN => {}
-                errno => return Err(error_of(errno)),
+                ended => {
+                    self.is_closed.set(true);
+                    return Err(if ended == 0 { closed() } else { error_of(ended) });
+                }
             }
         }
+    }
+
+    /// True if the other side has ended it, or the way to it has.
+    pub fn is_closed(&self) -> bool {
+        self.is_closed.get()
     }
 
     /// Sends all. That the connection has ended shows in what is received, too.
@@ -75,11 +84,6 @@ impl Channel {
         }
     }
 
-    /// Ends both directions: what is under way ends soon.
-    pub fn hang_up(&self) {
-        hang_up(&self.socket);
-    }
-
     async fn send_bytes(&self, mut segs: Segs) -> Result<(), Lost> {
         while segs.bytes() > 0 {
             match self.driver.send(&self.socket, segs.clone()).await {
@@ -90,12 +94,12 @@ impl Channel {
         }
         Ok(())
     }
-}
 
-/// Ends both directions of a socket.
-pub(super) fn hang_up(socket: &OwnedFd) {
-    // An error means that the connection has ended already.
-    let _ = rustix::net::shutdown(socket, Shutdown::Both);
+    /// Ends both directions: what is under way ends soon.
+    pub fn hang_up(&self) {
+        // An error means that the connection has ended already.
+        let _ = rustix::net::shutdown(&*self.socket, Shutdown::Both);
+    }
 }
 
 fn closed() -> Lost {

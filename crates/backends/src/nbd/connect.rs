@@ -23,8 +23,8 @@ use cairn_nbd::wire::TransmissionFlags;
 /// How long a server may take until transmission begins.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long it may take for all connections beyond the first one: a server that serves one client
-/// after another lets the next one wait.
+/// The same for each connection beyond the first one: a server that serves one client after another
+/// lets the next one wait.
 const PATIENCE_MORE: Duration = Duration::from_secs(2);
 
 /// A connection in transmission.
@@ -69,8 +69,8 @@ fn connect_until(
     Ok(Connected { socket, agreed, tls })
 }
 
-/// Connects so many times, if the server offers several connections (`CAN_MULTI_CONN`) and takes
-/// them: at least once.
+/// Makes `most` connections if the server offers several (`CAN_MULTI_CONN`), or as many as it takes.
+/// All of them may take twice as long as one.
 ///
 /// # Errors
 /// Those of [`connect`] at the first connection; or a later one is to another export.
@@ -80,8 +80,9 @@ pub(super) fn connect_all(target: &Target, most: usize) -> Result<Vec<Connected>
     let agreed = first.agreed;
     let mut all = vec![first];
     let most = if agreed.flags.contains(TransmissionFlags::CAN_MULTI_CONN) { most } else { 1 };
-    let until = Instant::now() + PATIENCE_MORE;
+    let end = Instant::now() + PATIENCE;
     while all.len() < most {
+        let until = end.min(Instant::now() + PATIENCE_MORE);
         match connect_until(place, wish, proof, until) {
             Ok(next) => {
                 // A server may have been replaced in between. It numbers contexts as it likes.
@@ -94,7 +95,7 @@ pub(super) fn connect_all(target: &Target, most: usize) -> Result<Vec<Connected>
                 all.push(next);
             }
             Err(error) => {
-                tracing::warn!("{error}; it takes {} of {most} connections", all.len());
+                tracing::warn!("{error}: connected {} of {most} times", all.len());
                 break;
             }
         }

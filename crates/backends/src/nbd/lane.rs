@@ -12,6 +12,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::rc::Rc;
 
 use cairn_block::{Env, Extent, IoResult};
 use cairn_nbd::answers::{Asked, Requests};
@@ -24,7 +25,7 @@ use super::link::Link;
 /// See the module's description.
 pub(super) struct Lane<'a> {
     pub link: &'a Link,
-    pub channel: Channel,
+    pub channel: Rc<Channel>,
     /// What this connection agreed on.
     pub agreed: Agreed,
     /// How many lanes the link has.
@@ -38,7 +39,7 @@ impl<'a> Lane<'a> {
     pub fn over(link: &'a Link, env: &Env, connections: Vec<Connected>) -> Vec<Lane<'a>> {
         let of = connections.len();
         let lane = |connected: Connected| {
-            let (agreed, channel) = (connected.agreed, Channel::new(env, connected));
+            let (agreed, channel) = (connected.agreed, Rc::new(Channel::new(env, connected)));
             Lane { link, channel, agreed, of, sent: RefCell::default() }
         };
         connections.into_iter().map(lane).collect()

@@ -9,7 +9,6 @@
 //! - L3. The failure count rises before any request that ends after a loss is answered (F1).
 
 use std::cell::{Cell, RefCell};
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,7 +24,7 @@ use cairn_nbd::wire::TransmissionFlags;
 use event_listener::Event;
 use futures_util::future::{join, join_all};
 
-use super::channel::hang_up;
+use super::channel::Channel;
 use super::connect::{Connected, connect_all};
 use super::lane::Lane;
 use super::meta::{self, Meta};
@@ -36,6 +35,9 @@ use cairn_nbd::session::{Ask, Counts, Session, Told, What};
 /// Pauses between two tries to connect.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// Connections that a server ends sooner are fewer next time.
+const SETTLED: Duration = Duration::from_secs(10);
 
 /// The longest piece of a request without data: less than 32 bits of bytes, and whole blocks.
 const PIECE_BYTES: u64 = 1 << 30;
@@ -66,19 +68,27 @@ pub(super) struct Pieces {
     error: Cell<Option<IoError>>,
 }
 
+/// How a connection ends.
+#[derive(Default)]
+pub(super) struct End {
+    pub why: Lost,
+    /// The server has ended it, or the way to it has. (Else this client has, because of an answer.)
+    pub by_server: bool,
+}
+
 /// See the module's description.
 pub(super) struct Link {
     pub env: Env,
     pub remote: Arc<Remote>,
     pub session: RefCell<Session<Ticket, Segs>>,
-    /// The sockets of the connections.
-    sockets: RefCell<Vec<Arc<OwnedFd>>>,
+    /// The connections.
+    channels: RefCell<Vec<Rc<Channel>>>,
     /// The most connections that are made next.
     most: Cell<usize>,
     /// The connections have ended, or are to.
     is_down: Cell<bool>,
-    /// Why the first of them has.
-    why: RefCell<Option<Lost>>,
+    /// The end of the first of them.
+    end: RefCell<Option<End>>,
     /// A request has ended by an answer over these connections. (One that was sent again is no sign
     /// that the server will answer what comes.)
     has_ended: Cell<bool>,
@@ -97,9 +107,9 @@ impl Link {
             session: RefCell::new(Session::new(care)),
             most: Cell::new(remote.connections),
             remote,
-            sockets: RefCell::default(),
+            channels: RefCell::default(),
             is_down: Cell::new(true),
-            why: RefCell::default(),
+            end: RefCell::default(),
             has_ended: Cell::new(false),
             incoming: RefCell::default(),
             told: RefCell::default(),
@@ -111,22 +121,32 @@ impl Link {
     async fn run(&self, first: Vec<Connected>) {
         let (mut next, mut since, mut pause) = (Some(first), None, PAUSE_MIN);
         while let Some(connections) = next.take() {
+            if !self.session.borrow().is_busy() {
+                since = None;
+            }
+            let began = self.env.now();
             self.serve(connections).await;
             if self.remote.is_closing() {
                 break;
             }
+            let lasted = self.env.now().since(began);
             self.enter(RemoteState::Reconnecting);
-            let (uri, why) = (&self.remote.target.uri, self.why.take().unwrap_or_default());
+            let uri = &self.remote.target.uri;
+            let End { why, by_server } = self.end.take().unwrap_or_default();
             self.env.warn(uri, || format!("{uri}: the connection is lost: {why}"));
             self.change(|session, tell| session.lost(tell));
             // A request that ends each connection must not be sent for ever, nor without a pause.
             if self.has_ended.get() {
-                (since, pause) = (None, PAUSE_MIN);
-                self.most.set(self.remote.connections);
-            } else {
-                // A server may end what is more than it takes.
-                self.most.set((self.most.get() / 2).max(1));
+                since = None;
             }
+            if self.has_ended.get() || lasted >= PAUSE_MAX {
+                pause = PAUSE_MIN;
+            }
+            // A server may end what is more than it takes, after some answers or none.
+            self.most.set(match by_server && lasted < SETTLED {
+                true => (self.most.get() / 2).max(1),
+                false => self.remote.connections,
+            });
             let since = *since.get_or_insert(self.env.now());
             next = self.connect_again(since, &mut pause).await;
         }
@@ -138,12 +158,12 @@ impl Link {
     /// Sends and receives over these connections, until one of them has ended, and so all.
     async fn serve(&self, connections: Vec<Connected>) {
         let lanes = Lane::over(self, &self.env, connections);
-        self.sockets.replace(lanes.iter().map(|lane| lane.channel.socket()).collect());
+        self.channels.replace(lanes.iter().map(|lane| lane.channel.clone()).collect());
         self.is_down.set(false);
         self.has_ended.set(false);
         self.session.borrow_mut().connected();
         join_all(lanes.iter().map(|lane| join(lane.send(), lane.receive()))).await;
-        self.sockets.take();
+        self.channels.take();
     }
 
     fn count_loss(&self) {
@@ -172,8 +192,9 @@ impl Link {
                     let kept = self.session.borrow().kept_bytes();
                     let after = self.env.now().since(since).as_secs_f64();
                     tracing::info!(
-                        "{uri}: connected again after {after:.1} s; {kept} bytes of memory hold \
-                         writes that are sent again"
+                        "{uri}: connected again after {after:.1} s, connections: {}; {kept} bytes of \
+                         memory hold writes that are sent again",
+                        connections.len()
                     );
                     add(&self.remote.counts.reconnects, 1);
                     self.remote.counts.enter(RemoteState::Connected);
@@ -278,13 +299,16 @@ impl Link {
         Ok(connected)
     }
 
+    /// Notes how a connection ends, unless another one has ended before it.
+    pub fn note_end(&self, end: End) {
+        self.end.borrow_mut().get_or_insert(end);
+    }
+
     /// Ends the connections: what is under way on them ends soon.
-    pub fn hang_up(&self, why: Lost) {
-        self.why.borrow_mut().get_or_insert(why);
+    pub fn hang_up(&self, end: End) {
+        self.note_end(end);
         self.is_down.set(true);
-        for socket in &*self.sockets.borrow() {
-            hang_up(socket);
-        }
+        self.channels.borrow().iter().for_each(|channel| channel.hang_up());
         self.remote.changed.notify(usize::MAX);
     }
 

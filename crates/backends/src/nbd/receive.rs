@@ -5,18 +5,19 @@ use cairn_nbd::answers::{Answers, Lost, STAGE_BYTES, Source};
 
 use super::channel::Channel;
 use super::lane::Lane;
+use super::link::End;
 
 impl Lane<'_> {
     /// Receives answers until the connection ends.
     pub(super) async fn receive(&self) {
         let buf = self.link.env.buf(STAGE_BYTES);
-        let mut answers = Answers::new(self, &self.channel, self.agreed, buf);
+        let mut answers = Answers::new(self, &*self.channel, self.agreed, buf);
         let why = loop {
             if let Err(why) = answers.next().await {
                 break why;
             }
         };
-        self.link.hang_up(why);
+        self.link.hang_up(End { why, by_server: self.channel.is_closed() });
     }
 }
 

@@ -9,6 +9,7 @@ use cairn_nbd::wire::{
 use zerocopy::IntoBytes;
 
 use super::lane::Lane;
+use super::link::End;
 use cairn_nbd::session::{What, Wire};
 
 /// The longest header.
@@ -37,12 +38,16 @@ impl Lane<'_> {
             // The disk is gone: nothing else is sent, kept writes the least of all.
             let is_goodbye = link.remote.is_closing();
             let segs = if is_goodbye { self.goodbye(&headers) } else { self.batch(&headers) };
-            let is_sent = self.channel.send(segs).await.is_ok();
+            let sent = self.channel.send(segs).await;
             if is_goodbye {
                 self.channel.finish().await;
             }
+            let is_sent = sent.is_ok();
+            if let Err(why) = sent {
+                link.note_end(End { why: format!("send: {why}"), by_server: true });
+            }
             if !is_sent || is_goodbye {
-                // The receiver ends, too, and says why.
+                // The receiver of this connection ends, too, and then all others.
                 return self.channel.hang_up();
             }
         }

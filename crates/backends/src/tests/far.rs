@@ -64,6 +64,7 @@ pub struct Far {
     pub requests: Requests,
     /// How many of these there are now.
     pub open: Arc<Mutex<u32>>,
+    streams: Arc<Mutex<Vec<UnixStream>>>,
 }
 
 type Requests = Arc<Mutex<Vec<u32>>>;
@@ -79,8 +80,11 @@ impl Far {
         let (count, all, counts) = (connections.clone(), contents.clone(), requests.clone());
         let open = Arc::<Mutex<u32>>::default();
         let opens = open.clone();
+        let streams = Arc::<Mutex<Vec<UnixStream>>>::default();
+        let all_streams = streams.clone();
         std::thread::spawn(move || {
             while let Ok((stream, _)) = listener.accept() {
+                all_streams.lock().push(stream.try_clone().unwrap());
                 let (requests, open) = (counts.clone(), opens.clone());
                 let (spoil, export, number) = (None, String::new(), None);
                 let mut peer = Peer { stream, manners, spoil, export, number, requests, open };
@@ -89,7 +93,15 @@ impl Far {
                 std::thread::spawn(move || peer.serve(&count, &all).ok());
             }
         });
-        Far { folder, connections, contents, requests, open }
+        Far { folder, connections, contents, requests, open, streams }
+    }
+
+    /// Ends all connections.
+    pub fn cut(&self) {
+        for stream in self.streams.lock().drain(..) {
+            // It may have ended.
+            drop(stream.shutdown(std::net::Shutdown::Both));
+        }
     }
 
     /// Takes its socket away from new clients, or gives it back.
@@ -119,6 +131,7 @@ struct Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
+        drop(self.stream.shutdown(std::net::Shutdown::Both));
         if self.number.is_some() {
             *self.open.lock() -= 1;
         }

@@ -142,6 +142,18 @@ fn a_server_that_ends_what_is_more_than_it_takes_is_asked_for_less() {
 }
 
 #[test]
+fn connections_that_a_server_ends_soon_after_answers_are_fewer_next_time() {
+    let far = Far::serve(several(MessageForm::Simple));
+    let [on, _] = worlds();
+    let (remote, disk) = open(&far, "&connections=4");
+    for expected in [4, 2, 1, 1] {
+        write_and_read(&on, &disk, 8, Flags::FUA);
+        assert_eq!(remote.figures().connections, Some(expected));
+        far.cut();
+    }
+}
+
+#[test]
 fn a_disk_that_is_dropped_says_goodbye_over_each_connection() {
     let far = Far::serve(Manners { most: 4, ..several(MessageForm::Extended) });
     let [on, _] = worlds();

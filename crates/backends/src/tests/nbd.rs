@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cairn_block::{
     ConfigError, Disk, Env, Flags, IoError, MarkerPlace, Op, Opener, ReactorId, SectorCount,
@@ -186,7 +187,7 @@ fn figures_show_a_server_that_is_gone_until_it_is_back() {
     assert!(reads.nanos >= 900_000_000, "the time of its wait: {}", reads.nanos);
     far.hide(false);
     while one().state != RemoteState::Connected {
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        std::thread::sleep(Duration::from_millis(10));
     }
     read(&on, &disk, range(0, 8), Shape::default()).unwrap();
     let back = one();
@@ -194,6 +195,24 @@ fn figures_show_a_server_that_is_gone_until_it_is_back() {
     assert_eq!((back.reconnects, reads.count(), reads.failed), (Some(1), 2, 1));
     drop(disk);
     assert!(handles.remote_figures().is_empty());
+}
+
+#[test]
+fn requests_after_losses_of_an_idle_connection_wait_as_long_as_ever() {
+    let far = Far::serve(Manners::good(MessageForm::Simple));
+    let [on, _] = worlds();
+    let remote = Arc::new(NbdDisk::open(&far.uri("&reconnect=1"), false, Arc::default()).unwrap());
+    let disk: Arc<dyn Disk> = remote.clone();
+    read(&on, &disk, range(0, 8), Shape::default()).unwrap();
+    for losses in 1..=2 {
+        far.cut();
+        while remote.figures().reconnects < Some(losses) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        std::thread::sleep(Duration::from_millis(1100));
+    }
+    far.cut();
+    assert!(read(&on, &disk, range(0, 8), Shape::default()).is_ok());
 }
 
 #[test]

@@ -2,6 +2,7 @@
 # NBD over TLS: libnbd and qemu (both by GnuTLS), certificates made by openssl, and the clients that
 # are refused.
 . "$(dirname "$0")/../lib.sh"
+. "$tests/far.sh"
 . "$tests/certificates.sh"
 need nbdinfo nbdcopy qemu-img openssl nbdkit fio
 
@@ -147,13 +148,6 @@ refused() { # WHY TABLE: one line that says it
   same "$(wc -l <said)" 1 "lines of a refusal"
   grep -qE "$1" said || fail "expected $1: $(cat said)"
 }
-far() { # COMMAND...: a server at far.sock
-  rm -f far.sock
-  "$@" >far.log 2>&1 </dev/null &
-  remote=$!
-  await "the far server listens" test -S far.sock
-}
-release() { kill -9 "${remote:-}" 2>/dev/null || true; }
 far nbdkit --foreground -U far.sock --tls=require --tls-certificates=pki --tls-verify-peer file disk
 serve --table "$(over alice)"
 nbdcopy --flush data "$uri"
@@ -166,24 +160,15 @@ refused 'negotiation: ' "$(over bare)"
 refused 'TLS: .*not valid for name' "$(over alice '&tls-hostname=other.example')"
 refused 'no-such/ca-cert.pem: TLS: there is no such file' "$(over no-such)"
 refused 'TLS: found a server that requires it' "0 8192 linear nbd+unix:///?socket=$work/far.sock 0"
-kill "$remote" && wait "$remote" || true
+far_end
 far nbdkit --foreground -U far.sock memory 4M
 refused 'TLS: found a server without it, expected one with it' "$(over alice)"
-kill "$remote" && wait "$remote" || true
+far_end
 
 # A server that is killed: what it forgot is sent again, over a new session.
 far "$CAIRN" serve far.toml
-serve --table "$(over alice '&exclusive')"
-fio --name=v --ioengine=nbd --uri="$uri" --rw=randwrite --bs=4k --size=4M --iodepth=16 --fsync=16 \
-  --verify=crc32c --do_verify=1 --verify_fatal=1 --time_based=0 >said 2>&1 & client=$!
-sleep 0.2
-kill -9 "$remote"
-wait "$remote" 2>/dev/null || true
-far "$CAIRN" serve far.toml
-wait "$client" || fail "fio over a server that was killed: $(tail -n 5 said)"
-serve_end
-kill "$remote" && wait "$remote" || true
-remote=''
+far_is_killed "$(over alice '&exclusive')" "$CAIRN" serve far.toml
+far_end
 
 # What cannot be is refused at the start, on one line.
 table="$(linear disk)"

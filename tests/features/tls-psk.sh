@@ -3,6 +3,7 @@
 # clients that are refused. As a client: nbdkit and qemu (by GnuTLS), cairn itself, and servers that
 # are refused. The program with the feature is a debug build of its own.
 . "$(dirname "$0")/../lib.sh"
+. "$tests/far.sh"
 need nbdinfo nbdcopy qemu-img qemu-nbd nbdkit fio openssl jq pkg-config
 pkg-config --exists openssl || skip "needs libssl-dev"
 expect 63 "$CAIRN" serve --table '0 8 zero' --tls-psk none --listen "unix:$work/none"
@@ -15,19 +16,11 @@ refused() { # CODE WHY TABLE: one line that says it
   same "$(wc -l <said)" 1 "lines of a refusal"
   grep -qE "$2" said || fail "expected $2: $(cat said)"
 }
-far() { # COMMAND...: a server at far.sock
-  rm -f far.sock
-  "$@" >far.log 2>&1 </dev/null &
-  remote=$!
-  await "the far server listens" test -S far.sock
-}
-end_far() { kill "$remote"; wait "$remote" 2>/dev/null || true; remote=''; }
-release() { [ -z "${remote:-}" ] || kill -9 "$remote" 2>/dev/null || true; }
 # A program without the feature says so before it asks the server for anything.
 far nbdkit --foreground -U far.sock memory 4M
 refused 1 'found a program without keys, expected one that was built with the feature tls-psk' \
   "0 8192 linear nbds+unix://alice@/?socket=$work/far.sock&tls-psk-file=$work/some.psk 0"
-end_far
+far_end
 target=${CARGO_TARGET_DIR:-$(cargo metadata --format-version 1 --no-deps --locked \
   --manifest-path "$tests/../Cargo.toml" | jq -r .target_directory)}
 export CARGO_TARGET_DIR=$target/tls-psk
@@ -107,12 +100,12 @@ holds nbdkit
 refuses nbdkit
 refused 1 "bob/keys.psk: TLS: found no key of 'alice'" "$(over alice bob)"
 refused 1 'none/keys.psk: TLS: No such file' "$(over alice none)"
-end_far
+far_end
 far qemu-nbd --persistent --socket="$work/far.sock" --format=raw --export-name=disk \
   --object "tls-creds-psk,id=tls,dir=$work/server,endpoint=server" --tls-creds=tls disk
 holds qemu-nbd
 refuses qemu-nbd
-end_far
+far_end
 cat >far.toml <<END
 listen = "unix:far.sock"
 control = "far.control"
@@ -126,23 +119,15 @@ holds cairn
 refuses cairn
 
 # A server that is killed: what it forgot is sent again, over a new session.
-serve --table "$(over alice alice '&exclusive&connections=2')"
-fio --name=v --ioengine=nbd --uri="$uri" --rw=randwrite --bs=4k --size=4M --iodepth=16 --fsync=16 \
-  --verify=crc32c --do_verify=1 --verify_fatal=1 --time_based=0 >said 2>&1 & client=$!
-sleep 0.2
-kill -9 "$remote"
-wait "$remote" 2>/dev/null || true
-far "$CAIRN" serve far.toml
-wait "$client" || fail "fio over a server that was killed: $(tail -n 5 said)"
-serve_end
-end_far
+far_is_killed "$(over alice alice '&exclusive&connections=2')" "$CAIRN" serve far.toml
+far_end
 
 # Nothing goes on without the key: not over plain NBD, not with a certificate in its place. Nor does
 # a client that had a session, when another server is in the place of the lost one.
 far "$CAIRN" serve far.toml
 serve --table "$(over alice alice '&reconnect=1')"
 nbdcopy "$uri" - | cmp - disk
-end_far
+far_end
 truncate -s 4M stranger && cp stranger zeros
 far nbdkit --foreground --verbose -U far.sock file stranger
 expect 1 nbdcopy --flush data "$uri"
@@ -151,19 +136,19 @@ if grep -qE 'NBD_OPT_(GO|EXPORT_NAME|INFO)|open readonly' far.log; then
   fail "the client asks the stranger for an export: $(cat far.log)"
 fi
 cmp stranger zeros
-end_far
+far_end
 far "$CAIRN" serve far.toml
 writes() { nbdcopy --flush data "$uri" 2>/dev/null; }
 await "the server with the key is there again" writes
 nbdcopy "$uri" - | cmp - data
 serve_kill
-end_far
+far_end
 far nbdkit --foreground -U far.sock memory 4M
 refused 1 'TLS: found a server without it, expected one with it' "$(over alice)"
-end_far
+far_end
 . "$tests/certificates.sh"
 authority pki
 certificate pki pki server localhost DNS:localhost
 far nbdkit --foreground -U far.sock --tls=require --tls-certificates=pki memory 4M
 refused 1 "TLS: found .*, expected a server that knows 'alice' and its key" "$(over alice)"
-end_far
+far_end

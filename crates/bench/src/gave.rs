@@ -1,7 +1,14 @@
 //! [`Gave`]: what the requests of a client gave: how many a second in wall time, and processor time
 //! of each. [`tell`] makes the rows of clients that had their turns at the same job.
 
-use super::clock::Took;
+use std::sync::Arc;
+
+use cairn_block::Disk;
+use cairn_outcome::failure::Outcome;
+
+use super::clock::{Took, process_time};
+use super::fixture::Fixture;
+use super::load::{self, Job};
 use super::row::{Report, Row, Samples};
 
 /// What a job gave.
@@ -24,6 +31,17 @@ impl Gave {
     pub fn of(took: Took, requests: usize) -> Gave {
         let per_s = requests as f64 / took.wall.as_secs_f64().max(1e-9);
         Gave { per_s, processor_us: took.us_each(requests) }
+    }
+
+    /// What a job on a disk gives, with the processor time of all threads of this process.
+    ///
+    /// # Errors
+    /// A request failed.
+    pub fn by_all_threads(fixture: &Fixture, disk: &Arc<dyn Disk>, job: &Job) -> Outcome<Gave> {
+        let before = process_time();
+        let wall = load::run(fixture, disk, job)?.wall;
+        let processor = process_time().saturating_sub(before);
+        Ok(Gave::of(Took { processor, wall }, job.requests()))
     }
 }
 

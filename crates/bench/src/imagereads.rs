@@ -6,16 +6,15 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{ConfigKind, Disk, Op};
+use cairn_block::{ConfigKind, Op};
 use cairn_outcome::failure::{Outcome, refused, system};
 
-use super::clock::{Took, process_time};
+use super::clock::Took;
 use super::fixture::Fixture;
 use super::gave::{Gave, tell};
-use super::load::{Job, run as run_job};
+use super::load::Job;
 use super::peers::children_time;
 use super::row::{Report, Row};
 use super::sample::{Subject, interleave};
@@ -58,7 +57,7 @@ pub fn run(
         let places = (0..requests).map(|turn| turn * STEP % blocks * SECTORS).collect();
         let job = Job { depth, turn: depth, ..Job::new(Op::Read, BLOCK as usize, places) };
         let subjects: Vec<Subject<'_, Gave>> = vec![
-            Box::new(|| ours(&fixture, &disk, &job)),
+            Box::new(|| Gave::by_all_threads(&fixture, &disk, &job)),
             Box::new(|| theirs(path, requests, depth)),
         ];
         let taken = interleave(settings.runs, subjects)?;
@@ -70,13 +69,6 @@ pub fn run(
         });
     }
     Ok(())
-}
-
-fn ours(fixture: &Fixture, disk: &Arc<dyn Disk>, job: &Job) -> Outcome<Gave> {
-    let before = process_time();
-    let wall = run_job(fixture, disk, job)?.wall;
-    let processor = process_time().saturating_sub(before);
-    Ok(Gave::of(Took { processor, wall }, job.requests()))
 }
 
 fn theirs(path: &Path, requests: u64, depth: usize) -> Outcome<Gave> {

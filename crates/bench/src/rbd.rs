@@ -17,7 +17,7 @@ use cairn_backends::{DeviceOpener, rbd};
 use cairn_block::{ConfigKind, Disk, Op, Opener};
 use cairn_outcome::failure::{Outcome, refused, system, wrong};
 
-use super::clock::{Took, process_time};
+use super::clock::Took;
 use super::fio;
 use super::fixture::Fixture;
 use super::gave::{Gave, tell};
@@ -32,7 +32,7 @@ const ENGINE: &str = "rbd";
 const MIB: u64 = 1 << 20;
 const BLOCK: usize = 4 << 10;
 const CLIENTS: [&str; 3] = ["cairn", "fio_cached", "fio"];
-/// Where Ceph's programs find their configuration, and how they are told of another one.
+/// The configuration of Ceph's programs, and the variable that names another one.
 const CONF: &str = "/etc/ceph/ceph.conf";
 const CONF_VARIABLE: &str = "CEPH_CONF";
 const NO_CACHE: &str = "\n[client]\nrbd cache = false\n";
@@ -132,12 +132,8 @@ fn ours(work: &Work<'_>) -> Outcome<Gave> {
     let Work { op, depth, requests, bytes, .. } = *work;
     let places = scattered(0, bytes, BLOCK, requests, 7);
     let job = Job { depth, turn: depth, ..Job::new(op, BLOCK, places) };
-    with_image(&uri(work.pool, work.image), |fixture, disk| {
-        let before = process_time();
-        let wall = run_job(fixture, disk, &job)?.wall;
-        let processor = process_time().saturating_sub(before);
-        Ok(Gave::of(Took { processor, wall }, requests))
-    })
+    let uri = uri(work.pool, work.image);
+    with_image(&uri, |fixture, disk| Gave::by_all_threads(fixture, disk, &job))
 }
 
 fn theirs(work: &Work<'_>, conf: Option<&Path>) -> Outcome<Gave> {

@@ -69,8 +69,8 @@ fn connect_until(
     Ok(Connected { socket, agreed, tls })
 }
 
-/// Makes `most` connections if the server offers several (`CAN_MULTI_CONN`), or as many as it takes.
-/// All of them may take twice as long as one.
+/// Makes `most` connections if the server offers several (`CAN_MULTI_CONN`), or as many as it
+/// takes. All of them may take twice as long as one.
 ///
 /// # Errors
 /// Those of [`connect`] at the first connection; or a later one is to another export.

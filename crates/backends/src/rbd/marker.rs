@@ -1,9 +1,9 @@
 //! The dirty marker of an image (`cairn_block::dirty_marker`), in the image's metadata: a key of
 //! the cluster's, which each client finds that opens the image.
 //!
-//! The OSD changes the marker for the owner of the lock alone ([`Editor`]), and for no client that is
-//! fenced. So a server that has lost the image leaves the marker of the next one. (For an image with
-//! a journal the OSD asserts the lock just before the change.)
+//! The OSD changes the marker for the owner of the lock alone ([`Editor`]), and for no client that
+//! is fenced. So a server that has lost the image leaves the marker of the next one. (For an image
+//! with a journal the OSD asserts the lock just before the change.)
 //!
 //! `rbd cp` copies the metadata, and so the marker: such a copy lacks what the cache had. A
 //! snapshot has the metadata that the image has now.

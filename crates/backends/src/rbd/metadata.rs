@@ -6,8 +6,8 @@
 //! lock, and then runs the method of its class `rbd` that librbd would call. It refuses a client
 //! that is fenced, like any other.
 //!
-//! librbd changes an image with a journal, because a mirror of it learns the change from the journal;
-//! this waits for silent watchers. The OSD asserts the lock in an operation before it.
+//! librbd changes an image with a journal, because a mirror of it learns the change from the
+//! journal; this waits for silent watchers. The OSD asserts the lock in an operation before it.
 
 use std::ffi::CStr;
 use std::ptr::null_mut;

@@ -1,7 +1,7 @@
 //! A client's side of a session: one key, and nothing in its place.
 //!
-//! - C1. The client offers its key alone. It verifies the certificate of a server with no authority,
-//!   and so refuses each server that answers with one.
+//! - C1. The client offers its key alone. It verifies the certificate of a server with no
+//!   authority, and so refuses each server that answers with one.
 //! - C2. A handshake that has ended counts only if it used the key.
 
 use std::path::Path;

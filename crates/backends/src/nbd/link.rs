@@ -191,14 +191,14 @@ impl Link {
                 Ok(connections) => {
                     let kept = self.session.borrow().kept_bytes();
                     let after = self.env.now().since(since).as_secs_f64();
+                    let count = connections.len();
                     tracing::info!(
-                        "{uri}: connected again after {after:.1} s, connections: {}; {kept} bytes of \
-                         memory hold writes that are sent again",
-                        connections.len()
+                        "{uri}: connected again after {after:.1} s, connections: {count}; {kept} \
+                         bytes of memory hold writes that are sent again"
                     );
                     add(&self.remote.counts.reconnects, 1);
                     self.remote.counts.enter(RemoteState::Connected);
-                    self.count_connections(connections.len());
+                    self.count_connections(count);
                     return Some(connections);
                 }
                 Err(error) if meta::is_fence(&error) => {

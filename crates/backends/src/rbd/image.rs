@@ -9,9 +9,9 @@ use std::io;
 
 use cairn_block::{ConfigError, ConfigKind};
 
+use super::class::LOCK;
 use super::held::{Connected, Held};
 use super::library::{Library, Pointer, SnapshotInfo, Watcher};
-use super::metadata::LOCK;
 use super::uri::Target;
 
 /// The feature bit of the exclusive lock.
@@ -300,14 +300,6 @@ impl Image {
         // SAFETY: the image is live.
         let result = unsafe { (self.library().lock)(self.handle, EXCLUSIVE) };
         value(result).map(drop)
-    }
-
-    /// Asks the cluster whether this client still has the lock.
-    pub fn is_owner(&self) -> Result<bool, i32> {
-        let mut is_owner = 0;
-        // SAFETY: the image is live.
-        let result = unsafe { (self.library().is_owner)(self.handle, &raw mut is_owner) };
-        value(result).map(|_| is_owner != 0)
     }
 
     /// Breaks the lock of exactly this owner. (`rbd_break_lock` makes an entry of the blocklist of

@@ -84,6 +84,9 @@ library! {
         (Pointer, *const c_char, *const c_char, *const c_char, usize, *mut c_int);
     write_op_operate: "rados_write_op_operate"
         (Pointer, Pointer, *const c_char, *mut libc::time_t, c_int) -> c_int;
+    exec: "rados_exec"
+        (Pointer, *const c_char, *const c_char, *const c_char, *const c_char, usize,
+         *mut c_char, usize) -> c_int;
     open: "rbd_open" (Pointer, *const c_char, *mut Pointer, *const c_char) -> c_int;
     open_read_only: "rbd_open_read_only"
         (Pointer, *const c_char, *mut Pointer, *const c_char) -> c_int;
@@ -103,7 +106,6 @@ library! {
     lock: "rbd_lock_acquire" (Pointer, c_int) -> c_int;
     break_lock: "rados_break_lock"
         (Pointer, *const c_char, *const c_char, *const c_char, *const c_char) -> c_int;
-    is_owner: "rbd_is_exclusive_lock_owner" (Pointer, *mut c_int) -> c_int;
     lockers: "rbd_list_lockers"
         (Pointer, *mut c_int, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char,
          *mut usize, *mut c_char, *mut usize) -> isize;

@@ -18,7 +18,6 @@
 use cairn_block::{ConfigError, ConfigKind};
 
 use super::image::{Image, Locker, text_of};
-use super::session;
 use super::uri::Target;
 use super::within::Care;
 
@@ -26,7 +25,7 @@ use super::within::Care;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
     client: String,
-    pub cookie: String,
+    cookie: String,
     pub address: String,
     /// L4.
     is_manual: bool,
@@ -37,14 +36,6 @@ impl From<Locker> for Owner {
         let Locker { client, cookie, address, tag, exclusive } = locker;
         let is_manual = !(exclusive && tag == "internal" && cookie.starts_with("auto "));
         Owner { client, cookie, address, is_manual }
-    }
-}
-
-impl Owner {
-    /// True if both are one client, which may have taken the lock twice.
-    pub fn is_client_of(&self, other: &Owner) -> bool {
-        let client = |it: &Owner| (it.client.clone(), it.address.clone(), it.is_manual);
-        client(self) == client(other)
     }
 }
 
@@ -91,27 +82,18 @@ pub(super) fn owner_now(target: &Target) -> Result<Option<Owner>, ConfigError> {
         .map_err(|errno| target.refused(ConfigKind::System, format!("lock: {}", text_of(errno))))
 }
 
-/// The same, and then the session of the image.
-pub(super) fn owner_and_session(
-    target: &Target,
-) -> Result<(Option<Owner>, Option<String>), ConfigError> {
-    let image = Image::open(target, true)?;
-    let found = owner(&image).and_then(|owner| Ok((owner, session::now(&image)?)));
-    found.map_err(|errno| target.refused(ConfigKind::System, format!("lock: {}", text_of(errno))))
-}
-
 /// The owner of an image's lock, as this image knows it.
 pub(super) fn owner(image: &Image) -> Result<Option<Owner>, i32> {
     Ok(image.locker()?.map(Owner::from))
 }
 
-/// Takes the lock, or says which client has it. Answers this client, as the owner of this lock.
+/// Takes the lock, or says which client has it.
 pub(super) fn acquire(
     image: &Image,
     target: &Target,
     take_overs: &[TakeOver],
     care: &Care,
-) -> Result<Owner, ConfigError> {
+) -> Result<(), ConfigError> {
     let failed = |what: &'static str| {
         move |errno: i32| target.refused(ConfigKind::System, format!("{what}: {}", text_of(errno)))
     };
@@ -134,7 +116,7 @@ pub(super) fn acquire(
     }
     care.check(target)?;
     match image.lock() {
-        Ok(()) => owner_now(target)?.ok_or_else(|| failed("lock")(-libc::ENOLCK)),
+        Ok(()) => Ok(()),
         // Another client was faster. This image may know the owner that it has fenced.
         Err(error) => Err(match owner_now(target) {
             Ok(Some(owner)) => held(target, &owner),

@@ -64,19 +64,17 @@ impl Shared {
 impl Shared {
     /// Replaces the marker, or removes it. Blocks the thread.
     fn set_marker(&self, text: Option<&str>) -> Result<(), i32> {
-        const TRIES: u32 = 2;
+        const TRIES: u32 = 3;
+        let Some(session) = &self.session else { return Err(-libc::EROFS) };
+        let editor = Editor { image: self.image(), session, may: &|| Ok(()) };
         for _ in 0..TRIES {
-            let Some(owner) = self.owner.lock().clone() else { return Err(-libc::EROFS) };
-            let editor = Editor { image: self.image(), owner: &owner, may: &|| Ok(()) };
             match set(&editor, text) {
-                // librbd may have given the lock another cookie.
-                Err(error) if -error == libc::EBUSY && self.has_its_lock()? => {}
-                Err(error) if -error == libc::EBUSY => break,
+                // librbd gives the lock another cookie.
+                Err(error) if -error == libc::EBUSY => {}
                 result => return result,
             }
         }
-        // librbd may take the lock again. Another session is a fence (N2 of `session`).
-        Err(if self.has_its_session()? { -libc::EBUSY } else { -libc::EROFS })
+        Err(-libc::EBUSY)
     }
 }
 
@@ -164,9 +162,8 @@ fn remove_marker(
     let marker = DirtyMarker::named(&target.uri, text.as_deref(), generation)?;
     // Nothing waits for this error: the caller has left.
     let may = || care.check(target).map_err(|_| -libc::ETIMEDOUT);
-    let owner = disk.0.owner.lock().clone();
-    let owner = owner.ok_or_else(|| failed(target, -libc::EROFS))?;
-    let editor = Editor { image, owner: &owner, may: &may };
+    let session = disk.0.session.as_ref().ok_or_else(|| failed(target, -libc::EROFS))?;
+    let editor = Editor { image, session, may: &may };
     set(&editor, None).map_err(|errno| failed(target, errno))?;
     Ok(marker)
 }

@@ -2,7 +2,8 @@
 //!
 //! - `uri`: what the argument of a table line means. `library`: librbd, loaded at run time.
 //! - `image`: a connection and an open image. `lock`: its exclusive lock, and the fence.
-//! - `session`: a word of each open, so that another one shows later.
+//! - `session`: a word of each open, in the lock, which shows later that the lock was kept.
+//! - `class`: calls of the OSD's classes.
 //! - `clock`: the clock of the guard. `marker`: the dirty marker, in the image's metadata.
 //! - `size`: how large an image is now.
 //! - `snapshots`: which ones were taken while a marker stood.
@@ -24,15 +25,9 @@
 //! F2. A client that was stopped may wake when another one has the image. The cluster refuses what
 //!     it sends as long as its entry in the blocklist lasts. For entries that expire there is the
 //!     guard: if no request that was started within the patience of the `Target` has succeeded, the
-//!     disk asks the cluster whether it has the lock before it sends anything. It asks over a
-//!     connection of its own, and for the very lock that was taken at the open: librbd takes a lock
-//!     that it has lost again by itself once it may, and then another client has had the image. Its
-//!     cookie is another one then. It also is if librbd has lost its watch, and watches again. The
-//!     two differ as long as an entry in the blocklist would still stand, which lasts twice the
-//!     patience at least: within one and a half of it, no client has taken the lock from this one,
-//!     with whatever cookie, since the cluster does not refuse this client. librbd may have given
-//!     it back, though. Another server that has had it then shows by its session (N2 of `session`);
-//!     a client that is not cairn does not.
+//!     disk asks the cluster whether it has had its lock ever since before it sends anything (N2 of
+//!     `session`). The keeper asks all the time. librbd takes a lock that it has lost again by
+//!     itself once it may, so what librbd says of the lock is no answer.
 //! F3. The volume over a fenced disk has no crash log: an image has no lasting name
 //!     ([`cairn_block::Identity::lasting_name`]). So nothing of this process is replayed over what
 //!     the new owner wrote.
@@ -42,6 +37,7 @@
 //! a pause of the virtual machine that it runs in, whose clock may stand still with it. That is why
 //! entries last 50 years unless the user says otherwise.
 
+mod class;
 mod clock;
 mod flight;
 mod held;
@@ -61,7 +57,6 @@ mod within;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
@@ -76,6 +71,7 @@ use self::held::Held;
 use self::image::{Image, text_of};
 use self::keeper::Keeper;
 use self::operation::{Owner, PIECES_MAX, Queues, error_of, start};
+use self::session::Session;
 use self::within::{Care, beside, within};
 
 use crate::answer::Answer;
@@ -92,6 +88,10 @@ const PIECE_BYTES: u64 = 64 << 20;
 /// Objects have 4 MiB unless their maker chose otherwise.
 const OBJECT_BYTES: u32 = 4 << 20;
 
+/// Why a disk is fenced: its lock was another client's, or may have been.
+const LOST: &str = "its lock was lost";
+const REFUSED: &str = "the cluster refuses this client";
+
 /// An image of a cluster.
 pub struct RbdDisk(Arc<Shared>, #[expect(dead_code, reason = "it is for its drop")] Option<Keeper>);
 
@@ -103,10 +103,8 @@ struct Shared {
     /// There once the disk is gone (H1 of `held`).
     closing: Mutex<Option<Held>>,
     read_only: bool,
-    /// This client, as the owner of the lock that it has taken; none if it is for reading only.
-    owner: Mutex<Option<lock::Owner>>,
-    /// The word of this open; none if it is for reading only.
-    session: Option<String>,
+    /// That of the lock that this open has taken; none if it is for reading only.
+    session: Option<Session>,
     sectors: AtomicU64,
     /// A call for the size has not ended.
     is_measuring: AtomicBool,
@@ -170,12 +168,11 @@ impl RbdDisk {
         // What is known of the lock is as old as this.
         let started = clock::now();
         let acquire = || {
-            let owner = lock::acquire(&image, &target, take_overs, care)?;
-            let session = session::begin(&image, &target, &owner, care)?;
-            Ok((owner, session))
+            lock::acquire(&image, &target, take_overs, care)?;
+            Session::begin(&image, &target, care)
         };
-        let (owner, session) = match (!read_only).then(acquire).transpose() {
-            Ok(owned) => owned.unzip(),
+        let session = match (!read_only).then(acquire).transpose() {
+            Ok(session) => session,
             Err(refused) => {
                 image::close(image);
                 return Err(refused);
@@ -188,7 +185,6 @@ impl RbdDisk {
             image: Some(image),
             closing: Mutex::new(None),
             read_only,
-            owner: Mutex::new(owner),
             session,
             sectors: AtomicU64::new(sectors),
             is_measuring: AtomicBool::new(false),
@@ -233,59 +229,11 @@ impl Shared {
         self.read_only || clock::now().since(good) <= self.target.patience
     }
 
-    /// Asks the cluster whether this client still has the lock that it took at the open (F2).
+    /// Asks the cluster whether this client has had the lock ever since the open (N2 of `session`).
     /// Blocks the thread.
     fn has_its_lock(&self) -> Result<bool, i32> {
-        /// librbd may be about to watch the image again, and to give its lock another cookie.
-        const TRIES: u32 = 50;
-        const PAUSE: Duration = Duration::from_millis(100);
-        for _ in 0..TRIES {
-            let good = Time(self.good.load(Ordering::Acquire));
-            let is_owner = self.image().is_owner()?;
-            let (now, session) = lock::owner_and_session(&self.target).map_err(|error| {
-                tracing::warn!("{error}");
-                -libc::EIO
-            })?;
-            if session != self.session {
-                return Ok(false);
-            }
-            let mut own = self.owner.lock();
-            match (now, own.as_ref()) {
-                (Some(now), Some(own)) if is_owner && now == *own => return Ok(true),
-                (Some(now), Some(before)) if now.is_client_of(before) => {
-                    if !self.is_certain_since(good) {
-                        return Ok(false);
-                    }
-                    if is_owner {
-                        *own = Some(now);
-                        return Ok(true);
-                    }
-                }
-                _ => return Ok(false),
-            }
-            drop(own);
-            std::thread::sleep(PAUSE);
-        }
-        Ok(false)
-    }
-
-    /// The same by two calls, which are certain only within the time of an entry in the blocklist:
-    /// if another client had taken the lock since then, the cluster would refuse this one.
-    fn still_has_lock(&self, good: Time) -> Result<bool, i32> {
-        let is_owner = self.image().is_owner()?;
-        Ok(self.has_its_session()? && is_owner && self.is_certain_since(good))
-    }
-
-    /// True if no other server has opened the image for writing since this one has (N2). Blocks the
-    /// thread.
-    fn has_its_session(&self) -> Result<bool, i32> {
-        Ok(session::now(self.image())? == self.session)
-    }
-
-    /// True if an entry in the blocklist that was made after this time stands. It lasts twice the
-    /// patience.
-    fn is_certain_since(&self, good: Time) -> bool {
-        clock::now().since(good) < self.target.patience * 3 / 2
+        let cookie = self.session.as_ref().map(|session| session.cookie(self.image()));
+        Ok(cookie.transpose()?.flatten().is_some())
     }
 
     fn is_fenced(&self) -> bool {
@@ -305,8 +253,8 @@ impl Shared {
                 self.good.fetch_max(started.0, Ordering::AcqRel);
                 Ok(())
             }
-            Err(libc::ESHUTDOWN) => Err(self.fence("the cluster refuses this client")),
-            Err(libc::EROFS) if !self.read_only => Err(self.fence("its lock is lost")),
+            Err(libc::ESHUTDOWN) => Err(self.fence(REFUSED)),
+            Err(libc::EROFS) if !self.read_only => Err(self.fence(LOST)),
             Err(errno) => {
                 let key = format!("{}: {} failed", self.target.uri, op.name());
                 env.warn(&key, || format!("{key}: sector {}: {}", sector.0, text_of(errno)));
@@ -355,9 +303,7 @@ impl Shared {
             self.flight.end(1);
             let result = match found.unwrap_or(Err(-libc::EAGAIN)) {
                 Ok(true) => self.judge(env, (Op::Read, Sector(0)), started, Ok(())),
-                Ok(false) => {
-                    Err(self.fence("its lock was lost, and may have been another client's"))
-                }
+                Ok(false) => Err(self.fence(LOST)),
                 Err(errno) => self.judge(env, (Op::Read, Sector(0)), started, Err(-errno)),
             };
             drop(ended);

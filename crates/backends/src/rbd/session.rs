@@ -1,45 +1,48 @@
-//! The session of an open that may write: a random word in the metadata of the image.
+//! The session of an open that may write: a random word in the lock of the image.
 //!
-//! The lock says who has the image now, and not who had it in between. librbd gives a lock back by
-//! itself when it has lost its watch twice, or cannot give the lock another cookie, and takes it
-//! again later. No entry in the blocklist stands then, and cookies, which are addresses of objects,
-//! can recur. So each server writes a word of its own.
+//! librbd gives a lock back by itself when it has lost its watch twice, or cannot give the lock
+//! another cookie, and takes it again later. Then another client may have had the image, no entry in
+//! the blocklist stands, and the cookie, which is the address of an object, may even be the former
+//! one. A lock has a description, which librbd leaves empty when it takes one, and keeps when it
+//! gives a lock another cookie, as it does when it has lost its watch and watches again.
 //!
-//! N1. The word is written under the lock, at each open that may write, before anything else is.
-//! N2. The word of another session, or none, fences this one, whatever the cookie and the time.
-//!
-//! Clients that are not cairn write no word: for these the cookie says it (F2 in the module above).
-
-use std::ffi::CStr;
+//! N1. Each open that may write puts a word of its own into the description of the lock that it has
+//!     taken, before it reads anything else. This takes no lock that is not there any more.
+//! N2. A lock with the word has been this client's ever since. A lock without it, or none, has been
+//!     lost in between, whatever its cookie, and whatever the other client was.
 
 use cairn_block::{ConfigError, ConfigKind};
 
+use super::class::Call;
 use super::image::{Image, text_of};
-use super::lock::Owner;
-use super::metadata::Editor;
 use super::uri::Target;
 use super::within::Care;
 use crate::nonce::nonce;
 
-const KEY: &CStr = c"cairn.session";
+/// The word.
+pub(super) struct Session(String);
 
-/// The word of the session that has the image.
-pub(super) fn now(image: &Image) -> Result<Option<String>, i32> {
-    image.metadata(KEY)
-}
+impl Session {
+    /// Begins a session of this client, which has just taken the lock (N1). Blocks the thread.
+    pub fn begin(image: &Image, target: &Target, care: &Care) -> Result<Session, ConfigError> {
+        care.check(target)?;
+        let session = Session(nonce());
+        let describe = || {
+            let holder = image.holder()?.ok_or(-libc::ENOLCK)?;
+            image.execute(&[Call::describe(&holder.cookie, &session.0)])
+        };
+        match describe() {
+            Ok(()) => Ok(session),
+            Err(errno) => {
+                let detail = format!("lock: its session: {}", text_of(errno));
+                Err(target.refused(ConfigKind::System, detail))
+            }
+        }
+    }
 
-/// Begins a session of this client, the owner of the lock (N1). Blocks the thread.
-pub(super) fn begin(
-    image: &Image,
-    target: &Target,
-    owner: &Owner,
-    care: &Care,
-) -> Result<String, ConfigError> {
-    care.check(target)?;
-    let session = nonce();
-    let editor = Editor { image, owner, may: &|| Ok(()) };
-    editor.set(KEY, Some(&session)).map_err(|errno| {
-        target.refused(ConfigKind::System, format!("session: {}", text_of(errno)))
-    })?;
-    Ok(session)
+    /// The cookie of the lock, if it has been this client's ever since (N2). Blocks the thread.
+    pub fn cookie(&self, image: &Image) -> Result<Option<String>, i32> {
+        let holder = image.holder()?.filter(|holder| holder.says(&self.0));
+        Ok(holder.map(|holder| holder.cookie))
+    }
 }

@@ -23,6 +23,7 @@ mod opener;
 mod qcow2;
 pub mod rbd;
 mod remote;
+mod shown;
 mod size;
 #[cfg(test)]
 mod tests;

@@ -27,6 +27,7 @@ use crate::objects;
 use crate::qcow2;
 use crate::rbd::{self, RbdDisk, TakeOver};
 use crate::remote::{RemoteDisk, RemoteKind};
+use crate::shown::shown;
 use crate::size::parse_size;
 
 /// Identities made here begin at this number; the registry counts its own from zero.
@@ -298,7 +299,7 @@ impl qcow2::Lower for DeviceOpener {
 
 /// The error of what an argument names, as one of the argument.
 fn named(argument: &str, error: ConfigError) -> ConfigError {
-    ConfigError { device: argument.to_owned(), ..error }
+    ConfigError { device: shown(argument).into_owned(), ..error }
 }
 
 #[cfg(test)]
@@ -319,6 +320,18 @@ mod tests {
         let first = opener.identify("mem:64M,name=a").unwrap();
         assert_eq!(first, opener.identify("mem:64M,name=a").unwrap());
         assert_ne!(first, opener.identify("mem:64M,name=b").unwrap());
+    }
+
+    #[test]
+    fn the_password_of_a_uri_is_not_shown() {
+        let opener = DeviceOpener::default();
+        for uri in ["nbds://me:secret@h/x", "https://me:secret@h/x"] {
+            for argument in [uri.to_owned(), format!("qcow2:{uri}")] {
+                let error = opener.identify(&argument).unwrap_err().to_string();
+                assert!(error.contains("://me:...@h/x"), "{error}");
+                assert!(!error.contains("secret"), "{error}");
+            }
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ use cairn_tls::{ClientFiles, ClientKey, Engine};
 use fluent_uri::Uri;
 use fluent_uri::pct_enc::{EStr, Encoder};
 
+use crate::shown::{shown_if_broken, without_password};
 use crate::size::parse_size;
 use cairn_nbd::negotiation::Wish;
 
@@ -150,7 +151,10 @@ impl Target {
             ConfigError::argument(argument, field, found, expected)
         };
         let shape = "nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH";
-        let uri = Uri::parse(argument).map_err(|error| wrong("URI", error.to_string(), shape))?;
+        let uri = Uri::parse(argument).map_err(|error| {
+            let shown = shown_if_broken(argument);
+            ConfigError::argument(&shown, "URI", error.to_string(), shape)
+        })?;
         let scheme = uri.scheme().as_str();
         if uri.fragment().is_some() {
             return Err(wrong("URI", "a fragment".to_owned(), shape));
@@ -363,15 +367,6 @@ impl Parameters {
         }
         Ok(told)
     }
-}
-
-/// A URI whose user has a password, without that: errors show it.
-fn without_password(argument: &str) -> Option<String> {
-    let (scheme, rest) = argument.split_once("://")?;
-    let authority = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
-    let (user, place) = authority.rsplit_once('@')?;
-    let (name, _) = user.split_once(':')?;
-    Some(format!("{scheme}://{name}:...@{place}{}", &rest[authority.len()..]))
 }
 
 /// A word without its percent signs; none if it is not UTF-8.

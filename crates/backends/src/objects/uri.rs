@@ -9,6 +9,8 @@ use std::time::Duration;
 use cairn_block::ConfigError;
 use fluent_uri::Uri;
 
+use crate::shown::{shown, shown_if_broken};
+
 /// How long a read tries to get an answer, unless said otherwise.
 const RECONNECT: Duration = Duration::from_secs(30);
 
@@ -72,12 +74,15 @@ impl Address {
     /// It is none, or has a parameter that is not known.
     pub fn parse(argument: &str) -> Result<Address, ConfigError> {
         let wrong = |field: &str, found: String, expected: &str| {
-            ConfigError::argument(argument, field, found, expected)
+            ConfigError::argument(&shown(argument), field, found, expected)
         };
         let shape = "https://HOST/PATH or s3://BUCKET/KEY";
         let service = SCHEMES.iter().find(|(scheme, _)| argument.starts_with(scheme));
         let (_, service) = service.ok_or_else(|| wrong("URI", "another form".to_owned(), shape))?;
-        let uri = Uri::parse(argument).map_err(|error| wrong("URI", error.to_string(), shape))?;
+        let uri = Uri::parse(argument).map_err(|error| {
+            let shown = shown_if_broken(argument);
+            ConfigError::argument(&shown, "URI", error.to_string(), shape)
+        })?;
         let authority = uri.authority().filter(|it| !it.host().is_empty());
         let authority =
             authority.ok_or_else(|| wrong("URI", "no host or bucket".to_owned(), shape))?;
@@ -208,7 +213,7 @@ mod tests {
             ("ftp://h/x", "another form"),
         ] {
             let error = Address::parse(uri).expect_err(uri).to_string();
-            assert!(error.starts_with(uri) && error.contains(found), "{error}");
+            assert!(error.starts_with(&*shown(uri)) && error.contains(found), "{error}");
         }
     }
 }

@@ -17,6 +17,7 @@ use super::chain::{Chain, Layer};
 use super::image::{Image, read_bytes};
 use super::name::resolve;
 use crate::argument::image_in;
+use crate::shown::shown;
 
 /// The longest chain.
 const LAYERS_MAX: usize = 64;
@@ -145,7 +146,7 @@ fn beneath(argument: &str, name: &str, error: ConfigError) -> ConfigError {
     let of_top = image_in(argument) == Some(name);
     let detail = match of_top {
         true => error.detail,
-        false => format!("{name}: {}", error.detail),
+        false => format!("{}: {}", shown(name), error.detail),
     };
-    ConfigError { device: argument.to_owned(), detail, ..error }
+    ConfigError { device: shown(argument).into_owned(), detail, ..error }
 }

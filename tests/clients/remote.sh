@@ -106,6 +106,7 @@ commands() { # COUNT
 }
 answered() { grep -c 'wrote .* at offset' said.client || true; }
 has_more() { [ "$(answered)" -gt "$1" ]; }
+is_back() { [ "$("$CAIRN" --control "$control" info --json | jq '.[0].remotes[0].reconnects')" = "$1" ]; }
 truncate -s 0 far.img
 truncate -s 8M far.img
 commands 3000
@@ -118,16 +119,17 @@ mkfifo fifo
 stdbuf -i0 -oL qemu-io -f raw -t writeback "$uri" <fifo >said.client 2>&1 &
 client=$!
 exec 3>fifo
+# A server that ends connections soon, twice in a row, may take fewer.
+had=(0 3 3 1)
 for round in 1 2 3; do
   seen=$(answered)
   sed -n "$(((round - 1) * 1000 + 1)),$((round * 1000))p" commands >&3
   await "the client goes on" has_more "$seen"
+  same "$(connections)" "${had[round]}" "connections that round $round loses"
   far_kill
   forgetful
+  await "kill $round was noticed" is_back "$round"
 done
-reconnects() { "$CAIRN" --control "$control" info --json | jq '.[0].remotes[0].reconnects'; }
-is_back() { [ "$(reconnects)" = 3 ]; }
-await "each kill was noticed" is_back
 replayed=$("$CAIRN" --control "$control" info --json | jq '.[0].remotes[0].replayed_bytes')
 [ "$replayed" -gt 0 ] || fail "nothing was written again"
 echo quit >&3

@@ -293,6 +293,15 @@ impl<T, D: Data> Session<T, D> {
             && self.held.is_empty())
     }
 
+    /// True if an owner waits for the end of a request: the session's own do not count.
+    pub fn is_waited_for(&self) -> bool {
+        let is_asked = |sending: &Sending<T, D>| matches!(sending, Sending::Asked(_));
+        let waits = !(self.blocked.is_empty() && self.full.is_empty() && self.held.is_empty());
+        waits
+            || self.ready.iter().any(|(sending, _)| is_asked(sending))
+            || self.sent.values().any(|sent| is_asked(&sent.ask))
+    }
+
     /// Takes a request.
     pub fn submit(&mut self, ask: Ask<T, D>) {
         if !ask.writes() {

@@ -424,6 +424,24 @@ fn connections_that_are_always_lost_get_on_with_what_is_sent_again() {
     assert_eq!(client.losses, 0);
 }
 
+/// A loss of the connection puts a flush of the session's own back, which no owner waits for.
+#[test]
+fn a_flush_of_the_session_itself_is_waited_for_by_nobody() {
+    let bytes = cost(What::Op(Op::Write), SectorRange::new(Sector(0), SectorCount(1)));
+    let mut client = Client::new(Care::Keep(4 * bytes));
+    client.settle();
+    for start in 0..3 {
+        client.run(&Step::Write { start, count: 1, fua: false });
+        assert!(client.session.is_waited_for());
+        client.send(usize::MAX);
+        // The third write has a flush before it, which has no answer yet.
+        client.answer(1);
+    }
+    assert!(client.session.is_busy() && !client.session.is_waited_for());
+    client.run(&Step::Cut);
+    assert!(client.session.is_busy() && !client.session.is_waited_for());
+}
+
 /// Each connection ends at its fourth request, or after three answers.
 #[test]
 fn connections_that_end_soon_get_on_with_what_waits() {

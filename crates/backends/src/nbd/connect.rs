@@ -35,6 +35,8 @@ pub struct Connected {
     pub agreed: Agreed,
     /// The session of TLS, if all bytes from now on are its own.
     pub tls: Option<Box<dyn Engine>>,
+    /// Since when it is.
+    pub made: Instant,
 }
 
 /// Connects and negotiates, under TLS if there is a proof of who both are.
@@ -66,21 +68,21 @@ fn connect_until(
     };
     let socket = OwnedFd::from(stream.socket);
     set_timeouts(&socket, None).map_err(|error| unreached(wish, &error))?;
-    Ok(Connected { socket, agreed, tls })
+    Ok(Connected { socket, agreed, tls, made: Instant::now() })
 }
 
 /// Makes `most` connections if the server offers several (`CAN_MULTI_CONN`), or as many as it
-/// takes. All of them may take twice as long as one.
+/// takes. All of them may take as long as one.
 ///
 /// # Errors
 /// Those of [`connect`] at the first connection; or a later one is to another export.
 pub(super) fn connect_all(target: &Target, most: usize) -> Result<Vec<Connected>, ConfigError> {
     let (place, wish, proof) = (&target.place, target.wish(), target.tls.as_ref());
-    let first = connect(place, wish, proof)?;
+    let end = Instant::now() + PATIENCE;
+    let first = connect_until(place, wish, proof, end)?;
     let agreed = first.agreed;
     let mut all = vec![first];
     let most = if agreed.flags.contains(TransmissionFlags::CAN_MULTI_CONN) { most } else { 1 };
-    let end = Instant::now() + PATIENCE;
     while all.len() < most {
         let until = end.min(Instant::now() + PATIENCE_MORE);
         match connect_until(place, wish, proof, until) {
@@ -95,6 +97,7 @@ pub(super) fn connect_all(target: &Target, most: usize) -> Result<Vec<Connected>
                 all.push(next);
             }
             Err(error) => {
+                // Also if the time is over.
                 tracing::warn!("{error}: connected {} of {most} times", all.len());
                 break;
             }

@@ -36,7 +36,7 @@ use cairn_nbd::session::{Ask, Counts, Session, Told, What};
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// Connections that a server ends sooner are fewer next time.
+/// Connections that a server ends sooner, twice in a row, are fewer next time.
 const SETTLED: Duration = Duration::from_secs(10);
 
 /// The longest piece of a request without data: less than 32 bits of bytes, and whole blocks.
@@ -72,7 +72,8 @@ pub(super) struct Pieces {
 #[derive(Default)]
 pub(super) struct End {
     pub why: Lost,
-    /// The server has ended it, or the way to it has. (Else this client has, because of an answer.)
+    /// The server has ended it, or the way to it has. (Else this client has, because of an answer,
+    /// be it a fatal alert of TLS.)
     pub by_server: bool,
 }
 
@@ -120,16 +121,17 @@ impl Link {
 
     async fn run(&self, first: Vec<Connected>) {
         let (mut next, mut since, mut pause) = (Some(first), None, PAUSE_MIN);
+        let mut was_quick = false;
         while let Some(connections) = next.take() {
-            if !self.session.borrow().is_busy() {
+            if !self.session.borrow().is_waited_for() {
                 since = None;
             }
-            let began = self.env.now();
+            let made = connections.iter().map(|connected| connected.made).min();
             self.serve(connections).await;
             if self.remote.is_closing() {
                 break;
             }
-            let lasted = self.env.now().since(began);
+            let lasted = made.map_or(Duration::ZERO, |made| made.elapsed());
             self.enter(RemoteState::Reconnecting);
             let uri = &self.remote.target.uri;
             let End { why, by_server } = self.end.take().unwrap_or_default();
@@ -142,11 +144,15 @@ impl Link {
             if self.has_ended.get() || lasted >= PAUSE_MAX {
                 pause = PAUSE_MIN;
             }
-            // A server may end what is more than it takes, after some answers or none.
-            self.most.set(match by_server && lasted < SETTLED {
-                true => (self.most.get() / 2).max(1),
+            // A server may end what is more than it takes, after some answers or none. One that was
+            // killed does so once.
+            let is_quick = by_server && lasted < SETTLED;
+            self.most.set(match is_quick {
+                true if was_quick => (self.most.get() / 2).max(1),
+                true => self.most.get(),
                 false => self.remote.connections,
             });
+            was_quick = is_quick;
             let since = *since.get_or_insert(self.env.now());
             next = self.connect_again(since, &mut pause).await;
         }

@@ -1,6 +1,7 @@
 //! Disks at NBD servers over several connections.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cairn_block::{Disk, Env, Flags, Io, Op, ReactorId};
 use cairn_nbd::wire::{MessageForm, TransmissionFlags};
@@ -136,8 +137,15 @@ fn a_server_that_ends_what_is_more_than_it_takes_is_asked_for_less() {
     let far = Far::serve(Manners { most: 1, ends_late: true, ..several(MessageForm::Simple) });
     let [on, _] = worlds();
     let (remote, disk) = open(&far, "&connections=4");
-    let found = read(&on, &disk, range(0, 8), Shape::default());
-    assert!(found == Ok(vec![0; 4096]));
+    // The read may be answered over the first connection before the others are ended.
+    for _ in 0..100 {
+        let found = read(&on, &disk, range(0, 8), Shape::default());
+        assert!(found == Ok(vec![0; 4096]));
+        if remote.figures().connections == Some(1) {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
     assert_eq!((remote.figures().connections, disk.failures()), (Some(1), 0));
 }
 
@@ -146,7 +154,7 @@ fn connections_that_a_server_ends_soon_after_answers_are_fewer_next_time() {
     let far = Far::serve(several(MessageForm::Simple));
     let [on, _] = worlds();
     let (remote, disk) = open(&far, "&connections=4");
-    for expected in [4, 2, 1, 1] {
+    for expected in [4, 4, 2, 1, 1] {
         write_and_read(&on, &disk, 8, Flags::FUA);
         assert_eq!(remote.figures().connections, Some(expected));
         far.cut();
@@ -164,7 +172,7 @@ fn a_disk_that_is_dropped_says_goodbye_over_each_connection() {
         let open = || far.requests.lock().len() as u32;
         assert_eq!(open(), 4 * round);
         while *far.open.lock() > 0 {
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
     on.block_on(ReactorId(0), async |env: Env| assert_eq!(env.requests_in_use(), 0));

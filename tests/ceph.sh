@@ -54,6 +54,11 @@ osd objectstore = memstore
 memstore device bytes = 1073741824
 osd numa auto affinity = false
 ms bind ipv6 = false
+# An OSD that has lost its monitor, as either was stopped, finds it soon: requests may wait for a map.
+mon client ping interval = 1
+mon client ping timeout = 5
+mon client hunt interval = 1
+mon client hunt interval max multiple = 1
 ${1:-}
 END
   export CEPH_CONF=$folder/ceph.conf CEPH_ARGS="--conf $folder/ceph.conf"

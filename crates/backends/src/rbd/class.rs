@@ -1,5 +1,5 @@
-//! Calls of the OSD's classes on the header of an image, by librados: what librbd does not offer, or
-//! offers with a wait for every watcher of the image.
+//! Calls of the OSD's classes on the header of an image, by librados: what librbd does not offer,
+//! or offers with a wait for every watcher of the image.
 //!
 //! Of the class `lock` there are the methods for the lock of librbd: `assert_locked`, `get_info`,
 //! and `lock` with the flag by which it replaces what a lock says, and takes none. Inputs and

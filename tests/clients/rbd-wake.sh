@@ -8,7 +8,8 @@ need qemu-io fio jq
 # Entries of other hosts last 40 s, so the guard asks after 20 s, and the keeper each 5 s.
 export CAIRN_RBD_EXPIRY_MIN=40
 release() { ceph_end; }
-ceph_start "osd client watch timeout = 5"
+# Other clients break locks without an entry in the blocklist; the server does not.
+ceph_start $'osd client watch timeout = 5\n[client]\nrbd blocklist on break lock = false'
 
 rbd create vms/a --size 64M
 table="0 131072 linear rbd:vms/a 0"
@@ -106,5 +107,13 @@ rados -p vms lock break "rbd_header.$(rbd info vms/a --format json | jq -r .id)"
   --lock-cookie "$cookie"
 is_fenced() { grep -q 'fenced: its lock was lost' serve.log; }
 await "the keeper fences the image" is_fenced
+serve_kill
+# So does it if the lock keeps no one out any more.
+await "the cluster drops the watch of a server that was killed" unwatched
+serve --table "$table"
+io "write -P 0x19 0 64k" flush
+rbd feature disable vms/a exclusive-lock 2>said || rbd feature disable vms/a object-map exclusive-lock \
+  2>said || { cat said; fail "rbd feature disable"; }
+await "the keeper fences the image without a lock" is_fenced
 serve_kill
 echo "a server that wakes serves on if the lock is still its own, and is fenced otherwise"

@@ -91,6 +91,11 @@ impl Cluster {
             let detail = "librbd: it has no option rbd_blocklist_expire_seconds";
             return Err(target.refused(ConfigKind::Unsupported, detail));
         }
+        // Without, librbd breaks the lock of a dead client, and takes a lock of its own again, although
+        // nothing keeps the other one from writing; and it gives a lock back for which it has no
+        // other cookie.
+        let _ = self.set("rbd_blocklist_on_break_lock", "true")
+            || self.set("rbd_blacklist_on_break_lock", "true");
         // Completed writes are on the OSDs, not in a cache of this process.
         self.set("rbd_cache", "false");
         // A client may change its memory while a write is on its way.

@@ -72,7 +72,7 @@ impl TakeOver {
 }
 
 /// The owner of an image's lock, over a connection of its own: an image that is open may know an
-/// old one, and a client that is fenced is not answered. Blocks the thread.
+/// old one, and a client that is fenced is refused. Blocks the thread.
 ///
 /// # Errors
 /// The cluster refuses.

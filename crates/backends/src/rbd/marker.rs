@@ -69,7 +69,7 @@ impl Shared {
         let editor = Editor { image: self.image(), session, may: &|| Ok(()) };
         for _ in 0..TRIES {
             match set(&editor, text) {
-                // librbd gives the lock another cookie.
+                // librbd gives the lock another cookie, or it was lost just now.
                 Err(error) if -error == libc::EBUSY => {}
                 result => return result,
             }

@@ -26,7 +26,7 @@
 //!     it sends as long as its entry in the blocklist lasts. For entries that expire there is the
 //!     guard: if no request that was started within the patience of the `Target` has succeeded, the
 //!     disk asks the cluster whether it has had its lock ever since before it sends anything (N2 of
-//!     `session`). The keeper asks all the time. librbd takes a lock that it has lost again by
+//!     `session`). The keeper asks each quarter of the patience. librbd takes a lock that it has lost again by
 //!     itself once it may, so what librbd says of the lock is no answer.
 //! F3. The volume over a fenced disk has no crash log: an image has no lasting name
 //!     ([`cairn_block::Identity::lasting_name`]). So nothing of this process is replayed over what
@@ -229,9 +229,12 @@ impl Shared {
         self.read_only || clock::now().since(good) <= self.target.patience
     }
 
-    /// Asks the cluster whether this client has had the lock ever since the open (N2 of `session`).
-    /// Blocks the thread.
+    /// Asks the cluster whether this client has had the lock ever since the open (N2 of `session`),
+    /// and whether it keeps others from writing. Blocks the thread.
     fn has_its_lock(&self) -> Result<bool, i32> {
+        if !self.image().has_exclusive_lock()? {
+            return Ok(false);
+        }
         let cookie = self.session.as_ref().map(|session| session.cookie(self.image()));
         Ok(cookie.transpose()?.flatten().is_some())
     }

@@ -25,17 +25,30 @@ pub(super) struct Session(String);
 impl Session {
     /// Begins a session of this client, which has just taken the lock (N1). Blocks the thread.
     pub fn begin(image: &Image, target: &Target, care: &Care) -> Result<Session, ConfigError> {
-        care.check(target)?;
+        const TRIES: u32 = 3;
         let session = Session(nonce());
-        let describe = || {
-            let holder = image.holder()?.ok_or(-libc::ENOLCK)?;
-            image.execute(&[Call::describe(&holder.cookie, &session.0)])
+        let failed = |errno: i32| {
+            let detail = format!("lock: its session: {}", text_of(errno));
+            target.refused(ConfigKind::System, detail)
         };
-        match describe() {
-            Ok(()) => Ok(session),
-            Err(errno) => {
-                let detail = format!("lock: its session: {}", text_of(errno));
-                Err(target.refused(ConfigKind::System, detail))
+        for left in (0..TRIES).rev() {
+            let holder = image.holder().and_then(|holder| holder.ok_or(-libc::ENOLCK));
+            let cookie = holder.map_err(failed)?.cookie;
+            care.check(target)?;
+            match image.execute(&[Call::describe(&cookie, &session.0)]) {
+                // librbd has given the lock another cookie.
+                Err(error) if -error == libc::ENOENT && left > 0 => {}
+                result => {
+                    result.map_err(failed)?;
+                    break;
+                }
+            }
+        }
+        match session.cookie(image).map_err(failed)? {
+            Some(_) => Ok(session),
+            None => {
+                let detail = "lock: its description is not found again, as if the lock was lost";
+                Err(target.refused(ConfigKind::Unsupported, detail))
             }
         }
     }

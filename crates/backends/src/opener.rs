@@ -325,7 +325,12 @@ mod tests {
     #[test]
     fn the_password_of_a_uri_is_not_shown() {
         let opener = DeviceOpener::default();
-        for uri in ["nbds://me:secret@h/x", "https://me:secret@h/x"] {
+        for uri in [
+            "nbds://me:secret@h/x",
+            "https://me:secret@h/x",
+            "nbds://me:secret/2+@h/x",
+            "https://me:secret/2+@h/x",
+        ] {
             for argument in [uri.to_owned(), format!("qcow2:{uri}")] {
                 let error = opener.identify(&argument).unwrap_err().to_string();
                 assert!(error.contains("://me:...@h/x"), "{error}");

@@ -3,9 +3,14 @@
 
 use std::borrow::Cow;
 
+use fluent_uri::Uri;
+
+use crate::argument::image_in;
+
 /// The argument, without the password that the user of its URI has.
 pub(crate) fn shown(argument: &str) -> Cow<'_, str> {
-    without_password(argument).map_or(Cow::Borrowed(argument), Cow::Owned)
+    let without = without_password(argument).or_else(|| broken_without_password(argument));
+    without.map_or(Cow::Borrowed(argument), Cow::Owned)
 }
 
 /// A URI whose user has a password, without that.
@@ -19,14 +24,12 @@ pub(crate) fn without_password(argument: &str) -> Option<String> {
 
 /// What is no URI, without what may be a password in it: a key in base64 has signs that end the
 /// authority of a URI.
-pub(crate) fn shown_if_broken(argument: &str) -> Cow<'_, str> {
-    let cut = || {
-        let (scheme, rest) = argument.split_once("://")?;
-        let (user, place) = rest.rsplit_once('@')?;
-        let (name, _) = user.split_once(':')?;
-        Some(format!("{scheme}://{name}:...@{place}"))
-    };
-    cut().map_or(Cow::Borrowed(argument), Cow::Owned)
+fn broken_without_password(argument: &str) -> Option<String> {
+    let (scheme, rest) = argument.split_once("://")?;
+    let (user, place) = rest.rsplit_once('@')?;
+    let (name, _) = user.split_once(':')?;
+    let is_broken = Uri::parse(image_in(argument).unwrap_or(argument)).is_err();
+    is_broken.then(|| format!("{scheme}://{name}:...@{place}"))
 }
 
 #[cfg(test)]
@@ -41,10 +44,12 @@ mod tests {
             ("qcow2:https://me%3asecret@h/x@y", "qcow2:https://me:...@h/x@y"),
             ("nbds://me@h/a:b@c", "nbds://me@h/a:b@c"),
             ("/a:b@c", "/a:b@c"),
+            ("nbds://me:se/cr+et@h/x", "nbds://me:...@h/x"),
+            ("qcow2:https://me:se/cr+et@h/x", "qcow2:https://me:...@h/x"),
+            ("nbds://h:99999/x", "nbds://h:99999/x"),
+            ("nbd://h:10809/a:b@c", "nbd://h:10809/a:b@c"),
         ] {
             assert_eq!(shown(argument), expected);
         }
-        assert_eq!(shown_if_broken("nbds://me:se/cr+et@h/x"), "nbds://me:...@h/x");
-        assert_eq!(shown_if_broken("nbds://h:99999/x"), "nbds://h:99999/x");
     }
 }

@@ -123,10 +123,11 @@ impl Link {
         let (mut next, mut since, mut pause) = (Some(first), None, PAUSE_MIN);
         let mut was_quick = false;
         while let Some(connections) = next.take() {
+            self.take_incoming();
             if !self.session.borrow().is_waited_for() {
                 since = None;
             }
-            let made = connections.iter().map(|connected| connected.made).min();
+            let made = connections.iter().map(|connected| connected.made).max();
             self.serve(connections).await;
             if self.remote.is_closing() {
                 break;

@@ -15,7 +15,7 @@ use cairn_tls::{ClientFiles, ClientKey, Engine};
 use fluent_uri::Uri;
 use fluent_uri::pct_enc::{EStr, Encoder};
 
-use crate::shown::{shown_if_broken, without_password};
+use crate::shown::{shown, without_password};
 use crate::size::parse_size;
 use cairn_nbd::negotiation::Wish;
 
@@ -152,8 +152,7 @@ impl Target {
         };
         let shape = "nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH";
         let uri = Uri::parse(argument).map_err(|error| {
-            let shown = shown_if_broken(argument);
-            ConfigError::argument(&shown, "URI", error.to_string(), shape)
+            ConfigError::argument(&shown(argument), "URI", error.to_string(), shape)
         })?;
         let scheme = uri.scheme().as_str();
         if uri.fragment().is_some() {

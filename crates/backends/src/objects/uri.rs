@@ -9,7 +9,7 @@ use std::time::Duration;
 use cairn_block::ConfigError;
 use fluent_uri::Uri;
 
-use crate::shown::{shown, shown_if_broken};
+use crate::shown::shown;
 
 /// How long a read tries to get an answer, unless said otherwise.
 const RECONNECT: Duration = Duration::from_secs(30);
@@ -79,10 +79,7 @@ impl Address {
         let shape = "https://HOST/PATH or s3://BUCKET/KEY";
         let service = SCHEMES.iter().find(|(scheme, _)| argument.starts_with(scheme));
         let (_, service) = service.ok_or_else(|| wrong("URI", "another form".to_owned(), shape))?;
-        let uri = Uri::parse(argument).map_err(|error| {
-            let shown = shown_if_broken(argument);
-            ConfigError::argument(&shown, "URI", error.to_string(), shape)
-        })?;
+        let uri = Uri::parse(argument).map_err(|error| wrong("URI", error.to_string(), shape))?;
         let authority = uri.authority().filter(|it| !it.host().is_empty());
         let authority =
             authority.ok_or_else(|| wrong("URI", "no host or bucket".to_owned(), shape))?;

@@ -134,6 +134,24 @@ fn split_sizes(bytes: &[u8]) -> Option<(&[u8], snapshot::check::Limits)> {
     Some((given, snapshot::check::Limits { device_sectors, origin_sectors }))
 }
 
+/// A check reads within the image, and ends.
+fn qcow2_check(bytes: &[u8], header: &qcow2::Header) {
+    let layout = match qcow2::Layout::parse(bytes, header) {
+        Ok(layout) => layout,
+        Err(error) => return assert!(one_line(&error)),
+    };
+    let read = &mut |at: u64, room: &mut [u8]| {
+        let at = usize::try_from(at).expect("it is in the image");
+        room.copy_from_slice(&bytes[at..at + room.len()]);
+        Ok::<(), ()>(())
+    };
+    let report = qcow2::check(header, &layout, read).expect("no read fails");
+    assert!(report.counts.used <= report.counts.clusters);
+    assert!(report.findings.iter().all(one_line));
+    let worst = report.findings.iter().map(qcow2::check::Finding::severity).max();
+    assert!(worst.is_none_or(|worst| worst <= report.severity));
+}
+
 /// An image: its header, then what its tables say of some places of its content. Nothing lies
 /// beyond the image, and no run leaves its cluster.
 pub fn qcow2_image(bytes: &[u8]) {
@@ -146,6 +164,7 @@ pub fn qcow2_image(bytes: &[u8]) {
         Ok(header) => header,
         Err(error) => return assert!(one_line(&error)),
     };
+    qcow2_check(bytes, &header);
     let word = |at: u64| {
         let at = usize::try_from(at).expect("it is in the image");
         u64::from_be_bytes(*bytes[at..].first_chunk().expect("it is in the image"))

@@ -1,5 +1,5 @@
-//! `cairn check`: is a cache, a store, a pool, a clone or a bcache device sound? The worst of
-//! several decides the exit code.
+//! `cairn check`: is a cache, a store, a pool, a clone, a bcache device or an image sound? The worst
+//! of several decides the exit code.
 
 use cairn_backends::CrashFiles;
 use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::kind::{CHECKED, Kind, not_a};
 use super::source::{Source, sectors};
 use super::verdict::Verdict;
-use super::{bcache, clone, snapshot, thin, writecache};
+use super::{bcache, clone, qcow2, snapshot, thin, writecache};
 use crate::args::{CheckArgs, ListLost};
 
 /// Runs the verb.
@@ -59,7 +59,7 @@ fn judge(args: &CheckArgs, told: &mut dyn FnMut(&str, &Verdict) -> Outcome<()>) 
         let start_sector = args.place.start_sector;
         let kind = kind_of(&source, start_sector, given)?;
         refuse_options(args, &source, kind)?;
-        let list_lost = args.list_lost.is_some();
+        let (list_lost, name) = (args.list_lost.is_some(), source.name.clone());
         let mut verdict = match kind {
             Some(Kind::Thin) if held => thin::check::held(&source, start_sector, data_sectors)?,
             Some(Kind::Thin) => thin::check::verdict(&source, start_sector, data_sectors)?,
@@ -71,6 +71,7 @@ fn judge(args: &CheckArgs, told: &mut dyn FnMut(&str, &Verdict) -> Outcome<()>) 
                 snapshot::check::verdict(&source, start_sector, origin_sectors)?
             }
             Some(Kind::Clone) => clone::verdict(&source, start_sector)?,
+            Some(Kind::Qcow2) => qcow2::verdict(source, start_sector)?,
             Some(Kind::Bcache) => {
                 bcache::check::verdict(&source, start_sector, &args.backing, list_lost)?
             }
@@ -81,17 +82,17 @@ fn judge(args: &CheckArgs, told: &mut dyn FnMut(&str, &Verdict) -> Outcome<()>) 
             None => unknown(),
         };
         if !held {
-            look_for_crash_logs(&source, &mut verdict)?;
+            look_for_crash_logs(&name, &mut verdict)?;
         }
         code = exit::worst(code, verdict.severity.exit_code());
-        told(&source.name, &verdict)?;
+        told(&name, &verdict)?;
     }
     Ok(code)
 }
 
 /// Metadata without what is in a crash log is older than what clients know.
-fn look_for_crash_logs(source: &Source, verdict: &mut Verdict) -> Outcome<()> {
-    for log in CrashFiles::left_for(&source.name)? {
+fn look_for_crash_logs(name: &str, verdict: &mut Verdict) -> Outcome<()> {
+    for log in CrashFiles::left_for(name)? {
         let severity = Severity::SoundAfterRecovery;
         let finding = format!(
             "crash log: {} records of writes that a killed server acknowledged are not in the \

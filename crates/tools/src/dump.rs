@@ -30,7 +30,7 @@ pub fn run(args: &DumpArgs) -> Outcome<u8> {
         Some(Kind::Bcache | Kind::BcacheBacking) => {
             bcache::dump::show(&source, start_sector, all, as_json)
         }
-        Some(Kind::Clone) | None => {
+        Some(Kind::Clone | Kind::Qcow2) | None => {
             let detail = not_a(FORMATS, &found);
             Err(ConfigError::new(ConfigKind::Damaged, &source.name, detail))
         }

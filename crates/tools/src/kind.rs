@@ -14,7 +14,7 @@ pub const FORMATS: &str =
     "a dm-writecache cache, a dm-snapshot store, a dm-thin metadata device or a bcache device";
 /// What the check can read.
 pub const CHECKED: &str = "a dm-writecache cache, a dm-snapshot store, a dm-thin or dm-clone \
-                           metadata device or a bcache device";
+                           metadata device, a bcache device or a qcow2 image";
 
 /// Says that a device on which probing `found` these signatures is none of `formats`.
 pub fn not_a(formats: &str, found: &[Signature]) -> String {
@@ -40,6 +40,8 @@ pub enum Kind {
     Bcache,
     /// A bcache backing device.
     BcacheBacking,
+    /// An image of qemu.
+    Qcow2,
 }
 
 impl Kind {
@@ -52,6 +54,7 @@ impl Kind {
             probe::Kind::Other("dm-clone-metadata") => Some(Kind::Clone),
             probe::Kind::BcacheCache => Some(Kind::Bcache),
             probe::Kind::BcacheBacking => Some(Kind::BcacheBacking),
+            probe::Kind::Other("qcow2") => Some(Kind::Qcow2),
             _ => None,
         })
     }

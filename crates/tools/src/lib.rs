@@ -17,6 +17,7 @@ pub mod format;
 mod kind;
 pub mod probe;
 pub mod progress;
+mod qcow2;
 pub mod repair;
 pub mod snapshot;
 pub mod source;

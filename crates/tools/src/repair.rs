@@ -47,7 +47,8 @@ pub fn run(args: &RepairArgs) -> Outcome<u8> {
             refuse(&source, &options, (METADATA, STORE))?;
             thin::repair::run(&source, args, logs)
         }
-        Some(Kind::Writecache | Kind::Clone | Kind::Bcache | Kind::BcacheBacking) | None => {
+        Some(Kind::Writecache | Kind::Clone | Kind::Bcache | Kind::BcacheBacking | Kind::Qcow2)
+        | None => {
             let detail = format!(
                 "{}; of a pool whose superblock is lost, give --data-block-size and --data-blocks",
                 not_a(FORMATS, &found)

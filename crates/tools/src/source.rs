@@ -46,7 +46,7 @@ pub fn sectors(device: Option<&Path>) -> Outcome<Option<u64>> {
 pub struct Source {
     /// The name that the user gave.
     pub name: String,
-    /// Its size in whole sectors, in bytes.
+    /// Its size in whole sectors, in bytes; of an image, all of it.
     pub bytes: u64,
     file: File,
     /// Reads bypass the page cache.
@@ -61,7 +61,15 @@ impl Source {
     /// # Errors
     /// There is none, or another process writes it.
     pub fn read(path: &Path) -> Outcome<Source> {
-        Source::open(path, true)
+        Source::open(path, true, false)
+    }
+
+    /// Opens an image for reading, under the locks of qemu: its programs may read it, too.
+    ///
+    /// # Errors
+    /// There is none, or another process writes it.
+    pub fn read_image(path: &Path) -> Outcome<Source> {
+        Source::open(path, true, true)
     }
 
     /// Opens for writing, under an exclusive lock.
@@ -69,7 +77,7 @@ impl Source {
     /// # Errors
     /// There is none, or another process uses it.
     pub fn write(path: &Path) -> Outcome<Source> {
-        Source::open(path, false)
+        Source::open(path, false, false)
     }
 
     /// Opens for reading without a lock, while another process may write: only for blocks that the
@@ -109,18 +117,23 @@ impl Source {
         source
     }
 
-    fn open(path: &Path, read_only: bool) -> Outcome<Source> {
+    fn open(path: &Path, read_only: bool, image: bool) -> Outcome<Source> {
         let name = path.display().to_string();
         let Some(text) = path.to_str() else {
             return Err(wrong(name, "path", "bytes that are no UTF-8", "UTF-8"));
         };
-        let disk = patiently(|| {
-            FileDisk::open(text, read_only, FileOptions { direct: false, image: false })
-        })?;
+        let disk =
+            patiently(|| FileDisk::open(text, read_only, FileOptions { direct: false, image }))?;
         let file = OpenOptions::new().read(true).write(!read_only).open(path);
         let file = file.map_err(|error| system(&name, "open", error))?;
         ask_for_marker(text, &file, read_only)?;
-        let bytes = disk.sectors().to_bytes();
+        let bytes = match image {
+            // An image ends at any byte.
+            true => (&file)
+                .seek(SeekFrom::End(0))
+                .map_err(|error| system(&name, "find the size", error))?,
+            false => disk.sectors().to_bytes(),
+        };
         Ok(Source { name, bytes, file, direct: false, disk: Some(disk) })
     }
 

@@ -238,6 +238,7 @@ pub(super) const TABLE: &[Row] = &[
     Row::new("lvm1-pv", start(0), 0, &[b"HM\x01\0", b"HM\x02\0"]),
     Row::new("nvidia-raid", end(2 * 512), 0, &[b"NVIDIA  "]),
     Row::new("oracleasm", start(0), 32, &[b"ORCLDISK"]),
+    Row::new("qcow2", start(0), 0, &[b"QFI\xfb"]),
     promise(16), promise(63), promise(255), promise(256), promise(399), promise(591), promise(675),
     promise(735), promise(911), promise(951), promise(974), promise(991), promise(3087),
     Row::new("silicon-raid", end(512), 0x60, &[b"\0\0\0\x2f"]).when(checks::silicon),

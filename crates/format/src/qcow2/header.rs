@@ -43,7 +43,7 @@ const EXTENDED_L2: u64 = 1 << 4;
 /// The header as it lies in the image. Version 2 ends before `incompatible_features`.
 #[derive(FromBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-struct RawHeader {
+pub(super) struct RawHeader {
     magic: U32,
     version: U32,
     backing_file_offset: U64,
@@ -51,16 +51,16 @@ struct RawHeader {
     cluster_bits: U32,
     size: U64,
     crypt_method: U32,
-    l1_size: U32,
+    pub(super) l1_size: U32,
     l1_table_offset: U64,
-    refcount_table_offset: U64,
-    refcount_table_clusters: U32,
-    nb_snapshots: U32,
-    snapshots_offset: U64,
+    pub(super) refcount_table_offset: U64,
+    pub(super) refcount_table_clusters: U32,
+    pub(super) nb_snapshots: U32,
+    pub(super) snapshots_offset: U64,
     incompatible_features: U64,
     compatible_features: U64,
-    autoclear_features: U64,
-    refcount_order: U32,
+    pub(super) autoclear_features: U64,
+    pub(super) refcount_order: U32,
     header_length: U32,
     compression_type: u8,
     padding: [u8; 7],
@@ -175,6 +175,8 @@ pub struct Header {
     pub(super) is_extended: bool,
     pub(super) has_zero_flags: bool,
     pub(super) l1_table: u64,
+    /// Where its extensions end at the latest.
+    pub(super) extensions_end: u64,
     /// Bytes of the image itself.
     pub(super) image_bytes: u64,
 }
@@ -187,18 +189,9 @@ impl Header {
     /// It is none, or has a feature that is not read.
     pub fn parse(bytes: &[u8], image_bytes: u64) -> Result<Header, Error> {
         let cluster_bytes = Prologue::parse(bytes)?.cluster_bytes;
-        // A later version of the header has more fields, and an earlier one less: these are zero.
-        let mut fixed = [0; HEADER_BYTES];
-        let known = bytes.len().min(HEADER_BYTES);
-        fixed[..known].copy_from_slice(&bytes[..known]);
-        let Ok(raw) = RawHeader::read_from_bytes(&fixed) else {
-            return Err(truncated("header", known as u64, HEADER_BYTES as u64));
-        };
-        let length = header_length(&raw, bytes.len() as u64, cluster_bytes)?;
-        let features = if length < V3_BYTES as u64 { 0 } else { raw.incompatible_features.get() };
-        let has_type = length > V3_BYTES as u64;
-        let compression_type = if has_type { raw.compression_type } else { 0 };
-        let compression = compression(features, compression_type)?;
+        let (raw, length) = raw(bytes, cluster_bytes)?;
+        let features = raw.incompatible_features.get();
+        let compression = compression(features, raw.compression_type)?;
         refuse_unread(&raw, features)?;
         let mut header = Header {
             size: raw.size.get(),
@@ -210,6 +203,10 @@ impl Header {
             is_extended: features & EXTENDED_L2 != 0,
             has_zero_flags: raw.version.get() >= 3,
             l1_table: raw.l1_table_offset.get(),
+            extensions_end: match raw.backing_file_offset.get() {
+                0 => cluster_bytes.min(bytes.len() as u64),
+                name => name,
+            },
             image_bytes,
         };
         if header.is_extended && header.cluster_bits < EXTENDED_CLUSTER_BITS_MIN {
@@ -244,6 +241,22 @@ impl Header {
     pub fn cluster_bytes(&self) -> u64 {
         1 << self.cluster_bits
     }
+}
+
+/// The header, and where its extensions begin. Of an image of version 2 the fields of version 3 are
+/// zero.
+pub(super) fn raw(bytes: &[u8], cluster_bytes: u64) -> Result<(RawHeader, u64), Error> {
+    // A later version of the header has more fields.
+    let mut fixed = [0; HEADER_BYTES];
+    let known = bytes.len().min(HEADER_BYTES);
+    fixed[..known].copy_from_slice(&bytes[..known]);
+    let parse = |fixed: &[u8; HEADER_BYTES]| {
+        RawHeader::read_from_bytes(fixed)
+            .map_err(|_| truncated("header", known as u64, HEADER_BYTES as u64))
+    };
+    let length = header_length(&parse(&fixed)?, bytes.len() as u64, cluster_bytes)?;
+    fixed[usize::try_from(length).unwrap_or(HEADER_BYTES).min(HEADER_BYTES)..].fill(0);
+    Ok((parse(&fixed)?, length))
 }
 
 /// The length of the header: its extensions follow.
@@ -324,6 +337,16 @@ fn backing(
 
 /// The backing format among the extensions, which end where the name begins.
 fn backing_format(bytes: &[u8], range: core::ops::Range<u64>) -> Result<Option<String>, Error> {
+    let found = extension(bytes, range, EXTENSION_BACKING_FORMAT)?;
+    found.map(|found| text("backing format", found)).transpose()
+}
+
+/// The data of the extension of this kind, if there is one in a range of the first cluster.
+pub(super) fn extension(
+    bytes: &[u8],
+    range: core::ops::Range<u64>,
+    wanted: u32,
+) -> Result<Option<&[u8]>, Error> {
     let mut at = range.start;
     while range.end - at >= 8 {
         let head = within(bytes, at, 8);
@@ -338,11 +361,10 @@ fn backing_format(bytes: &[u8], range: core::ops::Range<u64>) -> Result<Option<S
             let expected = format!("at most {}", range.end - at);
             return Err(bad("length of an extension", len, expected));
         }
-        if kind == EXTENSION_BACKING_FORMAT {
-            let format = within(bytes, at, len);
+        if kind == wanted {
+            let data = within(bytes, at, len);
             let end = bytes.len() as u64;
-            let format = format.ok_or_else(|| truncated("extension", end, at + len))?;
-            return text("backing format", format).map(Some);
+            return data.ok_or_else(|| truncated("extension", end, at + len)).map(Some);
         }
         at = at.saturating_add(len.next_multiple_of(8)).min(range.end);
     }
@@ -358,10 +380,10 @@ fn text(field: &'static str, bytes: &[u8]) -> Result<String, Error> {
     String::from_utf8(bytes.to_vec()).map_err(|_| Error::NoText { field })
 }
 
-fn truncated(field: &'static str, end: u64, expected: u64) -> Error {
+pub(super) fn truncated(field: &'static str, end: u64, expected: u64) -> Error {
     Error::Truncated { field, end, expected }
 }
 
-fn bad(field: &'static str, found: u64, expected: impl Into<String>) -> Error {
+pub(super) fn bad(field: &'static str, found: u64, expected: impl Into<String>) -> Error {
     Error::BadField { field, found, expected: expected.into() }
 }

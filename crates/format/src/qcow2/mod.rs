@@ -1,4 +1,5 @@
-//! qcow2 images, versions 2 and 3, for reading: the header and the two levels of tables.
+//! qcow2 images, versions 2 and 3, for reading and checking: the header and the two levels of
+//! tables, and what a check compares with them.
 //!
 //! ```text
 //! header --> L1 table --> L2 tables --> data clusters, compressed clusters, zeros, or nothing
@@ -10,19 +11,24 @@
 //! L2 table is, and what is there ([`Run`]). It reads these entries itself: nothing here keeps a
 //! table.
 //!
-//! Refcounts, internal snapshots and bitmaps are deliberately absent: a reader of the active state
-//! needs none of them. The layout is described in `docs/formats/qcow2.md`; a test compares that
-//! document with [`HEADER_FIELDS`].
+//! A reader of the active state needs no refcounts, internal snapshots and bitmaps. These are in
+//! [`Layout`], for the [`check()`]. The layout is described in `docs/formats/qcow2.md`; a test
+//! compares that document with [`HEADER_FIELDS`].
 
+pub mod check;
 mod error;
 mod header;
+mod layout;
+mod refcounts;
 mod table;
 #[cfg(test)]
 mod tests;
 
+pub use check::check;
 pub use error::Error;
 pub use header::{
     Backing, CLUSTER_BITS_MAX, CLUSTER_BITS_MIN, Compression, HEADER_BYTES, HEADER_FIELDS, Header,
     L1_ENTRIES_MAX, MAGIC, PROLOGUE_BYTES, Prologue,
 };
+pub use layout::{Bitmaps, Layout};
 pub use table::{Place, Run};

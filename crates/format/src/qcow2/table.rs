@@ -5,10 +5,10 @@
 
 use super::{Error, Header};
 
-const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
-const COMPRESSED: u64 = 1 << 62;
-const ZERO: u64 = 1;
-const COMPRESSED_SECTOR: u64 = 512;
+pub(super) const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+pub(super) const COMPRESSED: u64 = 1 << 62;
+pub(super) const ZERO: u64 = 1;
+pub(super) const COMPRESSED_SECTOR: u64 = 512;
 const SUBCLUSTERS: u64 = 32;
 
 /// Where content is.
@@ -133,7 +133,7 @@ impl Header {
         }
     }
 
-    fn compressed(&self, entry: u64, skip: u64) -> Place {
+    pub(super) fn compressed(&self, entry: u64, skip: u64) -> Place {
         let offset_bits = 62 - (self.cluster_bits - 8);
         let start = entry & ((1 << offset_bits) - 1);
         // The sector in which it begins is not counted.

@@ -1,0 +1,44 @@
+//! Refcounts as they lie in a refcount block: 1 to 64 bits each, the first one of a byte in its
+//! lowest bits, longer ones big-endian.
+
+/// How many a block of one cluster has.
+pub(super) fn per_block(cluster_bytes: u64, bits: u32) -> u64 {
+    cluster_bytes * 8 / u64::from(bits)
+}
+
+/// The refcount at an index of a block that has it.
+pub(super) fn refcount(block: &[u8], bits: u32, index: usize) -> u64 {
+    match bits {
+        1 | 2 | 4 => {
+            let (per_byte, bits) = (8 / bits as usize, bits as usize);
+            let shifted = block[index / per_byte] >> (index % per_byte * bits);
+            u64::from(shifted & ((1 << bits) - 1))
+        }
+        _ => {
+            let bytes = bits as usize / 8;
+            let number = &block[index * bytes..(index + 1) * bytes];
+            number.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refcounts_of_every_width_are_found() {
+        let block = [0b1010_0110, 0x5a, 0x01, 0x02, 0x03, 0x04, 0x05, 0x06];
+        let all = |bits: u32| {
+            let count = per_block(block.len() as u64, bits) as usize;
+            (0..count).map(|index| refcount(&block, bits, index)).collect::<Vec<_>>()
+        };
+        assert_eq!(all(1)[..8], [0, 1, 1, 0, 0, 1, 0, 1]);
+        assert_eq!(all(2)[..6], [2, 1, 2, 2, 2, 2]);
+        assert_eq!(all(4)[..4], [6, 10, 10, 5]);
+        assert_eq!(all(8)[..3], [0xa6, 0x5a, 1]);
+        assert_eq!(all(16), [0xa65a, 0x0102, 0x0304, 0x0506]);
+        assert_eq!(all(32), [0xa65a_0102, 0x0304_0506]);
+        assert_eq!(all(64), [0xa65a_0102_0304_0506]);
+    }
+}

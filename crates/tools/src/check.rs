@@ -1,5 +1,5 @@
-//! `cairn check`: is a cache, a store, a pool, a clone, a bcache device or an image sound? The worst
-//! of several decides the exit code.
+//! `cairn check`: is a cache, a store, a pool, a clone, a bcache device or an image sound? The
+//! worst of several decides the exit code.
 
 use cairn_backends::CrashFiles;
 use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};

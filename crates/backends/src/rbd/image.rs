@@ -91,9 +91,9 @@ impl Cluster {
             let detail = "librbd: it has no option rbd_blocklist_expire_seconds";
             return Err(target.refused(ConfigKind::Unsupported, detail));
         }
-        // Without, librbd breaks the lock of a dead client, and takes a lock of its own again, although
-        // nothing keeps the other one from writing; and it gives a lock back for which it has no
-        // other cookie.
+        // Without, librbd breaks the lock of a dead client, and takes a lock of its own again,
+        // although nothing keeps the other one from writing; and it gives a lock back for which it
+        // has no other cookie.
         let _ = self.set("rbd_blocklist_on_break_lock", "true")
             || self.set("rbd_blacklist_on_break_lock", "true");
         // Completed writes are on the OSDs, not in a cache of this process.

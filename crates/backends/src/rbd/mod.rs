@@ -26,8 +26,8 @@
 //!     it sends as long as its entry in the blocklist lasts. For entries that expire there is the
 //!     guard: if no request that was started within the patience of the `Target` has succeeded, the
 //!     disk asks the cluster whether it has had its lock ever since before it sends anything (N2 of
-//!     `session`). The keeper asks each quarter of the patience. librbd takes a lock that it has lost again by
-//!     itself once it may, so what librbd says of the lock is no answer.
+//!     `session`). The keeper asks each quarter of the patience. librbd takes a lock that it has
+//!     lost again by itself once it may, so what librbd says of the lock is no answer.
 //! F3. The volume over a fenced disk has no crash log: an image has no lasting name
 //!     ([`cairn_block::Identity::lasting_name`]). So nothing of this process is replayed over what
 //!     the new owner wrote.

@@ -1,10 +1,10 @@
 //! The session of an open that may write: a random word in the lock of the image.
 //!
 //! librbd gives a lock back by itself when it has lost its watch twice, or cannot give the lock
-//! another cookie, and takes it again later. Then another client may have had the image, no entry in
-//! the blocklist stands, and the cookie, which is the address of an object, may even be the former
-//! one. A lock has a description, which librbd leaves empty when it takes one, and keeps when it
-//! gives a lock another cookie, as it does when it has lost its watch and watches again.
+//! another cookie, and takes it again later. Then another client may have had the image, no entry
+//! in the blocklist stands, and the cookie, which is the address of an object, may even be the
+//! former one. A lock has a description, which librbd leaves empty when it takes one, and keeps
+//! when it gives a lock another cookie, as it does when it has lost its watch and watches again.
 //!
 //! N1. Each open that may write puts a word of its own into the description of the lock that it has
 //!     taken, before it reads anything else. This takes no lock that is not there any more.

@@ -49,6 +49,40 @@ cmp content again || fail "the snapshot reads otherwise"
 serve_end
 refused "found a snapshot, expected a writable image" rbd:vms/a@s
 
+# Holes are seen as holes: of an image, a snapshot, and a clone, which has its parent's data.
+holes() { # DEVICE LEAST: the volume has holes, at least so many bytes, and they read as zeros
+  serve ${3:+"$3"} --table "$(over "$1")"
+  nbdinfo --map --json "$uri" >map
+  nbdcopy "$uri" content
+  serve_end
+  python3 - "$2" <<'END' || fail "$1: holes: $(cat map)"
+import json, sys
+content = open('content', 'rb').read()
+extents = json.load(open('map'))
+assert sum(it['length'] for it in extents) == len(content), 'the map has another length'
+holes = [it for it in extents if it['type'] & 1]
+assert sum(it['length'] for it in holes) >= int(sys.argv[1][:-1]) << 20, 'too few holes'
+for it in holes:
+    assert not any(content[it['offset']:it['offset'] + it['length']]), 'data in a hole'
+END
+}
+rbd create vms/holes --size 64M
+serve --table "$(over rbd:vms/holes)"
+qemu-io -f raw -c "write -P 0x21 0 512" -c "write -P 0x22 41943552 3584" -c "write 5M 9M" -c flush \
+  "$uri" >said 2>&1 || { cat said; fail "writes to an image"; }
+serve_end
+holes rbd:vms/holes 50M
+rbd snap create --no-progress vms/holes@s
+rbd snap protect vms/holes@s
+rbd clone vms/holes@s vms/child
+serve --table "$(over rbd:vms/child)"
+qemu-io -f raw -c "write -P 0x23 63M 512" -c "discard 0 4M" -c flush "$uri" >said 2>&1 ||
+  { cat said; fail "a write to a clone"; }
+serve_end
+holes rbd:vms/child 50M
+holes rbd:vms/holes@s 50M --read-only
+same "$(jq '[.[] | select(.type == 0)] | length > 0' map)" true "data in the map"
+
 # An image that grows: a volume that is loaded again sees it.
 serve --state vm.state --table "vm=$(over rbd:vms/a)"
 rbd resize --no-progress --size 128M vms/a

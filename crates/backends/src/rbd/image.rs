@@ -293,7 +293,7 @@ impl Image {
         self.has_feature(JOURNALING)
     }
 
-    fn has_feature(&self, feature: u64) -> Result<bool, i32> {
+    pub fn has_feature(&self, feature: u64) -> Result<bool, i32> {
         let mut features = 0;
         // SAFETY: the image is live.
         let result = unsafe { (self.library().features)(self.handle, &raw mut features) };

@@ -17,6 +17,9 @@ pub(super) type Pointer = *mut c_void;
 /// Called on a thread of librbd when an operation has ended.
 pub(super) type Callback = unsafe extern "C" fn(Pointer, *mut c_void);
 
+/// Called with each run of bytes of a difference, and whether it is there.
+pub(super) type Found = unsafe extern "C" fn(u64, usize, c_int, *mut c_void) -> c_int;
+
 /// An iovec of the system.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -114,6 +117,8 @@ library! {
         (Pointer, *const c_char, *mut c_char, *mut usize) -> c_int;
     set_metadata: "rbd_metadata_set" (Pointer, *const c_char, *const c_char) -> c_int;
     remove_metadata: "rbd_metadata_remove" (Pointer, *const c_char) -> c_int;
+    diff: "rbd_diff_iterate2"
+        (Pointer, *const c_char, u64, u64, u8, u8, Found, *mut c_void) -> c_int;
     snapshots: "rbd_snap_list" (Pointer, *mut SnapshotInfo, *mut c_int) -> c_int;
     free_snapshots: "rbd_snap_list_end" (*mut SnapshotInfo);
     free_watchers: "rbd_watchers_list_cleanup" (*mut Watcher, usize);

@@ -5,7 +5,7 @@
 //! - `session`: a word of each open, in the lock, which shows later that the lock was kept.
 //! - `class`: calls of the OSD's classes.
 //! - `clock`: the clock of the guard. `marker`: the dirty marker, in the image's metadata.
-//! - `size`: how large an image is now.
+//! - `size`: how large an image is now. `extents`: which parts of it are data.
 //! - `snapshots`: which ones were taken while a marker stood.
 //! - `held`: what of an image outlives its last user.
 //! - `keeper`: asks for the lock of an image that is idle.
@@ -39,6 +39,7 @@
 
 mod class;
 mod clock;
+mod extents;
 mod flight;
 mod held;
 mod image;
@@ -60,9 +61,9 @@ use std::sync::{Arc, OnceLock};
 
 use cairn_block::sync::Mutex;
 use cairn_block::{
-    ConfigError, Disk, Env, FailureCount, Flags, Flow, FlushGate, IoError, IoResult, Limits,
-    MarkerPlace, Nature, Op, Request, SECTOR_BYTES, Sector, SectorCount, SectorRange, Segs, Shape,
-    Time, until,
+    ConfigError, Disk, Env, Extent, FailureCount, Flags, Flow, FlushGate, IoError, IoResult,
+    Limits, LocalFuture, MarkerPlace, Nature, Op, Request, SECTOR_BYTES, Sector, SectorCount,
+    SectorRange, Segs, Shape, Time, until,
 };
 use event_listener::Event;
 
@@ -497,6 +498,14 @@ impl Disk for RbdDisk {
             Some(_) => MarkerPlace::Needless,
             None => MarkerPlace::Store(self),
         }
+    }
+
+    fn extents<'a>(
+        &'a self,
+        env: &'a Env,
+        range: SectorRange,
+    ) -> LocalFuture<'a, Result<Vec<Extent>, IoError>> {
+        Box::pin(self.0.extents(env, range))
     }
 
     /// A reactor calls it: see [`size`]. What is not known does not refuse a table.

@@ -49,8 +49,8 @@ qemu-img create -q -f qcow2 -o lazy_refcounts=on lazy 64M
 expect 5 "$CAIRN" check lazy
 grep -q 'not closed' said || fail "a finding says that it was not closed"
 
-# One bit of its metadata is changed: the verdict is that of qemu-img. (Exit code 1 of qemu-img is
-# an image that it does not open, or with damage that ends its check.)
+# One bit of its metadata is changed: the verdict is that of qemu-img. (Its exit code 1 is an image
+# that it does not open, or with damage that ends its check.)
 cat >flip.py <<'END'
 import random, sys
 seed, name = sys.argv[1:]
@@ -66,6 +66,11 @@ for at in range(entries):
     if second:
         places += [(second, min(cluster, 8 * 160))] * 3
 places += [(word(refcounts) & ~0x1ff, min(cluster, 80))] * 3
+if image[60:64] != bytes(4):
+    places += [(word(64), 80)] * 2
+if image[95] & 1:
+    at = image.index(b'\x23\x85\x28\x75')
+    places += [(at, 32), (word(at + 24), 60)] * 2
 start, length = random.choice(places)
 image[start + random.randrange(length)] ^= 1 << random.randrange(8)
 open('changed', 'wb').write(image)
@@ -80,19 +85,22 @@ for round in $(seq 60); do
   "$CAIRN" check changed >said 2>&1 || ours=$?
   found+=("$theirs")
   case $theirs,$ours in
-    0,0 | 2,2 | 3,3 | 1,2) ;;
-    # A compressed cluster that begins beyond the end has lost its content.
-    0,2) grep -q 'the image is truncated' said || { cat said; fail "$kind, round $round: sound"; } ;;
+    0,0 | 2,2 | 3,3 | 1,2 | 1,63) ;;
+    # What qemu-img passes over: a compressed cluster that begins beyond the end has lost its
+    # content; an entry without a place that says how often that is used; what readers refuse.
+    0,2) grep -qE 'the image is truncated|with bit 63|reserved bits|no zero flag' said ||
+      { cat said; fail "$kind, round $round: sound"; } ;;
     *) cat said.qemu said; fail "$kind, round $round: qemu-img $theirs, cairn $ours" ;;
   esac
 done
 [[ " ${found[*]} " = *" 2 "* ]] || fail "no change was damage: ${found[*]}"
 
 # An image that a program writes to is refused; one that is served or read is not.
-qemu-io -c 'sleep 60000' plain >/dev/null 2>&1 &
+: >said.writer
+stdbuf -oL qemu-io -c 'read 0 512' -c 'sleep 60000' plain >said.writer 2>&1 &
 writer=$!
-refused() { status=0; "$CAIRN" check plain >said 2>&1 || status=$?; [ "$status" = 4 ]; }
-await "an image that is written is refused" refused
+await "a writer has the image open" grep -q 'read 512' said.writer
+expect 4 "$CAIRN" check plain
 kill "$writer"
 wait "$writer" 2>/dev/null || true
 serve --table "0 24575 linear qcow2:plain 0"

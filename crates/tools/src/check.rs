@@ -136,6 +136,12 @@ fn refuse_options(args: &CheckArgs, source: &Source, kind: Option<Kind>) -> Outc
     if args.list_lost.is_some() && !matches!(kind, Some(Kind::Bcache | Kind::BcacheBacking)) {
         return Err(wrong(&source.name, "--list-lost", "no bcache device", "one"));
     }
+    let other = [("--origin", args.origin.is_some()), ("--data", args.data.is_some())];
+    if let Some((option, _)) = other.into_iter().find(|(_, given)| *given)
+        && kind == Some(Kind::Qcow2)
+    {
+        return Err(wrong(&source.name, option, "an image", "a cache, store or pool"));
+    }
     if args.zones.is_some() && kind != Some(Kind::BcacheBacking) {
         let expected = "a backing device without its cache";
         return Err(wrong(&source.name, "--zones", "another device", expected));

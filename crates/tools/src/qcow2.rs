@@ -6,7 +6,7 @@ use cairn_block::{ConfigError, ConfigKind};
 use cairn_format::Severity;
 use cairn_format::qcow2::check::{Counts, Finding, Report, check};
 use cairn_format::qcow2::{Error, Header, Layout, PROLOGUE_BYTES, Prologue};
-use cairn_outcome::failure::{Outcome, wrong};
+use cairn_outcome::failure::{Outcome, system, wrong};
 use serde_json::{Value, json};
 
 use super::source::Source;
@@ -26,7 +26,7 @@ pub fn verdict(source: Source, start_sector: u64) -> Outcome<Verdict> {
     let image = Source::read_image(&path)?;
     let (header, layout) = match begin(&image)? {
         Ok(begun) => begun,
-        Err(error) if error.is_unsupported() => {
+        Err(error) if is_another(&error) => {
             let detail = error.to_string();
             return Err(ConfigError::new(ConfigKind::Unsupported, &image.name, detail));
         }
@@ -54,11 +54,14 @@ fn begin(image: &Source) -> Outcome<Result<(Header, Layout), Error>> {
     }))
 }
 
+/// True for what may be a correct image.
+fn is_another(error: &Error) -> bool {
+    error.is_unsupported() || matches!(error, Error::BadField { field: "version", .. })
+}
+
 fn read(image: &Source, at: u64, bytes: &mut [u8]) -> Outcome<()> {
-    let len = bytes.len();
-    let read = image.bytes_at(at, len)?;
-    bytes.copy_from_slice(&read);
-    Ok(())
+    let (len, read) = (bytes.len(), image.read_into(at, bytes));
+    read.map_err(|error| system(&image.name, &format!("read {len} bytes at {at}"), error))
 }
 
 fn of_header(error: Error) -> Verdict {
@@ -83,7 +86,7 @@ fn of_report(report: &Report, cluster_bytes: u64) -> Verdict {
         findings_left_out: report.findings_left_out,
         summary: Some(summary(&report.counts, cluster_bytes)),
         lines: match report.severity {
-            Severity::Repairable => vec!["`qemu-img check -r leaks` frees them".to_owned()],
+            Severity::Repairable => vec!["`qemu-img check -r leaks` corrects them".to_owned()],
             _ => Vec::new(),
         },
         facts: facts(&report.counts, cluster_bytes),

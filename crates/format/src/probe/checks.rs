@@ -7,6 +7,11 @@
 use super::SECTOR_BYTES;
 use super::view::View;
 
+/// True unless it is an image of version 1, a format of its own.
+pub(super) fn qcow2(view: &View<'_>, offset: u64) -> bool {
+    view.be_u32(offset + 4) != Some(1)
+}
+
 /// Where the volume recognition sequence lies, which ISO 9660 and UDF share.
 const DESCRIPTORS_OFFSET: u64 = 32 << 10;
 const DESCRIPTORS_END: u64 = 64 << 10;

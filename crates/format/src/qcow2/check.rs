@@ -11,10 +11,17 @@
 //!
 //! References are counted for the header, the refcount table and its blocks, the L1 tables of the
 //! active state and of internal snapshots, with all L2 tables and clusters that they name, the
-//! table of snapshots, and the bitmaps with their directory and tables. A table is read once,
-//! however many entries name it. So a hostile image costs no more than a large one.
+//! table of snapshots, and the bitmaps with their directory and tables. A cluster of one of these
+//! structures has no other reference: what was written there as data would overwrite it.
 //!
-//! Memory: four bytes for each cluster of the image, and the tables, one at a time.
+//! A table is read once, however many entries name it, and the tables of snapshots and bitmaps
+//! together are no longer than the image. So a hostile image costs no more than a large one.
+//!
+//! If a structure cannot be followed, what it names has references that were not counted. Then
+//! refcounts that are too high are not told.
+//!
+//! Memory: four bytes for each cluster of the image, some 60 for each L2 table and structure, one
+//! table.
 
 use core::fmt;
 use std::collections::BTreeMap;
@@ -36,6 +43,8 @@ pub const FINDINGS_MAX: usize = 1000;
 
 /// The bit of an entry that says that the refcount is 1.
 const COPIED: u64 = 1 << 63;
+/// The most L2 tables: a GiB of memory for these.
+const TABLES_MAX: usize = 1 << 24;
 /// Bits that a program leaves clear, in entries that name whole clusters. Readers ignore them.
 const RESERVED_LOW: u64 = 0x1ff;
 const RESERVED_HIGH: u64 = 0x3f << 56;
@@ -63,6 +72,15 @@ pub enum Finding {
         references: u16,
         /// [`Finding::NotClosed`].
         is_lazy: bool,
+    },
+    /// Something else refers to a cluster of a structure.
+    Shared {
+        /// The structure.
+        what: &'static str,
+        /// The cluster.
+        cluster: u64,
+        /// Its references.
+        references: u16,
     },
     /// Bit 63 of an entry contradicts the refcount of what it names.
     Copied {
@@ -93,7 +111,20 @@ impl Finding {
             Finding::Wrong(_)
             | Finding::MarkedCorrupt
             | Finding::Refcount { .. }
+            | Finding::Shared { .. }
             | Finding::Copied { .. } => Severity::Damaged,
+        }
+    }
+}
+
+/// A count as it is told.
+struct Told(u16);
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            MANY => write!(f, "{MANY} or more"),
+            count => write!(f, "{count}"),
         }
     }
 }
@@ -104,24 +135,33 @@ impl fmt::Display for Finding {
             Finding::Wrong(error) => write!(f, "{error}"),
             Finding::MarkedCorrupt => f.write_str("marked as corrupt by another program"),
             Finding::NotClosed => {
-                f.write_str("not closed: its refcounts are made again before it is written to")
+                f.write_str("not closed: qemu makes the refcounts again before it writes")
             }
             Finding::Refcount { cluster, count, found, references, .. } => {
-                let last = cluster + count - 1;
                 match count {
                     1 => write!(f, "cluster {cluster}")?,
-                    _ => write!(f, "clusters {cluster} to {last}")?,
+                    _ => write!(f, "clusters {cluster} to {}", cluster + count - 1)?,
                 }
-                write!(f, ": refcount: found {found}, expected {references}")?;
-                if found > references { f.write_str(" (leaked)") } else { Ok(()) }
+                let note = match (found > references, references) {
+                    (false, _) => "",
+                    (true, 0) => " (leaked)",
+                    (true, _) => " (too high)",
+                };
+                let (found, references) = (Told(*found), Told(*references));
+                write!(f, ": refcount: found {found}, expected {references}{note}")
+            }
+            Finding::Shared { what, cluster, references } => {
+                let references = Told(*references);
+                write!(f, "cluster {cluster}, of the {what}: found {references} references, ")?;
+                f.write_str("expected none from elsewhere")
             }
             Finding::Copied { table, guest, is_set, found, .. } => {
-                let bit = if *is_set { "set" } else { "clear" };
-                let expected = if *is_set { "1" } else { "more" };
+                let (bit, expected) = if *is_set { ("set", "clear") } else { ("clear", "set") };
+                let found = Told(*found);
                 write!(
                     f,
-                    "{table} entry of byte {guest}: bit 63 is {bit}, refcount: found {found}, \
-                     expected {expected}"
+                    "{table} entry for byte {guest}: bit 63: found {bit}, expected {expected}: the \
+                     refcount is {found}"
                 )
             }
         }
@@ -143,7 +183,7 @@ pub struct Counts {
     pub compressed: u64,
     /// Internal snapshots.
     pub snapshots: u64,
-    /// Bitmaps that are those of this content.
+    /// Bitmaps.
     pub bitmaps: u64,
 }
 
@@ -176,6 +216,9 @@ pub fn check<E>(header: &Header, layout: &Layout, read: Read<'_, E>) -> Result<R
         found: vec![0; clusters],
         references: vec![0; clusters],
         tables: BTreeMap::new(),
+        parts: Vec::new(),
+        read_bytes: 0,
+        is_partial: false,
         report: Report {
             severity: Severity::Sound,
             findings: Vec::new(),
@@ -188,12 +231,22 @@ pub fn check<E>(header: &Header, layout: &Layout, read: Read<'_, E>) -> Result<R
 }
 
 /// How an L2 table is named.
-#[derive(Default)]
+#[derive(Clone, Copy)]
 struct Named {
     times: u16,
-    /// The offsets of the content that entries of the active L1 table name it for. All of them are
-    /// the same but in a damaged image.
-    guest: Option<u64>,
+    /// The offset of the content that the first entry which names it is for.
+    guest: u64,
+    /// An entry of the active L1 table names it.
+    is_active: bool,
+}
+
+/// A structure that has its clusters for itself.
+struct Part {
+    what: &'static str,
+    start: u64,
+    bytes: u64,
+    /// How often it is named.
+    times: u16,
 }
 
 struct Checker<'a, E> {
@@ -204,7 +257,22 @@ struct Checker<'a, E> {
     found: Vec<u16>,
     references: Vec<u16>,
     tables: BTreeMap<u64, Named>,
+    parts: Vec<Part>,
+    /// Of tables of snapshots and bitmaps.
+    read_bytes: u64,
+    /// A structure could not be followed.
+    is_partial: bool,
     report: Report,
+}
+
+/// The names of the levels, of the active state and of snapshots.
+fn level(number: usize, is_active: bool) -> &'static str {
+    match (number, is_active) {
+        (1, true) => "L1",
+        (1, false) => "a snapshot's L1",
+        (_, true) => "L2",
+        (_, false) => "a snapshot's L2",
+    }
 }
 
 impl<E> Checker<'_, E> {
@@ -215,13 +283,15 @@ impl<E> Checker<'_, E> {
         if self.header.is_dirty {
             self.find(Finding::NotClosed);
         }
-        self.refer(0, 1, 1);
+        self.own("header", 0, 1, 1);
         self.read_refcounts()?;
         let active = (self.header.l1_table, self.layout.l1_entries);
-        self.read_l1(active, true)?;
+        self.own("L1 table", active.0, active.1 * 8, 1);
+        self.read_l1(active, 1, true)?;
         self.read_snapshots()?;
         self.read_l2_tables()?;
         self.read_bitmaps()?;
+        self.compare_parts();
         self.compare();
         Ok(())
     }
@@ -234,7 +304,14 @@ impl<E> Checker<'_, E> {
         }
     }
 
+    /// What cannot be followed.
     fn wrong(&mut self, error: Error) {
+        self.is_partial = true;
+        self.odd(error);
+    }
+
+    /// What can be followed all the same.
+    fn odd(&mut self, error: Error) {
         self.find(Finding::Wrong(error));
     }
 
@@ -251,16 +328,35 @@ impl<E> Checker<'_, E> {
         Ok(bytes.chunks_exact(8).map(word).collect())
     }
 
-    /// Counts references to the clusters of these bytes. Those beyond the image's end have none.
-    fn refer(&mut self, start: u64, bytes: u64, times: u16) {
-        if bytes == 0 {
-            return;
-        }
+    /// Counts references to the clusters of these bytes. False if they end beyond the image's last
+    /// cluster.
+    #[must_use]
+    fn refer(&mut self, start: u64, bytes: u64, times: u16) -> bool {
         let cluster_bytes = self.header.cluster_bytes();
-        let end = start.saturating_add(bytes - 1) / cluster_bytes;
-        for cluster in start / cluster_bytes..=end.min(self.report.counts.clusters) {
-            let Some(references) = self.references.get_mut(cluster as usize) else { return };
+        let Some(last) = bytes.checked_sub(1).map(|bytes| start.saturating_add(bytes)) else {
+            return true;
+        };
+        for cluster in start / cluster_bytes..=last / cluster_bytes {
+            let Some(references) = self.references.get_mut(cluster as usize) else { return false };
             *references = references.saturating_add(times);
+        }
+        true
+    }
+
+    /// The same for a structure that is in the image.
+    fn own(&mut self, what: &'static str, start: u64, bytes: u64, times: u16) {
+        if self.refer(start, bytes, times) && bytes > 0 {
+            self.parts.push(Part { what, start, bytes, times });
+        }
+    }
+
+    /// Refuses the table of a snapshot or bitmap that together with those before is longer than the
+    /// image: they overlap.
+    fn refuse_many(&mut self, what: &'static str, bytes: u64) -> Result<(), Error> {
+        self.read_bytes = self.read_bytes.saturating_add(bytes);
+        match self.read_bytes > self.header.image_bytes {
+            true => Err(bad(what, self.read_bytes, "bytes of all of them within the image")),
+            false => Ok(()),
         }
     }
 
@@ -272,13 +368,13 @@ impl<E> Checker<'_, E> {
     fn read_refcounts(&mut self) -> Result<(), E> {
         let (cluster_bytes, bits) = (self.header.cluster_bytes(), self.layout.refcount_bits);
         let bytes = self.layout.refcount_table_clusters * cluster_bytes;
-        self.refer(self.layout.refcount_table, bytes, 1);
+        self.own("refcount table", self.layout.refcount_table, bytes, 1);
         let per_block = per_block(cluster_bytes, bits);
         let blocks = self.words_at(self.layout.refcount_table, bytes / 8)?;
         for (at, entry) in blocks.into_iter().enumerate() {
             let block = entry & !RESERVED_LOW;
             if entry & RESERVED_LOW != 0 {
-                self.wrong(bad("refcount table entry", entry, "no reserved bits"));
+                self.odd(bad("refcount table entry", entry, "no reserved bits"));
             }
             if block == 0 {
                 continue;
@@ -291,7 +387,7 @@ impl<E> Checker<'_, E> {
                 self.wrong(error);
                 continue;
             }
-            self.refer(block, 1, 1);
+            self.own("refcount block", block, 1, 1);
             let first = at as u64 * per_block;
             let count = per_block.min(self.report.counts.clusters.saturating_sub(first));
             if count == 0 {
@@ -306,21 +402,30 @@ impl<E> Checker<'_, E> {
         Ok(())
     }
 
-    /// Notes the L2 tables that an L1 table names.
-    fn read_l1(&mut self, (start, entries): (u64, u64), is_active: bool) -> Result<(), E> {
-        self.refer(start, entries * 8, 1);
+    /// Notes the L2 tables that an L1 table names, which has its own references already.
+    fn read_l1(
+        &mut self,
+        (start, entries): (u64, u64),
+        times: u16,
+        is_active: bool,
+    ) -> Result<(), E> {
+        let level = level(1, is_active);
         for (at, entry) in self.words_at(start, entries)?.into_iter().enumerate() {
             let guest = (at as u64).saturating_mul(self.header.l1_span());
-            self.refuse_bits("L1", (guest, entry), RESERVED_LOW | RESERVED_HIGH | COMPRESSED);
+            self.refuse_bits(level, (guest, entry), RESERVED_LOW | RESERVED_HIGH | COMPRESSED);
             match self.header.l2_table(guest, entry) {
                 Ok(None) => {}
                 Err(error) => self.wrong(error),
+                Ok(Some(_)) if self.tables.len() > TABLES_MAX => {
+                    self.wrong(bad("L2 tables", TABLES_MAX as u64 + 1, "less"));
+                    break;
+                }
                 Ok(Some(table)) => {
-                    let named = self.tables.entry(table).or_default();
-                    named.times = named.times.saturating_add(1);
+                    let first = Named { times: 0, guest, is_active };
+                    let named = self.tables.entry(table).or_insert(first);
+                    named.times = named.times.saturating_add(times);
                     if is_active {
-                        named.guest = named.guest.or(Some(guest));
-                        self.compare_copied("L1", (guest, entry), self.found_at(table));
+                        self.compare_copied(level, (guest, entry), self.found_at(table));
                     }
                 }
             }
@@ -330,12 +435,13 @@ impl<E> Checker<'_, E> {
 
     /// Bits that no program sets in an entry that names a whole cluster, or none.
     fn refuse_bits(&mut self, table: &'static str, (guest, found): (u64, u64), bits: u64) {
-        let expected = match found & OFFSET {
-            _ if found & bits != 0 => "expected no reserved bits",
-            0 if found & COPIED != 0 => "with bit 63: expected a place",
-            _ => return,
-        };
-        self.wrong(Error::BadEntry { table, guest, found, expected });
+        let bad = |expected| Error::BadEntry { table, guest, found, expected };
+        if found & bits != 0 {
+            self.odd(bad("expected no reserved bits"));
+        }
+        if found & OFFSET == 0 && found & COPIED != 0 {
+            self.wrong(bad("with bit 63: expected a place"));
+        }
     }
 
     /// Compares bit 63 of an entry of the active state with a refcount.
@@ -350,24 +456,26 @@ impl<E> Checker<'_, E> {
     fn read_l2_tables(&mut self) -> Result<(), E> {
         let words = self.header.l2_entry_bytes() as usize / 8;
         for (table, named) in std::mem::take(&mut self.tables) {
-            self.refer(table, 1, named.times);
+            self.own("L2 table", table, 1, named.times);
             let entries = self.words_at(table, self.header.cluster_bytes() / 8)?;
             for (at, entry) in entries.chunks_exact(words).enumerate() {
                 let bitmap = entry.get(1).copied().unwrap_or(0);
                 let guest = at as u64 * self.header.cluster_bytes();
-                let guest = named.guest.unwrap_or(0).saturating_add(guest);
-                self.read_entry((guest, entry[0], bitmap), &named);
+                let guest = named.guest.saturating_add(guest);
+                self.read_entry((guest, entry[0], bitmap), named);
             }
         }
         Ok(())
     }
 
     /// Counts what an entry of an L2 table names.
-    fn read_entry(&mut self, (guest, entry, bitmap): (u64, u64, u64), named: &Named) {
+    fn read_entry(&mut self, (guest, found, bitmap): (u64, u64, u64), named: Named) {
+        let table = level(2, named.is_active);
+        let bad = |expected| Error::BadEntry { table, guest, found, expected };
         let (cluster, mut within) = (self.header.cluster_bytes(), 0);
         let mut has_data = false;
         while within < cluster {
-            match self.header.run(guest.saturating_add(within), entry, bitmap) {
+            match self.header.run(guest.saturating_add(within), found, bitmap) {
                 Ok(run) => {
                     has_data |= matches!(run.place, Place::Data(_) | Place::Compressed { .. });
                     within += run.bytes;
@@ -375,31 +483,48 @@ impl<E> Checker<'_, E> {
                 Err(error) => return self.wrong(error),
             }
         }
-        let is_compressed = entry & COMPRESSED != 0;
-        if !is_compressed {
-            let zero = if self.header.is_extended { 0 } else { ZERO };
-            self.refuse_bits("L2", (guest, entry), (RESERVED_LOW & !zero) | RESERVED_HIGH);
-        } else if bitmap != 0 {
-            let (table, found, expected) = ("L2", entry, "compressed: expected no bitmap");
-            self.wrong(Error::BadEntry { table, guest, found, expected });
-        }
-        let (start, bytes) = match self.header.compressed(entry, 0) {
+        let is_compressed = found & COMPRESSED != 0;
+        let zero = if self.header.is_extended { 0 } else { ZERO };
+        let (start, bytes) = match self.header.compressed(found, 0) {
             Place::Compressed { start, bytes, .. } if is_compressed => {
                 // It is counted by whole sectors.
                 let skipped = start % COMPRESSED_SECTOR;
                 (start - skipped, bytes + skipped)
             }
-            _ => (entry & OFFSET, u64::from(entry & OFFSET != 0)),
+            _ => (found & OFFSET, u64::from(found & OFFSET != 0)),
         };
-        self.refer(start, bytes, named.times);
-        if named.guest.is_none() || bytes == 0 {
-            return;
+        if !self.refer(start, bytes, named.times) {
+            self.wrong(bad("beyond the image's end: the image is truncated"));
         }
-        self.report.counts.data += u64::from(has_data);
-        self.report.counts.compressed += u64::from(is_compressed);
-        // A compressed cluster is never written in place.
-        let found = if is_compressed { 0 } else { self.found_at(start) };
-        self.compare_copied("L2", (guest, entry), found);
+        match is_compressed {
+            false => {
+                self.refuse_bits(table, (guest, found), (RESERVED_LOW & !zero) | RESERVED_HIGH);
+            }
+            true if bitmap != 0 => self.odd(bad("compressed: expected no bitmap")),
+            // It is never written in place.
+            true if found & COPIED != 0 => self.odd(bad("compressed: expected no bit 63")),
+            true => {}
+        }
+        if named.is_active && bytes > 0 {
+            self.report.counts.data += u64::from(has_data);
+            self.report.counts.compressed += u64::from(is_compressed);
+            if !is_compressed {
+                self.compare_copied(table, (guest, found), self.found_at(start));
+            }
+        }
+    }
+
+    /// Finds the clusters of structures to which something else refers.
+    fn compare_parts(&mut self) {
+        let cluster_bytes = self.header.cluster_bytes();
+        for Part { what, start, bytes, times } in std::mem::take(&mut self.parts) {
+            for cluster in start / cluster_bytes..=(start + bytes - 1) / cluster_bytes {
+                let references = self.references[cluster as usize];
+                if references > times {
+                    self.find(Finding::Shared { what, cluster, references });
+                }
+            }
+        }
     }
 
     fn compare(&mut self) {
@@ -410,12 +535,12 @@ impl<E> Checker<'_, E> {
         for (at, (now, wanted)) in pairs {
             let counts = &mut self.report.counts;
             counts.used += u64::from(wanted > 0);
-            counts.leaked += u64::from(wanted == 0 && now > 0);
+            counts.leaked += u64::from(wanted == 0 && now > 0 && !self.is_partial);
             if let Some(Finding::Refcount { cluster, count, found, references, .. }) = &mut run
                 && (*found, *references, *cluster + *count) == (now, wanted, at as u64)
             {
                 *count += 1;
-            } else if now != wanted {
+            } else if now != wanted && !(self.is_partial && now > wanted) {
                 let (cluster, count, found, references) = (at as u64, 1, now, wanted);
                 let next = Finding::Refcount { cluster, count, found, references, is_lazy };
                 run.replace(next).into_iter().for_each(|before| self.find(before));

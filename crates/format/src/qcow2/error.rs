@@ -44,10 +44,20 @@ pub enum Error {
         /// What it is.
         what: String,
     },
+    /// A correct image may be so large, and a check does not take it.
+    #[error("{what}: found {found}, a check takes at most {most}")]
+    TooLarge {
+        /// What there are too many of.
+        what: &'static str,
+        /// How many there are.
+        found: u64,
+        /// The most.
+        most: u64,
+    },
     /// An entry of a table that no image may have.
-    #[error("{table} entry of byte {guest}: found {found:#x}, {expected}")]
+    #[error("{table} entry for byte {guest}: found {found:#x}, {expected}")]
     BadEntry {
-        /// The level: L1 or L2.
+        /// The level: L1 or L2, and whether it is of a snapshot.
         table: &'static str,
         /// The offset in the image's content that it is for.
         guest: u64,
@@ -62,6 +72,6 @@ impl Error {
     /// True if the image may be correct, but not one that is read.
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
-        matches!(self, Error::Unsupported { .. })
+        matches!(self, Error::Unsupported { .. } | Error::TooLarge { .. })
     }
 }

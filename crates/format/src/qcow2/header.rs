@@ -173,7 +173,8 @@ pub struct Header {
     pub(super) cluster_bits: u32,
     /// Clusters have 32 subclusters each, and entries of L2 tables two words.
     pub(super) is_extended: bool,
-    pub(super) has_zero_flags: bool,
+    /// Version 2 has no zero flags, and refcounts of 16 bits.
+    pub(super) is_version_3: bool,
     pub(super) l1_table: u64,
     /// Where its extensions end at the latest.
     pub(super) extensions_end: u64,
@@ -201,7 +202,7 @@ impl Header {
             is_dirty: features & DIRTY != 0,
             cluster_bits: raw.cluster_bits.get(),
             is_extended: features & EXTENDED_L2 != 0,
-            has_zero_flags: raw.version.get() >= 3,
+            is_version_3: raw.version.get() >= 3,
             l1_table: raw.l1_table_offset.get(),
             extensions_end: match raw.backing_file_offset.get() {
                 0 => cluster_bytes.min(bytes.len() as u64),

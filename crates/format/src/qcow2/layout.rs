@@ -14,7 +14,7 @@ const SNAPSHOTS_MAX: u32 = 65536;
 const REFCOUNT_ORDER_MAX: u32 = 6;
 /// That of version 2, where it is not told.
 const REFCOUNT_ORDER_V2: u32 = 4;
-/// A check has four bytes for each cluster: 2 GiB for these.
+/// A check has four bytes for each cluster: 2 GiB.
 const CLUSTERS_MAX: u64 = 1 << 29;
 
 const EXTENSION_BITMAPS: u32 = 0x2385_2875;
@@ -50,7 +50,7 @@ pub struct Layout {
     pub snapshots: u64,
     /// How many there are.
     pub snapshot_count: u32,
-    /// The bitmaps, if they are those of this content. Others count for nothing.
+    /// The bitmaps, if a feature bit says that they are consistent. Others count for nothing.
     pub bitmaps: Option<Bitmaps>,
 }
 
@@ -61,7 +61,7 @@ impl Layout {
     /// It makes no sense, or the image is too large for a check.
     pub fn parse(bytes: &[u8], header: &Header) -> Result<Layout, Error> {
         let (raw, extensions) = raw(bytes, header.cluster_bytes())?;
-        let order = match header.has_zero_flags {
+        let order = match header.is_version_3 {
             true => raw.refcount_order.get(),
             false => REFCOUNT_ORDER_V2,
         };
@@ -73,8 +73,8 @@ impl Layout {
         }
         let clusters = header.clusters();
         if clusters > CLUSTERS_MAX {
-            let what = format!("{clusters} clusters, more than the {CLUSTERS_MAX} of a check");
-            return Err(Error::Unsupported { what });
+            let (what, found, most) = ("clusters", clusters, CLUSTERS_MAX);
+            return Err(Error::TooLarge { what, found, most });
         }
         let bitmaps = bitmaps(bytes, extensions..header.extensions_end.max(extensions))?;
         let are_valid = raw.autoclear_features.get() & BITMAPS_ARE_VALID != 0;
@@ -117,6 +117,13 @@ impl Layout {
             return Err(bad("snapshots_offset", self.snapshots, expected));
         }
         let Some(bitmaps) = self.bitmaps else { return Ok(()) };
+        if bitmaps.count == 0 {
+            return Err(bad("number of bitmaps", 0, "at least 1"));
+        }
+        if !bitmaps.directory.is_multiple_of(cluster_bytes) {
+            let expected = "a multiple of the cluster size";
+            return Err(bad("bitmaps' directory", bitmaps.directory, expected));
+        }
         if bitmaps.directory_bytes > DIRECTORY_BYTES_MAX {
             let expected = format!("at most {DIRECTORY_BYTES_MAX}");
             return Err(bad("bytes of the bitmaps' directory", bitmaps.directory_bytes, expected));

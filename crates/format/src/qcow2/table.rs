@@ -118,7 +118,7 @@ impl Header {
                 Some(run) => run,
                 None => return Err(bad("with a bitmap that contradicts itself or the entry")),
             },
-            (false, true) if !self.has_zero_flags => {
+            (false, true) if !self.is_version_3 => {
                 return Err(bad("expected no zero flag in version 2"));
             }
             (false, true) => Run { place: Place::Zeros, bytes: left },

@@ -32,6 +32,7 @@ impl Image {
         image.word(5 * CLUSTER, (1 << 63) | (7 * 512));
         image.word(8 * CLUSTER, 9 * 512);
         image.put(8 * CLUSTER + 8, &2_u32.to_be_bytes());
+        image.put(8 * CLUSTER + 36, &16_u32.to_be_bytes());
         image.word(9 * CLUSTER, 4 * 512);
         image
     }
@@ -103,10 +104,10 @@ fn a_refcount_that_is_too_low_is_damage() {
 #[test]
 fn bit_63_that_contradicts_the_refcount_is_damage() {
     let (lines, severity) = found(|image| image.word(4 * CLUSTER, (1 << 63) | (6 * 512)));
-    let line = "L2 entry of byte 0: bit 63 is set, refcount: found 2, expected 1";
+    let line = "L2 entry for byte 0: bit 63: found set, expected clear: the refcount is 2";
     assert_eq!((&lines[..], severity), (&[line.to_owned()][..], Severity::Damaged));
     let (lines, _) = found(|image| image.word(3 * CLUSTER + 8, 5 * 512));
-    let line = "L1 entry of byte 32768: bit 63 is clear, refcount: found 1, expected more";
+    let line = "L1 entry for byte 32768: bit 63: found clear, expected set: the refcount is 1";
     assert_eq!(lines, [line]);
 }
 
@@ -120,7 +121,16 @@ fn an_entry_that_no_program_writes_is_damage() {
         (CLUSTER, 2 * 512 + 1, "no reserved bits"),
         (CLUSTER + 8, 99 * 512, "refcount block"),
         (8 * CLUSTER, 99 * 512, "L1 table of a snapshot"),
-        (8 * CLUSTER + 32, 1 << 20, "extra data of a snapshot"),
+        (8 * CLUSTER + 32, 1 << 20, "table of snapshots: found the image's end"),
+        (8 * CLUSTER + 32, 8, "extra data of a snapshot"),
+        // A cluster of zeros that is kept, in the active state and in the snapshot's.
+        (4 * CLUSTER + 8, (99 * 512) | 1, "beyond the image's end"),
+        (4 * CLUSTER + 8, (1 << 62) | (11 * 512), "beyond the image's end"),
+        (4 * CLUSTER + 8, (3 << 62) | (10 * 512), "expected no bit 63"),
+        // Data where the L1 table is, and where the refcounts are.
+        (5 * CLUSTER, (1 << 63) | (3 * 512), "of the L1 table: found 2 references"),
+        (5 * CLUSTER, (1 << 63) | (2 * 512), "of the refcount block: found 2 references"),
+        (4 * CLUSTER + 8, 5 * 512, "of the L2 table: found 3 references"),
     ] {
         let (lines, severity) = found(|image| image.word(at, word));
         assert!(lines.iter().any(|line| line.contains(text)), "{text}: {lines:?}");

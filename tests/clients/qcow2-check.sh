@@ -101,6 +101,7 @@ stdbuf -oL qemu-io -c 'read 0 512' -c 'sleep 60000' plain >said.writer 2>&1 &
 writer=$!
 await "a writer has the image open" grep -q 'read 512' said.writer
 expect 4 "$CAIRN" check plain
+grep -q "another program has it open for writing" said || fail "the reason: $(cat said)"
 kill "$writer"
 wait "$writer" 2>/dev/null || true
 serve --table "0 24575 linear qcow2:plain 0"

@@ -25,14 +25,19 @@ pub(super) fn lock_image(path: &str, fd: &OwnedFd) -> Result<(), ConfigError> {
     for byte in [DOES + READ, FORBIDS + WRITE, FORBIDS + RESIZE] {
         take(path, fd, Lock { l_start: byte, l_len: 1, ..whole_file(libc::F_RDLCK) })?;
     }
-    for byte in [FORBIDS + READ, DOES + WRITE, DOES + RESIZE] {
+    for (byte, what) in [
+        (FORBIDS + READ, "forbids others to read it"),
+        (DOES + WRITE, "has it open for writing"),
+        (DOES + RESIZE, "may resize it"),
+    ] {
         let asked = Lock { l_start: byte, l_len: 1, ..whole_file(libc::F_WRLCK) };
         let mut found = asked;
         call(fd, libc::F_OFD_GETLK, &mut found).map_err(|error| refused(path, error))?;
         // A reader of the whole file, by the other way of locking, holds this byte too.
         let is_reader = i32::from(found.l_type) == libc::F_RDLCK && found.l_len == 0;
         if i32::from(found.l_type) != libc::F_UNLCK && !is_reader {
-            return Err(in_use(path, fd, asked));
+            let way_on = "end that use, or name another device";
+            return Err(held(path, format!("in use: another program {what}; {way_on}")));
         }
     }
     Ok(())

@@ -50,24 +50,25 @@ impl Call {
         Call { class: c"lock", method, input: structure(fields) }
     }
 
-    /// Fails unless this client has the lock under this cookie. Name, type, cookie, tag.
-    pub fn assert_locked(cookie: &str) -> Call {
+    /// What names a lock that a client has: name, type, cookie, tag.
+    fn lock_of(cookie: &str) -> Vec<u8> {
         let mut fields = Vec::new();
         encode(LOCK.to_bytes(), &mut fields);
         fields.push(EXCLUSIVE);
         encode(cookie.as_bytes(), &mut fields);
         encode(TAG, &mut fields);
-        Call::of_lock(c"assert_locked", &fields)
+        fields
     }
 
-    /// Replaces the description of the lock that this client has under this cookie. Name, type,
-    /// cookie, tag, description; seconds and nanoseconds until it ends, or never; flags.
+    /// Fails unless this client has the lock under this cookie.
+    pub fn assert_locked(cookie: &str) -> Call {
+        Call::of_lock(c"assert_locked", &Call::lock_of(cookie))
+    }
+
+    /// Replaces the description of the lock that this client has under this cookie. After what
+    /// names the lock: the description; seconds and nanoseconds until it ends, or never; flags.
     pub fn describe(cookie: &str, description: &str) -> Call {
-        let mut fields = Vec::new();
-        encode(LOCK.to_bytes(), &mut fields);
-        fields.push(EXCLUSIVE);
-        encode(cookie.as_bytes(), &mut fields);
-        encode(TAG, &mut fields);
+        let mut fields = Call::lock_of(cookie);
         encode(description.as_bytes(), &mut fields);
         fields.extend_from_slice(&[0; 8]);
         fields.push(MUST_RENEW);

@@ -85,17 +85,19 @@ impl Cluster {
             (self.library.parse_env)(self.handle, std::ptr::null())
         })?;
         let expiry = target.expiry.as_secs().to_string();
-        let fences = self.set("rbd_blocklist_expire_seconds", &expiry)
-            || self.set("rbd_blacklist_expire_seconds", &expiry);
-        if !fences {
-            let detail = "librbd: it has no option rbd_blocklist_expire_seconds";
-            return Err(target.refused(ConfigKind::Unsupported, detail));
+        // Without the second, librbd breaks the lock of a dead client, and takes a lock of its own
+        // again, although nothing keeps the other one from writing; and it gives a lock back for
+        // which it has no other cookie.
+        for (option, value) in [("expire_seconds", &*expiry), ("on_break_lock", "true")] {
+            // Older releases have the older word.
+            let is_set = ["rbd_blocklist", "rbd_blacklist"]
+                .iter()
+                .any(|word| self.set(&format!("{word}_{option}"), value));
+            if !is_set {
+                let detail = format!("librbd: it has no option rbd_blocklist_{option}");
+                return Err(target.refused(ConfigKind::Unsupported, detail));
+            }
         }
-        // Without, librbd breaks the lock of a dead client, and takes a lock of its own again,
-        // although nothing keeps the other one from writing; and it gives a lock back for which it
-        // has no other cookie.
-        let _ = self.set("rbd_blocklist_on_break_lock", "true")
-            || self.set("rbd_blacklist_on_break_lock", "true");
         // Completed writes are on the OSDs, not in a cache of this process.
         self.set("rbd_cache", "false");
         // A client may change its memory while a write is on its way.

@@ -8,7 +8,7 @@
 //! - `size`: how large an image is now. `extents`: which parts of it are data.
 //! - `snapshots`: which ones were taken while a marker stood.
 //! - `held`: what of an image outlives its last user.
-//! - `keeper`: asks for the lock of an image that is idle.
+//! - `keeper`: asks for the lock again and again.
 //! - `operation`: the way of a request through librbd, and its memory.
 //! - `flight`: whether the cluster is silent. `within`: calls that may not end.
 //!

@@ -108,6 +108,7 @@ serve --table "0 24575 linear qcow2:plain 0"
 expect 0 "$CAIRN" check plain
 serve_end
 # It says what it cannot do.
+expect 1 "$CAIRN" check --origin content plain
 { head -c 4096 /dev/zero && cat plain; } >shifted
 expect 1 "$CAIRN" check --start-sector 8 shifted
 cp plain secret

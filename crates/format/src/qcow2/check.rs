@@ -29,6 +29,7 @@ use std::collections::BTreeMap;
 pub use crate::severity::Severity;
 
 use super::header::bad;
+use super::layout::number;
 use super::refcounts::{per_block, refcount};
 use super::table::{COMPRESSED, COMPRESSED_SECTOR, OFFSET, ZERO};
 use super::{Error, Header, L1_ENTRIES_MAX, Layout, Place};
@@ -324,8 +325,7 @@ impl<E> Checker<'_, E> {
     /// Words of 8 bytes.
     fn words_at(&mut self, start: u64, count: u64) -> Result<Vec<u64>, E> {
         let bytes = self.bytes_at(start, count * 8)?;
-        let word = |word: &[u8]| word.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
-        Ok(bytes.chunks_exact(8).map(word).collect())
+        Ok(bytes.chunks_exact(8).map(number).collect())
     }
 
     /// Counts references to the clusters of these bytes. False if they end beyond the image's last

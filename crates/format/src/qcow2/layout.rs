@@ -153,6 +153,11 @@ impl Header {
     }
 }
 
+/// A big-endian number of at most 8 bytes.
+pub(super) fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
 fn bitmaps(bytes: &[u8], range: core::ops::Range<u64>) -> Result<Option<Bitmaps>, Error> {
     let Some(data) = extension(bytes, range, EXTENSION_BITMAPS)? else { return Ok(None) };
     let Some(data) = data.first_chunk::<BITMAPS_BYTES>() else {
@@ -160,7 +165,6 @@ fn bitmaps(bytes: &[u8], range: core::ops::Range<u64>) -> Result<Option<Bitmaps>
         return Err(bad("length of the bitmaps' extension", data.len() as u64, expected));
     };
     // After the count, four bytes are reserved.
-    let word = |at: usize| u64::from_be_bytes(core::array::from_fn(|byte| data[at + byte]));
-    let count = u32::from_be_bytes(core::array::from_fn(|byte| data[byte]));
-    Ok(Some(Bitmaps { count, directory_bytes: word(8), directory: word(16) }))
+    let (directory_bytes, directory) = (number(&data[8..16]), number(&data[16..24]));
+    Ok(Some(Bitmaps { count: number(&data[..4]) as u32, directory_bytes, directory }))
 }

@@ -1,6 +1,8 @@
 //! Refcounts as they lie in a refcount block: 1 to 64 bits each, the first one of a byte in its
 //! lowest bits, longer ones big-endian.
 
+use super::layout::number;
+
 /// How many a block of one cluster has.
 pub(super) fn per_block(cluster_bytes: u64, bits: u32) -> u64 {
     cluster_bytes * 8 / u64::from(bits)
@@ -16,8 +18,7 @@ pub(super) fn refcount(block: &[u8], bits: u32, index: usize) -> u64 {
         }
         _ => {
             let bytes = bits as usize / 8;
-            let number = &block[index * bytes..(index + 1) * bytes];
-            number.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+            number(&block[index * bytes..(index + 1) * bytes])
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{COMPRESSED, COPIED, Checker, Error, OFFSET, RESERVED_HIGH};
 use crate::qcow2::header::bad;
+use crate::qcow2::layout::number;
 
 /// An entry without its extra data and name: where its table begins (8 bytes), the entries of that
 /// (4), flags (4), type and granularity (1 each), the length of its name (2), that of its extra
@@ -32,9 +33,7 @@ impl<E> Checker<'_, E> {
                 self.wrong(bad("bytes of the directory of bitmaps", len, "more: an entry is cut"));
                 return Ok(());
             };
-            let number = |range: core::ops::Range<usize>| {
-                entry[range].iter().fold(0_u64, |number, byte| number << 8 | u64::from(*byte))
-            };
+            let number = |range: core::ops::Range<usize>| number(&entry[range]);
             if let Err(error) = refuse_fields(&number)
                 .and_then(|()| self.refuse_entries(number(8..12), number(17..18)))
             {

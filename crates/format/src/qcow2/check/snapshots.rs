@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Checker, Error, L1_ENTRIES_MAX};
 use crate::qcow2::header::bad;
+use crate::qcow2::layout::number;
 
 /// An entry without its extra data and names: where its L1 table begins (8 bytes), the entries of
 /// that (4), the lengths of its id and name (2 each), dates, clocks and sizes, and the length of
@@ -31,9 +32,7 @@ impl<E> Checker<'_, E> {
                 break;
             }
             let entry = self.bytes_at(at, ENTRY_BYTES as u64)?;
-            let number = |range: core::ops::Range<usize>| {
-                entry[range].iter().fold(0_u64, |number, byte| number << 8 | u64::from(*byte))
-            };
+            let number = |range: core::ops::Range<usize>| number(&entry[range]);
             let (names, extra) = (number(12..14) + number(14..16), number(36..40));
             if !(least..=EXTRA_BYTES_MAX).contains(&extra) {
                 let expected = format!("{least} to {EXTRA_BYTES_MAX}");

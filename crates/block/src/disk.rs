@@ -261,6 +261,19 @@ pub trait Disk: Send + Sync {
         Ok(())
     }
 
+    /// Makes it at least so long, if it can grow at its user's wish: what comes behind the old end
+    /// reads as zeros, and a flush that follows makes the new size durable. Answers how long it is.
+    ///
+    /// # Errors
+    /// It could grow, and did not.
+    fn grow<'a>(
+        &'a self,
+        _env: &'a Env,
+        _sectors: SectorCount,
+    ) -> LocalFuture<'a, Result<SectorCount, IoError>> {
+        Box::pin(std::future::ready(Ok(self.sectors())))
+    }
+
     /// What a range holds, in order, covering it from its start (perhaps not to its end, but
     /// at least one logical block). The default knows nothing and says data.
     fn extents<'a>(

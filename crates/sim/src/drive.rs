@@ -18,6 +18,8 @@
 //!   were volatile when it failed ([`crate::Effect::Lose`]), as a drive does that reports its
 //!   failure to one flush only: reads still show these writes, but no later flush makes them
 //!   durable.
+//! - A new size ([`DriveOptions::grows_to`]) is volatile, too: a power cut keeps it, or loses it
+//!   with all that was written beyond the old one.
 //! - A copy ([`DriveOptions::copies`]) is a read and a write that take no time, with the faults of
 //!   both (but no delays) and the volatility of a write.
 //! - Flushes and FUA writes go through a [`FlushGate`], as those of a real file do.
@@ -37,8 +39,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cairn_block::{
-    CopyError, Disk, Env, Flags, Flow, FlushGate, Io, IoError, IoResult, Limits, MarkerPlace,
-    Nature, Op, Request, RequestId, Sector, SectorCount, SectorRange, Segs,
+    CopyError, Disk, Env, Flags, Flow, FlushGate, Io, IoError, IoResult, Limits, LocalFuture,
+    MarkerPlace, Nature, Op, Request, RequestId, Sector, SectorCount, SectorRange, Segs,
 };
 use cairn_nbd::session::Care;
 use parking_lot::Mutex;
@@ -123,6 +125,8 @@ pub struct DriveOptions {
     pub remote: Option<Remote>,
     /// It says that it refuses writes.
     pub read_only: bool,
+    /// It grows when it is asked to, as a file does, at most to this size.
+    pub grows_to: SectorCount,
 }
 
 impl DriveOptions {
@@ -139,6 +143,7 @@ impl DriveOptions {
             spindle: None,
             remote: None,
             read_only: false,
+            grows_to: SectorCount::ZERO,
         }
     }
 }
@@ -528,6 +533,37 @@ impl DriveShared {
         (started, own + planted.delay)
     }
 
+    /// Makes it longer, if it is one that grows: a write, as far as faults and its end are
+    /// concerned.
+    fn grow(&self, env: &Env, sectors: SectorCount) -> Result<SectorCount, IoError> {
+        let now = self.state.lock().memory.sectors();
+        let mechanics: Option<&Rc<Mechanics>> = env.mechanism();
+        let Some(mechanics) = mechanics.filter(|_| now < sectors.min(self.options.grows_to)) else {
+            return Ok(now);
+        };
+        let range = SectorRange::between(Sector(now.0), Sector(sectors.0));
+        let planted =
+            self.faults.decide(&mut mechanics.rng.borrow_mut(), (Op::Write, false), range);
+        mechanics.note(&[6, range.start.0, range.count.0]);
+        let write = mechanics.count_write();
+        if let Some(error) = planted.error {
+            return Err(error);
+        }
+        let sectors = sectors.min(self.options.grows_to);
+        if !mechanics.is_powerless() {
+            let is_remote = self.options.remote.is_some();
+            let mut state = self.state.lock();
+            match is_remote {
+                // The server has flushed what it answers.
+                true => state.memory.versions_mut().resize(sectors),
+                false => state.memory.versions_mut().grow(sectors),
+            }
+            drop(state);
+            mechanics.write_done(write);
+        }
+        Ok(sectors)
+    }
+
     /// The read of a copy.
     fn read_at_once(&self, mechanics: &Mechanics, range: SectorRange) -> Result<Vec<u8>, IoError> {
         let rng = &mut *mechanics.rng.borrow_mut();
@@ -649,6 +685,14 @@ impl Disk for SimDrive {
         let volatile = self.shared.options.volatile_cache;
         let own = self.shared.model.as_ref().map(|model| model.nature);
         own.unwrap_or(Nature { volatile, ..Nature::UNKNOWN })
+    }
+
+    fn grow<'a>(
+        &'a self,
+        env: &'a Env,
+        sectors: SectorCount,
+    ) -> LocalFuture<'a, Result<SectorCount, IoError>> {
+        Box::pin(std::future::ready(self.shared.grow(env, sectors)))
     }
 
     fn submit(&self, env: &Env, request: &mut Request) -> Flow {

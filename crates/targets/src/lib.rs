@@ -39,8 +39,10 @@ mod owners;
 pub mod passthrough;
 pub mod persistent;
 mod planner;
+pub mod qcow2;
 mod shared_core;
 pub mod snapshot;
+mod span;
 pub mod spec;
 pub mod striped;
 pub mod thin;
@@ -66,6 +68,7 @@ pub const KINDS: &[TargetKind] = &[
     thin::POOL_KIND,
     thin::KIND,
     clone::KIND,
+    qcow2::KIND,
 ];
 
 /// Every kind of target, for a server.

@@ -24,6 +24,7 @@ use cairn_format::bcache::{
     BackingState, BackingSuperblock, CacheMode, CacheSuperblock, NewBacking, NewCache, Replacement,
     Uuid,
 };
+use cairn_format::qcow2::write::Blank;
 use cairn_sim::SimWorld;
 use cairn_targets::spec::Spec;
 
@@ -158,6 +159,12 @@ fn bcache_backing() -> Vec<u8> {
     bcache(&fresh.expect("legal").encode())
 }
 
+/// Of 1 GiB.
+fn qcow2_image(backing: Option<(&str, &str)>) -> Vec<u8> {
+    let blank = Blank { size: 1 << 30, cluster_bits: 16, refcount_order: 4, backing };
+    blank.bytes().expect("legal")
+}
+
 struct AnyDevice;
 
 impl Opener for AnyDevice {
@@ -176,6 +183,8 @@ impl Opener for AnyDevice {
             "pool.meta" => formatted_pool(),
             "cache.img" => bcache_cache(),
             "backing.img" => bcache_backing(),
+            "vm.qcow2" => qcow2_image(None),
+            "overlay.qcow2" => qcow2_image(Some(("base.img", "raw"))),
             _ => Vec::new(),
         };
         Ok(Arc::new(Mostly { name: argument.to_owned(), begins }))

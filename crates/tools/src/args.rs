@@ -18,6 +18,8 @@ pub enum FormatCommand {
     ThinPool(FormatThinPoolArgs),
     /// The data device of a dm-thin pool: made blank
     PoolData(FormatPoolDataArgs),
+    /// An image of qemu
+    Qcow2(FormatQcow2Args),
     /// A bcache cache device, its backing devices, or both
     Bcache(FormatBcacheArgs),
 }
@@ -93,6 +95,26 @@ pub struct FormatSnapshotArgs {
     /// Size of a chunk in sectors
     #[arg(long, value_name = "SECTORS", default_value_t = 32)]
     pub chunk: u32,
+}
+
+/// `format qcow2`
+#[derive(Args)]
+pub struct FormatQcow2Args {
+    /// The device, and what may be lost
+    #[command(flatten)]
+    pub format: FormatArgs,
+    /// Size of the content
+    #[arg(long, value_name = "SIZE")]
+    pub size: String,
+    /// Size of a cluster: a power of two from 512 to 2M
+    #[arg(long, value_name = "SIZE", default_value = "64K")]
+    pub cluster_size: String,
+    /// The backing image, by its name relative to the image
+    #[arg(long, value_name = "NAME", requires = "backing_format")]
+    pub backing: Option<String>,
+    /// The format of the backing image: raw or qcow2
+    #[arg(long, value_name = "FORMAT", requires = "backing", value_parser = ["raw", "qcow2"])]
+    pub backing_format: Option<String>,
 }
 
 /// `format thin-pool`

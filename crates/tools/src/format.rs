@@ -1,5 +1,5 @@
-//! `cairn format`: a new cache, exception store, pool or bcache set. Data is overwritten only with
-//! `--yes`.
+//! `cairn format`: a new cache, exception store, pool, bcache set or image. Data is overwritten
+//! only with `--yes`.
 //!
 //! A device that is not blank needs `--yes`; a cache with dirty blocks needs `--discard-dirty` too.
 //! The order, and what a crash between two steps leaves:
@@ -14,17 +14,18 @@
 use cairn_backends::LeftLog;
 use cairn_block::{ConfigError, ConfigKind, SECTOR_BYTES};
 use cairn_format::probe::blank::way_on;
+use cairn_format::qcow2::write::Blank;
 use cairn_format::snapshot::ChunkSize;
 use cairn_format::writecache::{BlockSize, Geometry, Superblock};
-use cairn_outcome::failure::Outcome;
+use cairn_outcome::failure::{Outcome, wrong};
 use cairn_outcome::stdout;
 
 use super::source::{OwnRemainder, Source, refuse_unless_blank};
 use super::thin::output::Leave;
 use super::{bcache, dirty, snapshot, thin};
 use crate::args::{
-    FormatBcacheArgs, FormatCommand, FormatPoolDataArgs, FormatSnapshotArgs, FormatThinPoolArgs,
-    FormatWritecacheArgs, LeaveArgs, bytes,
+    FormatBcacheArgs, FormatCommand, FormatPoolDataArgs, FormatQcow2Args, FormatSnapshotArgs,
+    FormatThinPoolArgs, FormatWritecacheArgs, LeaveArgs, bytes,
 };
 
 /// Bytes of one write.
@@ -38,6 +39,7 @@ pub fn run(command: &FormatCommand) -> Outcome<u8> {
     match command {
         FormatCommand::Writecache(args) => format_writecache(args),
         FormatCommand::Snapshot(args) => format_snapshot(args),
+        FormatCommand::Qcow2(args) => format_qcow2(args),
         FormatCommand::ThinPool(args) => format_thin_pool(args),
         FormatCommand::PoolData(args) => format_pool_data(args),
         FormatCommand::Bcache(args) => {
@@ -78,6 +80,38 @@ fn format_snapshot(args: &FormatSnapshotArgs) -> Outcome<u8> {
     make_way(&source, args.format.leave, (0, |_| false), &way_on("snapshot", name, &options))?;
     snapshot::format::format(&source, chunk)?;
     stdout::print(&format!("{name}: an empty store with chunks of {} sectors\n", args.chunk))
+}
+
+fn format_qcow2(args: &FormatQcow2Args) -> Outcome<u8> {
+    let source = Source::write(&args.format.device)?;
+    let name = &source.name;
+    let (size, cluster_bytes) =
+        (bytes("--size", &args.size)?, bytes("--cluster-size", &args.cluster_size)?);
+    if !cluster_bytes.is_power_of_two() {
+        return Err(wrong(name, "--cluster-size", cluster_bytes, "a power of two"));
+    }
+    if !size.is_multiple_of(SECTOR_BYTES) {
+        return Err(wrong(name, "--size", size, "a multiple of 512"));
+    }
+    let backing = args.backing.as_deref().zip(args.backing_format.as_deref());
+    let (cluster_bits, refcount_order) = (cluster_bytes.trailing_zeros(), 4);
+    let blank = Blank { size, cluster_bits, refcount_order, backing };
+    let first = blank
+        .bytes()
+        .map_err(|error| ConfigError::new(ConfigKind::Argument, name, error.to_string()))?;
+    if source.bytes < first.len() as u64 {
+        let expected = format!("at least {} bytes", first.len());
+        return Err(wrong(name, "size", source.bytes, &expected));
+    }
+    let options = format!(" --size {} --cluster-size {}", args.size, args.cluster_size);
+    let way_on = way_on("qcow2", name, &options);
+    make_way(&source, args.format.leave, (0, |_| false), &way_on)?;
+    let (header, rest) = first.split_at(cluster_bytes as usize);
+    source.write_at(cluster_bytes, rest)?;
+    source.flush()?;
+    source.write_at(0, header)?;
+    source.flush()?;
+    stdout::print(&format!("{name}: an empty image of {size} bytes\n"))
 }
 
 fn format_thin_pool(args: &FormatThinPoolArgs) -> Outcome<u8> {

@@ -12,11 +12,13 @@
 //! is a task ([`Task`](task::Task)): flushes, FUA writes, bounced transfers, discard and
 //! write-zeroes.
 //!
-//! The file is locked while the disk is open. A disk never changes the size of its file.
+//! The file is locked while the disk is open. A disk changes the size of its file only where its
+//! user asks for it ([`Disk::grow`]).
 //!
 //! A file of a network or cluster file system has a place for a dirty marker ([`marker`]).
 
 mod extents;
+mod grow;
 mod lock;
 mod marker;
 mod nature;
@@ -149,6 +151,18 @@ impl OpenFile {
     }
 }
 
+impl OpenFile {
+    /// Looks at the size again.
+    fn refresh(&self) -> Result<(), ConfigError> {
+        if self.end.is_none() {
+            let block = self.limits.logical_block;
+            let sectors = probe::sectors(&self.path, &self.fd, self.kind, block)?;
+            self.sectors.store(sectors.0, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
 impl AsRawFd for OpenFile {
     fn as_raw_fd(&self) -> RawFd {
         self.fd.as_raw_fd()
@@ -192,13 +206,15 @@ impl Disk for FileDisk {
     }
 
     fn refresh(&self) -> Result<(), ConfigError> {
-        let file = &self.0;
-        if file.end.is_some() {
-            return Ok(());
-        }
-        let sectors = probe::sectors(&file.path, &file.fd, file.kind, file.limits.logical_block)?;
-        file.sectors.store(sectors.0, Ordering::Relaxed);
-        Ok(())
+        self.0.refresh()
+    }
+
+    fn grow<'a>(
+        &'a self,
+        env: &'a Env,
+        sectors: SectorCount,
+    ) -> LocalFuture<'a, Result<SectorCount, IoError>> {
+        Box::pin(grow::grow(env, &self.0, sectors))
     }
 
     fn failures(&self) -> u64 {

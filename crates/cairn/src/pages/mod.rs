@@ -42,6 +42,7 @@ targets![
     "flakey",
     "linear",
     "passthrough",
+    "qcow2",
     "snapshot",
     "snapshot-merge",
     "snapshot-origin",

@@ -31,7 +31,9 @@ pub use crate::severity::Severity;
 use super::header::bad;
 use super::layout::number;
 use super::refcounts::{per_block, refcount};
-use super::table::{COMPRESSED, COMPRESSED_SECTOR, OFFSET, ZERO};
+use super::table::{
+    COMPRESSED, COMPRESSED_SECTOR, COPIED, OFFSET, RESERVED_HIGH, RESERVED_LOW, ZERO,
+};
 use super::{Error, Header, L1_ENTRIES_MAX, Layout, Place};
 
 mod bitmaps;
@@ -42,13 +44,8 @@ mod tests;
 /// Limit on the findings kept in a report; further ones only count, for the severity too.
 pub const FINDINGS_MAX: usize = 1000;
 
-/// The bit of an entry that says that the refcount is 1.
-const COPIED: u64 = 1 << 63;
 /// The most L2 tables: a GiB of memory for these.
 const TABLES_MAX: usize = 1 << 24;
-/// Bits that a program leaves clear, in entries that name whole clusters. Readers ignore them.
-const RESERVED_LOW: u64 = 0x1ff;
-const RESERVED_HIGH: u64 = 0x3f << 56;
 /// Counts end here: two that are as high are taken for equal.
 const MANY: u16 = u16::MAX;
 

@@ -44,6 +44,21 @@ pub enum Error {
         /// What it is.
         what: String,
     },
+    /// Something that a correct image may have, and that cairn does not write.
+    #[error(
+        "{what}: cairn does not write such images; make a new one with this one as its backing \
+         image, or `qemu-img convert` it"
+    )]
+    NotWritten {
+        /// What it is.
+        what: String,
+    },
+    /// The image has to be repaired before it is written.
+    #[error("{what}; `qemu-img check -r all` repairs it")]
+    ToRepair {
+        /// What is wrong.
+        what: String,
+    },
     /// A correct image may be so large, and a check does not take it.
     #[error("{what}: found {found}, a check takes at most {most}")]
     TooLarge {
@@ -72,6 +87,9 @@ impl Error {
     /// True if the image may be correct, but not one that is read.
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
-        matches!(self, Error::Unsupported { .. } | Error::TooLarge { .. })
+        matches!(
+            self,
+            Error::Unsupported { .. } | Error::NotWritten { .. } | Error::TooLarge { .. }
+        )
     }
 }

@@ -32,7 +32,7 @@ const NAME_BYTES_MAX: u32 = 1023;
 const EXTENDED_CLUSTER_BITS_MIN: u32 = 14;
 
 const EXTENSION_END: u32 = 0;
-const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
+pub(super) const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
 
 const CORRUPT: u64 = 1 << 1;
 const DIRTY: u64 = 1;
@@ -44,15 +44,15 @@ const EXTENDED_L2: u64 = 1 << 4;
 #[derive(FromBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub(super) struct RawHeader {
-    magic: U32,
-    version: U32,
-    backing_file_offset: U64,
-    backing_file_size: U32,
-    cluster_bits: U32,
-    size: U64,
+    pub(super) magic: U32,
+    pub(super) version: U32,
+    pub(super) backing_file_offset: U64,
+    pub(super) backing_file_size: U32,
+    pub(super) cluster_bits: U32,
+    pub(super) size: U64,
     crypt_method: U32,
     pub(super) l1_size: U32,
-    l1_table_offset: U64,
+    pub(super) l1_table_offset: U64,
     pub(super) refcount_table_offset: U64,
     pub(super) refcount_table_clusters: U32,
     pub(super) nb_snapshots: U32,
@@ -61,7 +61,7 @@ pub(super) struct RawHeader {
     compatible_features: U64,
     pub(super) autoclear_features: U64,
     pub(super) refcount_order: U32,
-    header_length: U32,
+    pub(super) header_length: U32,
     compression_type: u8,
     padding: [u8; 7],
 }

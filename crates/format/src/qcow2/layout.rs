@@ -38,7 +38,9 @@ pub struct Bitmaps {
 /// See the module's description.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
-    /// Entries of the L1 table: as many as the content needs, or more.
+    /// Where the L1 table begins.
+    pub l1_table: u64,
+    /// Its entries: as many as the content needs, or more.
     pub l1_entries: u64,
     /// Where the refcount table begins.
     pub refcount_table: u64,
@@ -52,6 +54,8 @@ pub struct Layout {
     pub snapshot_count: u32,
     /// The bitmaps, if a feature bit says that they are consistent. Others count for nothing.
     pub bitmaps: Option<Bitmaps>,
+    /// Features that a program clears before it writes to the image, if it does not know them.
+    pub autoclear: u64,
 }
 
 impl Layout {
@@ -79,6 +83,7 @@ impl Layout {
         let bitmaps = bitmaps(bytes, extensions..header.extensions_end.max(extensions))?;
         let are_valid = raw.autoclear_features.get() & BITMAPS_ARE_VALID != 0;
         let layout = Layout {
+            l1_table: header.l1_table,
             l1_entries: raw.l1_size.get().into(),
             refcount_table: raw.refcount_table_offset.get(),
             refcount_table_clusters: raw.refcount_table_clusters.get().into(),
@@ -86,6 +91,7 @@ impl Layout {
             snapshots: raw.snapshots_offset.get(),
             snapshot_count: raw.nb_snapshots.get(),
             bitmaps: bitmaps.filter(|_| are_valid),
+            autoclear: raw.autoclear_features.get(),
         };
         layout.check(header)?;
         Ok(layout)

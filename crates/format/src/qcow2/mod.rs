@@ -1,5 +1,5 @@
-//! qcow2 images, versions 2 and 3, for reading and checking: the header and the two levels of
-//! tables, and what a check compares with them.
+//! qcow2 images, versions 2 and 3, for reading, checking and writing: the header and the two levels
+//! of tables, and what a check compares with them.
 //!
 //! ```text
 //! header --> L1 table --> L2 tables --> data clusters, compressed clusters, zeros, or nothing
@@ -23,7 +23,9 @@ mod refcounts;
 mod table;
 #[cfg(test)]
 mod tests;
+pub mod write;
 
+pub use crate::severity::Severity;
 pub use check::check;
 pub use error::Error;
 pub use header::{
@@ -31,4 +33,5 @@ pub use header::{
     L1_ENTRIES_MAX, MAGIC, PROLOGUE_BYTES, Prologue,
 };
 pub use layout::{Bitmaps, Layout};
+pub use refcounts::{per_block, refcount, set_refcount};
 pub use table::{Place, Run};

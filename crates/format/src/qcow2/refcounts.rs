@@ -4,12 +4,14 @@
 use super::layout::number;
 
 /// How many a block of one cluster has.
-pub(super) fn per_block(cluster_bytes: u64, bits: u32) -> u64 {
+#[must_use]
+pub fn per_block(cluster_bytes: u64, bits: u32) -> u64 {
     cluster_bytes * 8 / u64::from(bits)
 }
 
 /// The refcount at an index of a block that has it.
-pub(super) fn refcount(block: &[u8], bits: u32, index: usize) -> u64 {
+#[must_use]
+pub fn refcount(block: &[u8], bits: u32, index: usize) -> u64 {
     match bits {
         1 | 2 | 4 => {
             let (per_byte, bits) = (8 / bits as usize, bits as usize);
@@ -23,9 +25,43 @@ pub(super) fn refcount(block: &[u8], bits: u32, index: usize) -> u64 {
     }
 }
 
+/// Sets the refcount at an index of a block that has it, to 0 or 1.
+pub fn set_refcount(block: &mut [u8], bits: u32, index: usize, refcount: u8) {
+    match bits {
+        1 | 2 | 4 => {
+            let (per_byte, bits) = (8 / bits as usize, bits as usize);
+            let (byte, shift) = (&mut block[index / per_byte], index % per_byte * bits);
+            *byte = *byte & !(((1 << bits) - 1) << shift) | refcount << shift;
+        }
+        _ => {
+            let bytes = bits as usize / 8;
+            let place = &mut block[index * bytes..(index + 1) * bytes];
+            place.fill(0);
+            place[bytes - 1] = refcount;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refcount_is_set_and_none_beside_it() {
+        for bits in [1, 2, 4, 8, 16, 32, 64] {
+            let mut block = [0xff; 64];
+            let count = per_block(64, bits) as usize;
+            let all = refcount(&block, bits, 0);
+            for (index, wanted) in [(0, 0), (count / 2, 1), (count - 1, 0), (count - 1, 1)] {
+                set_refcount(&mut block, bits, index, wanted);
+                assert_eq!(refcount(&block, bits, index), u64::from(wanted));
+                assert_eq!(
+                    refcount(&block, bits, (index + 1) % count),
+                    if index + 1 == count { 0 } else { all }
+                );
+            }
+        }
+    }
 
     #[test]
     fn refcounts_of_every_width_are_found() {

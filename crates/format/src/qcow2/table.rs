@@ -8,6 +8,11 @@ use super::{Error, Header};
 pub(super) const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 pub(super) const COMPRESSED: u64 = 1 << 62;
 pub(super) const ZERO: u64 = 1;
+/// The refcount of what the entry names is 1.
+pub(super) const COPIED: u64 = 1 << 63;
+/// Bits that a program leaves clear, in entries that name whole clusters. Readers ignore them.
+pub(super) const RESERVED_LOW: u64 = 0x1ff;
+pub(super) const RESERVED_HIGH: u64 = 0x3f << 56;
 pub(super) const COMPRESSED_SECTOR: u64 = 512;
 const SUBCLUSTERS: u64 = 32;
 

@@ -94,6 +94,8 @@ pub(super) struct Versions {
     /// Per sector, in order of completion: the writes that `visible` has and `durable` has not.
     volatile: BTreeMap<u64, Vec<Version>>,
     running: BTreeMap<OpId, Running>,
+    /// Sizes that are not durable, each with the number of operations that had completed before.
+    sizes: Vec<(u64, SectorCount)>,
     next_op: OpId,
     completed: u64,
     /// Operations before this one ended when the server of the drive died.
@@ -149,6 +151,7 @@ impl Versions {
             durable: image,
             volatile: BTreeMap::new(),
             running: BTreeMap::new(),
+            sizes: Vec::new(),
             next_op: 0,
             completed: 0,
             died: 0,
@@ -280,7 +283,15 @@ impl Versions {
     pub fn resize(&mut self, sectors: SectorCount) {
         self.visible.resize(sectors);
         self.durable.resize(sectors);
+        self.sizes.clear();
         self.volatile.retain(|&sector, _| sector < sectors.0);
+    }
+
+    /// Makes it longer.
+    pub fn grow(&mut self, sectors: SectorCount) {
+        self.visible.resize(sectors);
+        self.sizes.push((self.completed, sectors));
+        self.completed += 1;
     }
 
     /// What the drive holds after a power cut now.
@@ -294,6 +305,8 @@ impl Versions {
             *fate = odds.fate(rng);
         }
         let mut image = self.durable.clone();
+        let keeps_size = self.sizes.is_empty() || rng.bool();
+        image.resize(self.visible.sectors());
         let mut survivors: BTreeMap<OpId, Survivors> = BTreeMap::new();
         for (sector, versions) in &self.volatile {
             for version in versions {
@@ -313,6 +326,9 @@ impl Versions {
                 }
             }
         }
+        if !keeps_size {
+            image.resize(self.durable.sectors());
+        }
         image
     }
 
@@ -321,6 +337,7 @@ impl Versions {
     pub fn die(&mut self, rng: &mut fastrand::Rng, block: u32) {
         self.durable = self.power_cut(rng, block);
         self.visible = self.durable.clone();
+        self.sizes.clear();
         self.volatile.clear();
         self.running.clear();
         self.died = self.next_op;
@@ -403,6 +420,9 @@ impl Versions {
         let Some(versions) = self.volatile.get_mut(&sector) else { return };
         let count = versions.partition_point(|version| version.completed < completed_before);
         if let Some(last) = versions.drain(..count).next_back() {
+            if sector >= self.durable.sectors().0 {
+                self.durable.resize(self.visible.sectors());
+            }
             self.durable.write(Sector(sector), &last.bytes);
         }
         if versions.is_empty() {
@@ -412,6 +432,10 @@ impl Versions {
 
     /// Makes all writes durable that completed before `completed_before`.
     pub fn settle_all(&mut self, completed_before: u64) {
+        let count = self.sizes.partition_point(|(completed, _)| *completed < completed_before);
+        if let Some((_, sectors)) = self.sizes.drain(..count).next_back() {
+            self.durable.resize(sectors.max(self.durable.sectors()));
+        }
         let sectors: Vec<u64> = self.volatile.keys().copied().collect();
         for sector in sectors {
             self.settle(sector, completed_before);

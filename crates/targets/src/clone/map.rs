@@ -10,9 +10,10 @@ use cairn_block::{
 
 use super::Clone;
 use super::canary::{Bug, planted};
-use super::regions::{Cause, Job, Span, State};
+use super::regions::{Cause, Job, State};
 use crate::epochs::Epoch;
 use crate::group_commit::Waiter;
+use crate::span::Span;
 
 /// In the word of a request: it covers the regions of a job. Else it is in an epoch.
 const COVERS: u64 = 1 << 32;
@@ -32,7 +33,7 @@ impl Clone {
 
     fn map_read<'a>(&'a self, request: &mut Request) -> Verdict<'a> {
         let span = self.span_of(request.range);
-        let (is_hydrated, count) = self.bits.run(&span.regions);
+        let (is_hydrated, count) = self.bits.run(&span.blocks);
         request.accept(SectorCount(span.head(count)));
         let disk = if is_hydrated { &self.destination } else { &self.source };
         Verdict::Remapped { disk: disk.as_ref(), sector: request.range.start }
@@ -68,7 +69,7 @@ impl Clone {
         }
         loop {
             let epoch = self.writers.announce(env.reactor(), 0);
-            let (is_hydrated, count) = self.bits.run(&span.regions);
+            let (is_hydrated, count) = self.bits.run(&span.blocks);
             if is_hydrated {
                 request.accept(SectorCount(span.head(count)));
                 request.watch(epoch.to_word());
@@ -88,15 +89,15 @@ impl Clone {
         request: &mut Request,
         span: &Span,
     ) -> Option<Verdict<'a>> {
-        let (first, id) = (span.regions.start, request.id());
+        let (first, id) = (span.blocks.start, request.id());
         let mut state = self.state.lock();
-        let (is_hydrated, count) = self.bits.run(&span.regions);
+        let (is_hydrated, count) = self.bits.run(&span.blocks);
         if is_hydrated {
             return None;
         }
-        let mut whole = span.whole().min(count).min(state.free(&span.regions));
+        let mut whole = span.whole().min(count).min(state.free(&span.blocks));
         if planted(Bug::PartForWhole) && request.op == Op::Write {
-            whole = whole.max(u64::from(state.free(&span.regions) > 0));
+            whole = whole.max(u64::from(state.free(&span.blocks) > 0));
         }
         // A part of a region that is on the source stays as it is.
         if request.op == Op::Discard && whole == 0 {
@@ -148,14 +149,14 @@ impl Clone {
         }
         if request.word() & COVERS == 0 {
             // Looked at before it leaves: a region that is withdrawn is not copied until then.
-            let regions = self.span_of(request.range).regions;
+            let regions = self.span_of(request.range).blocks;
             let is_there = self.bits.run(&regions) == (true, regions.end - regions.start);
             self.writers.leave(env.reactor(), Epoch::of_word(request.word()));
             if !is_there && result.is_ok() {
                 return EndIo::Requeue;
             }
         } else {
-            let first = self.span_of(request.range).regions.start;
+            let first = self.span_of(request.range).blocks.start;
             if !self.end_job(env, first, result) && result.is_ok() {
                 // A failure of the destination may have dropped a part of it.
                 return EndIo::Requeue;
@@ -170,7 +171,7 @@ impl Clone {
     /// I5: the content is durable, the bits of its regions may not be. If one was withdrawn since
     /// (I6), the content is not there.
     fn hold_until_durable(&self, env: &Env, request: &Request) -> EndIo {
-        let regions = self.span_of(request.range).regions;
+        let regions = self.span_of(request.range).blocks;
         let mut state = self.state.lock();
         if self.bits.run(&regions) != (true, regions.end - regions.start) {
             return EndIo::Requeue;
@@ -193,12 +194,12 @@ impl Clone {
     ) -> Result<Vec<Extent>, IoError> {
         let span = self.span_of(range);
         loop {
-            let (is_hydrated, count) = self.bits.run(&span.regions);
+            let (is_hydrated, count) = self.bits.run(&span.blocks);
             let disk = if is_hydrated { &self.destination } else { &self.source };
             let head = SectorRange::new(range.start, SectorCount(span.head(count)));
             let extents = disk.extents(env, head).await?;
             // A write may have been answered in between, whose content is on the other disk.
-            let regions = span.regions.start..span.regions.start + count;
+            let regions = span.blocks.start..span.blocks.start + count;
             if self.bits.run(&regions) == (is_hydrated, count) {
                 return Ok(extents);
             }

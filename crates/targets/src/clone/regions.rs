@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use cairn_block::sync::atomic::{AtomicU64, Ordering};
-use cairn_block::{RequestId, SectorRange, Time};
+use cairn_block::{RequestId, Time};
 use cairn_format::clone::WORDS_MAX;
 
 use super::acknowledged::Acknowledged;
@@ -248,62 +248,10 @@ impl State {
     }
 }
 
-/// A range of the clone as the regions it touches.
-pub(super) struct Span {
-    pub regions: Range<u64>,
-    start: u64,
-    end: u64,
-    region_sectors: u64,
-    sectors: u64,
-}
-
-impl Span {
-    /// Of a clone of so many sectors.
-    pub fn of(range: SectorRange, region_sectors: u64, sectors: u64) -> Span {
-        let (start, end) = (range.start.0, range.start.0 + range.count.0);
-        let regions = start / region_sectors..end.div_ceil(region_sectors);
-        Span { regions, start, end, region_sectors, sectors }
-    }
-
-    /// How many regions it covers from the first on. The last region may be shorter.
-    pub fn whole(&self) -> u64 {
-        if !self.start.is_multiple_of(self.region_sectors) {
-            return 0;
-        }
-        let end = if self.end == self.sectors {
-            self.regions.end
-        } else {
-            self.end / self.region_sectors
-        };
-        end.saturating_sub(self.regions.start)
-    }
-
-    /// Its sectors in the first `count` regions.
-    pub fn head(&self, count: u64) -> u64 {
-        let end = (self.regions.start + count) * self.region_sectors;
-        self.end.min(end) - self.start
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cairn_block::{Sector, SectorCount};
     use proptest::prelude::*;
-
-    fn span(start: u64, count: u64) -> Span {
-        Span::of(SectorRange::new(Sector(start), SectorCount(count)), 8, 1003)
-    }
-
-    #[test]
-    fn a_span_knows_what_it_covers() {
-        let middle = span(16, 20);
-        assert_eq!((middle.regions.clone(), middle.whole()), (2..5, 2));
-        assert_eq!((middle.head(1), middle.head(2), middle.head(3)), (8, 16, 20));
-        assert_eq!((span(17, 7).whole(), span(17, 7).head(1)), (0, 7));
-        assert_eq!((span(992, 11).regions, span(992, 11).whole()), (124..126, 2));
-        assert_eq!((span(1000, 3).whole(), span(1000, 2).whole()), (1, 0));
-    }
 
     proptest! {
         #[test]

@@ -1,0 +1,233 @@
+//! The entries of answered requests that are not durable, in the crash log: a killed process loses
+//! the entries, not the data.
+//!
+//! A record says that consecutive clusters of the content are in consecutive clusters of the image;
+//! or that all of them are zeros, or nowhere.
+//!
+//! The device has two states: *marked* and not. The mark is an autoclear feature in the header,
+//! durable while there may be records. A program that does not know it clears it before it writes
+//! to the image, as the format demands; then the records are foreign, and refused. A record may be
+//! replayed on top of itself, so a commit leaves the state as it is.
+//!
+//! A1. A record is appended when entries change, under the lock of the state: after the data has
+//!     reached the image, before an answer.
+//! A2. A request has room for its record before it changes anything. Without room it waits for a
+//!     commit.
+//! A3. A commit seals the records of the changes that it takes, in the same step. They are emptied
+//!     before a cluster is released, so no record names a cluster that is something else by then.
+//! A4. A replay is a commit, before anything is served. A kill during it replays again.
+//! A5. If the device has failed, nothing is replayed (I7): what is there may be lost. The log has
+//!     the failure counts that its records survived, so that a kill before a commit notices hides
+//!     nothing.
+//! A6. A log that has not all records is lost: a kill loses answered writes, and the next process
+//!     tells its clients. That stays so, although clients were told of other losses, until a
+//!     commit is durable. Then the log starts over.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use cairn_block::{
+    Base, ConfigError, CrashLog, Ctor, Left, LogPlace, Record, Sector, failures_at_opening,
+};
+use cairn_format::bcache::crc64;
+use cairn_format::qcow2::write::{is_zeros, named_by};
+
+use super::canary::{Bug, planted};
+use super::config::Config;
+
+/// The state of an image that is marked.
+const MARKED: u64 = 1;
+/// The state of another image.
+const UNMARKED: u64 = 0;
+
+/// The log of a live image, if there is a place for one. Without one there is room for everything.
+#[derive(Default)]
+pub(super) struct Acknowledged {
+    log: Option<CrashLog>,
+    /// Clients were not told of all losses.
+    owes: bool,
+}
+
+/// Clusters of the content, and the entry of the first one.
+fn record(clusters: &Range<u64>, word: u64) -> Record {
+    [clusters.start, clusters.end - clusters.start, word]
+}
+
+impl Acknowledged {
+    /// Records from now on.
+    pub fn keep(&mut self, log: Option<CrashLog>) {
+        self.log = log;
+    }
+
+    /// Makes room for one record. False if it has to wait for a commit.
+    pub fn reserve(&mut self) -> bool {
+        self.log.as_mut().is_none_or(CrashLog::reserve)
+    }
+
+    /// What a record was reserved for is not done.
+    pub fn cancel(&mut self) {
+        if let Some(log) = &mut self.log {
+            log.cancel();
+        }
+    }
+
+    /// Entries have changed, for which there is room. True if a commit should begin, since there is
+    /// not much left.
+    pub fn changed(&mut self, clusters: &Range<u64>, word: u64) -> bool {
+        let Some(log) = &mut self.log else { return false };
+        match planted(Bug::NoRecord) {
+            true => log.cancel(),
+            false => log.append(record(clusters, word)),
+        }
+        log.is_half_full()
+    }
+
+    /// A commit begins, of all changes until now.
+    pub fn seal(&mut self) {
+        if let Some(log) = &mut self.log {
+            log.seal(Some(MARKED));
+        }
+    }
+
+    /// The commit is durable.
+    pub fn committed(&mut self) {
+        if let Some(log) = &mut self.log {
+            log.empty_sealed();
+        }
+    }
+
+    /// Starts over, with these entries, which are not durable. If they have no room, or a failure
+    /// may have lost what they name, a kill loses them (A6).
+    pub fn restart(
+        &mut self,
+        base: &Base,
+        mut changes: impl Iterator<Item = (u64, u64)>,
+        are_kept: bool,
+    ) {
+        let Some(log) = &mut self.log else { return };
+        // A kill before all records are there is a loss.
+        log.count_loss();
+        log.begin(base);
+        let mut append = |(at, word)| log.append_unreserved(record(&(at..at + 1), word));
+        if !(are_kept && changes.all(&mut append)) {
+            log.lose();
+        } else if !self.owes {
+            log.told();
+        }
+    }
+
+    /// Clients are to be told of a loss, also after a kill.
+    pub fn count_loss(&mut self) {
+        self.owes = true;
+        if let Some(log) = &mut self.log {
+            log.count_loss();
+        }
+    }
+
+    /// What is not durable may be lost (A5).
+    pub fn lose(&mut self) {
+        if let Some(log) = &mut self.log {
+            log.lose();
+        }
+    }
+
+    /// Failures of the device so far have lost nothing that is recorded.
+    pub fn survived(&mut self, failures: u64) {
+        if let Some(log) = &mut self.log {
+            log.survived(failures);
+        }
+    }
+
+    /// True if a kill now would lose what was answered, since the log has not all of it.
+    pub fn is_lost(&self) -> bool {
+        self.log.as_ref().is_some_and(CrashLog::is_lost)
+    }
+
+    /// A client was told of all losses. A kill may still lose more (A6).
+    pub fn told(&mut self) {
+        self.owes = false;
+        if let Some(log) = self.log.as_mut().filter(|log| !log.is_lost()) {
+            log.told();
+        }
+    }
+}
+
+/// Where the log of an image is.
+pub(super) struct Place {
+    log: LogPlace,
+    /// Stands for the device.
+    owner: u64,
+}
+
+impl Place {
+    /// None if there is none: see [`cairn_block::Registry::crash_log_of`].
+    ///
+    /// # Errors
+    /// Another process has the log.
+    pub fn of(ctor: &Ctor<'_>, config: &Config) -> Result<Option<Place>, ConfigError> {
+        let disk = &config.image.disk;
+        let log =
+            ctor.registry.crash_log_of("qcow2", (disk, Sector(0)), &[disk], ctor.read_only)?;
+        let Some(log) = log else { return Ok(None) };
+        let name = ctor.registry.lasting_name_of(disk, Sector(0)).unwrap_or_default();
+        Ok(Some(Place { log, owner: crc64(name.as_bytes()) }))
+    }
+
+    /// What the image is now.
+    pub fn base(&self, is_marked: bool, failures: u64) -> Base {
+        let state = if is_marked { MARKED } else { UNMARKED };
+        Base { owner: self.owner, state, failures }
+    }
+
+    /// The log, and what an earlier process left.
+    pub fn open(&self, is_marked: bool, config: &Config) -> (CrashLog, Left) {
+        let failures = failures_at_opening(config.image.disk.as_ref());
+        CrashLog::open(self.log.memory.clone(), &self.base(is_marked, failures))
+    }
+
+    /// True if this process has a log there.
+    pub fn is_kept(&self) -> bool {
+        self.log.is_kept
+    }
+}
+
+/// The entries that records leave, by their clusters. None if a record is of another image: of
+/// clusters beyond `clusters`.
+pub(super) fn entries_of(
+    records: &[Record],
+    clusters: u64,
+    cluster_bytes: u64,
+) -> Option<BTreeMap<u64, u64>> {
+    let mut entries = BTreeMap::new();
+    for [first, count, word] in records.iter().copied() {
+        let end = first.checked_add(count).filter(|end| *end <= clusters)?;
+        let has_data = !is_zeros(word) && named_by(word).is_some();
+        let step = if has_data { cluster_bytes } else { 0 };
+        let last = word.checked_add(step.checked_mul(count)?)?;
+        if has_data && (last ^ word) & (1 << 63) != 0 {
+            return None;
+        }
+        entries.extend((first..end).map(|at| (at, word + (at - first) * step)));
+    }
+    Some(entries)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cairn_format::qcow2::write::{ZEROS, entry_of};
+
+    #[test]
+    fn the_last_record_of_a_cluster_counts() {
+        let records = [[4, 3, entry_of(512)], [5, 1, ZEROS], [6, 2, 0]];
+        let expected = [(4, entry_of(512)), (5, ZEROS), (6, 0), (7, 0)];
+        assert_eq!(entries_of(&records, 8, 512), Some(BTreeMap::from(expected)));
+    }
+
+    #[test]
+    fn a_record_of_another_image_is_refused() {
+        for record in [[7, 2, 0], [u64::MAX, 2, 0], [0, 1 << 60, entry_of(512)]] {
+            assert_eq!(entries_of(&[record], 8, 512), None, "{record:?}");
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Opening an image: constructor, the tables, the crash log. Also stopping it.
+//!
+//! The constructor checks arguments and the header only. Resume reads the header again, and all
+//! tables. What a killed process had answered is committed before anything is served.
+
+use std::sync::Arc;
+
+use cairn_block::sync::Mutex;
+use cairn_block::sync::atomic::{AtomicU64, Ordering};
+use cairn_block::{
+    ConfigError, ConfigKind, Copier, CrashLog, Ctor, Env, IoError, Left, Record, SECTOR_BYTES,
+    SectorCount, Target, failures_beneath, invariants,
+};
+use cairn_format::qcow2::write::{MARK, ZEROS, entry_of, named_by, set_mark};
+use cairn_format::qcow2::{Backing, Header};
+
+use super::acknowledged::{Place, entries_of};
+use super::config::{Config, SPEC};
+use super::image::{Geometry, Writes};
+use super::load::{Found, Loader, failed, header, whole_header, wrong};
+use super::space::Space;
+use super::state::State;
+use super::tables::Tables;
+use super::{COPY_BYTES, Qcow2};
+use crate::epochs::Epochs;
+use crate::kind::TargetKind;
+
+/// Where a table is that a reader needs for records, and that is not on the disk.
+const NO_PLACE: u64 = u64::MAX;
+
+/// The kind of target.
+pub const KIND: TargetKind =
+    TargetKind { spec: &SPEC, construct: |env, ctor| Box::pin(construct(env, ctor)) };
+
+async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigError> {
+    let config = Config::parse(&ctor)?;
+    let image = config.device();
+    let Found { header, layout, .. } = header(env, &config.image, &image).await?;
+    if !ctor.read_only {
+        header.refuse_for_writing(&layout).map_err(|error| wrong(&config.image, &error))?;
+    }
+    let geometry = Geometry::of(&header, &layout);
+    refuse_length(&config, &geometry)?;
+    refuse_backing(&config, &header)?;
+    if geometry.cluster_bytes < image.unit {
+        let (device, found) = (&config.image.argument, geometry.cluster_bytes.to_string());
+        let expected = format!("at least the logical block size, {} bytes", image.unit);
+        return Err(ConfigError::argument(device, "cluster size", found, &expected));
+    }
+    let backing = config.backing.as_ref().map_or(SectorCount::ZERO, |it| it.disk.sectors());
+    let entries = layout.l1_entries as usize;
+    let crash_log = Place::of(&ctor, &config)?;
+    Ok(Arc::new_cyclic(|me| Qcow2 {
+        me: me.clone(),
+        read_only: ctor.read_only,
+        image,
+        geometry,
+        backing_sectors: backing.0.min(geometry.sectors()),
+        failures: ctor.failures.clone(),
+        events: ctor.events.clone(),
+        crash_log,
+        tables: Tables::new(geometry.cluster_bytes, entries),
+        state: Mutex::new(State::new(Space::new((geometry.cluster_bytes, 16), (0, 0)))),
+        users: Epochs::new(env.post().reactors()),
+        withdrawals: AtomicU64::new(0),
+        copier: Copier::new(COPY_BYTES),
+        tasks: Arc::default(),
+        seen_failures: AtomicU64::new(0),
+        changed: event_listener::Event::new(),
+        config,
+    }))
+}
+
+/// The line is as long as the content.
+fn refuse_length(config: &Config, geometry: &Geometry) -> Result<(), ConfigError> {
+    let device = &config.image.argument;
+    if !geometry.size.is_multiple_of(SECTOR_BYTES) {
+        let found = format!("{} bytes", geometry.size);
+        return Err(ConfigError::argument(device, "size", found, "whole sectors"));
+    }
+    if config.sectors == geometry.sectors() {
+        return Ok(());
+    }
+    let found = format!("{} sectors in the table", config.sectors);
+    let expected = format!("{}, as in the image", geometry.sectors());
+    Err(ConfigError::argument(device, "length", found, &expected))
+}
+
+/// The line names a backing device if the image names a backing image.
+fn refuse_backing(config: &Config, header: &Header) -> Result<(), ConfigError> {
+    let device = &config.image.argument;
+    let named = |Backing { name, format }: &Backing| match format {
+        Some(format) => format!("'{name}' (format {format}), as the image names it"),
+        None => format!("'{name}', as the image names it"),
+    };
+    match (&config.backing, &header.backing) {
+        (None, Some(backing)) => {
+            Err(ConfigError::argument(device, "backing", "'-'", &named(backing)))
+        }
+        (Some(backing), None) => {
+            let found = format!("'{}'", backing.argument);
+            Err(ConfigError::argument(device, "backing", found, "'-': the image has none"))
+        }
+        (Some(backing), Some(_)) => {
+            let block = u64::from(config.image.disk.limits().logical_block);
+            let bytes = backing.disk.sectors().to_bytes();
+            if bytes.is_multiple_of(block) {
+                return Ok(());
+            }
+            let expected = format!("a multiple of the image's logical block size, {block} bytes");
+            let found = format!("{bytes} bytes");
+            Err(ConfigError::argument(&backing.argument, "size", found, &expected))
+        }
+        (None, None) => Ok(()),
+    }
+}
+
+impl Qcow2 {
+    /// Resume.
+    pub(super) async fn start(&self, env: &Env) -> Result<(), ConfigError> {
+        let beneath = failures_beneath(self.disk().as_ref());
+        let known = self.disk().failures();
+        if !self.read_only {
+            // Whole clusters, and what lies behind a last sector that is not whole.
+            let end = (self.image.bytes() + 1).next_multiple_of(self.geometry.cluster_bytes);
+            let grown = self.disk().grow(env, SectorCount::of_bytes(end)).await;
+            grown.map_err(|error| failed(&self.config.image, "make the image longer", error))?;
+        }
+        let found = whole_header(env, &self.config.image, &self.image).await?;
+        self.refuse_change(&found)?;
+        let mut loader = Loader::new(env, &self.config, &self.image, &found);
+        if !self.read_only {
+            loader.read_refcounts().await?;
+        }
+        loader.read_mapping(&self.tables, !self.read_only).await?;
+        let space = loader.space;
+        self.seen_failures.store(known, Ordering::Relaxed);
+        {
+            let mut state = self.state.lock();
+            let losses = std::mem::take(&mut state.losses);
+            *state = State { losses, ..State::new(space) };
+            state.losses.resume();
+        }
+        self.replay(env, &found, beneath).await?;
+        if !self.read_only {
+            self.ensure_coverage(env).await?;
+            self.spawn(env, async |own, env| own.commit_periodically(env).await);
+        }
+        Ok(())
+    }
+
+    /// The header is what it was when the table was loaded, in all that counts.
+    fn refuse_change(&self, found: &Found) -> Result<(), ConfigError> {
+        if !self.read_only {
+            let refused = found.header.refuse_for_writing(&found.layout);
+            refused.map_err(|error| wrong(&self.config.image, &error))?;
+        }
+        refuse_backing(&self.config, &found.header)?;
+        if Geometry::of(&found.header, &found.layout) == self.geometry {
+            return Ok(());
+        }
+        let device = &self.config.image.argument;
+        let (found, expected) = ("other sizes or places", "those of when the table was loaded");
+        Err(ConfigError::argument(device, "header", found, expected))
+    }
+
+    /// The crash log, with what a killed process left in it. Then the image is marked, if there is
+    /// a log, and leaks are found.
+    async fn replay(&self, env: &Env, found: &Found, beneath: u64) -> Result<(), ConfigError> {
+        let is_marked = found.layout.autoclear & MARK != 0;
+        let mut log = None;
+        if let Some(place) = self.crash_log.as_ref() {
+            let (open, left) = place.open(is_marked, &self.config);
+            match left {
+                Left::Foreign(_) => return Err(self.foreign("it was written by another program")),
+                Left::Records(records) => self.enter(env, &records).await?,
+            }
+            log = place.is_kept().then_some(open);
+        }
+        if self.read_only {
+            return Ok(());
+        }
+        self.state.lock().space.find_leaks();
+        if log.is_some() != is_marked || found.layout.autoclear & !MARK != 0 {
+            self.mark(env, found.first.clone(), log.is_some()).await?;
+        }
+        if let Some((log, place)) = log.zip(self.crash_log.as_ref()) {
+            self.keep(log, place, beneath);
+        }
+        Ok(())
+    }
+
+    fn foreign(&self, what: &str) -> ConfigError {
+        let detail = format!(
+            "crash log: found acknowledged writes of a killed server, expected the image as that \
+             server left it: {what}; `cairn serve --discard-crash-log` gives these writes up"
+        );
+        ConfigError::new(ConfigKind::Damaged, &self.config.image.argument, detail)
+    }
+
+    /// Begins the log anew: everything in it is durable.
+    fn keep(&self, mut log: CrashLog, place: &Place, beneath: u64) {
+        let volume = &self.config.volume;
+        let is_lost = log.take_loss();
+        log.begin(&place.base(true, beneath));
+        let mut state = self.state.lock();
+        state.acknowledged.keep(Some(log));
+        if is_lost {
+            tracing::error!(
+                "{volume}: acknowledged writes of a server that was killed may be lost"
+            );
+            state.losses.add(&self.failures);
+            state.acknowledged.count_loss();
+        }
+    }
+
+    /// Writes whether the image is marked; no other autoclear feature is left.
+    async fn mark(
+        &self,
+        env: &Env,
+        mut first: Vec<u8>,
+        is_marked: bool,
+    ) -> Result<(), ConfigError> {
+        first.truncate(self.image.unit as usize);
+        set_mark(&mut first, is_marked);
+        let writes = Writes::from([(0, first)]);
+        let written = self.image.write_durably(env, "qcow2: flush of the mark", &writes).await;
+        written.map_err(|error| failed(&self.config.image, "header: write", error))
+    }
+
+    /// Enters the entries of records, and commits them.
+    async fn enter(&self, env: &Env, records: &[Record]) -> Result<(), ConfigError> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        let cluster_bytes = self.geometry.cluster_bytes;
+        let clusters = self.geometry.size.div_ceil(cluster_bytes);
+        let entries = entries_of(records, clusters, cluster_bytes);
+        let foreign = || self.foreign("a record does not go with it");
+        let mut entries = entries.ok_or_else(foreign)?;
+        entries.retain(|at, word| self.tables.word(*at) != *word);
+        {
+            let mut state = self.state.lock();
+            let known = self.disk().failures();
+            for word in entries.values() {
+                let named = named_by(*word);
+                let is_whole = named.is_none_or(|byte| {
+                    byte.is_multiple_of(cluster_bytes) && *word == entry_of(byte)
+                });
+                if !is_whole || (named.is_none() && ![0, ZEROS].contains(word)) {
+                    return Err(foreign());
+                }
+                let takes = |byte: u64| state.space.take_named(byte / cluster_bytes);
+                if !self.read_only && !named.is_none_or(takes) {
+                    return Err(foreign());
+                }
+            }
+            if !self.read_only && !state.space.add_blocks() {
+                return Err(foreign());
+            }
+            for (at, word) in &entries {
+                let (index, _) = self.tables.place_of(*at);
+                match self.read_only {
+                    true if self.tables.at(index).is_none() => {
+                        self.tables.put_empty(index, NO_PLACE);
+                    }
+                    false if !self.ensure_table(&mut state, *at) => return Err(foreign()),
+                    _ => {}
+                }
+                let volatile = named_by(*word).map(|_| known);
+                state.change(&self.tables, *at, *word, volatile);
+            }
+        }
+        if self.read_only {
+            // They are in memory, and never committed.
+            let mut state = self.state.lock();
+            (state.changes, state.known) = Default::default();
+            return Ok(());
+        }
+        let committed = self.commit(env).await;
+        self.tasks.idle().await;
+        let detail = "crash log: could not be made durable";
+        committed.map_err(|error| failed(&self.config.image, detail, error))?;
+        tracing::warn!(
+            "{}: a server was killed: {} records of acknowledged writes are durable now",
+            self.config.volume,
+            records.len()
+        );
+        Ok(())
+    }
+
+    /// Suspend: no request is left. Ends all tasks, with everything durable.
+    ///
+    /// # Errors
+    /// Acknowledged writes may be lost.
+    pub(super) async fn stop(&self, env: &Env) -> Result<(), ConfigError> {
+        self.state.lock().stopping = true;
+        self.changed.notify(usize::MAX);
+        self.tasks.idle().await;
+        let is_dirty = !self.state.lock().is_settled();
+        // What a suspended volume beneath was given is durable since its suspend, and a flush of it
+        // would wait.
+        let waits = self.disk().mapped().is_some_and(|beneath| beneath.is_suspended());
+        let stopped = match self.read_only || (waits && !is_dirty) {
+            true => Ok(()),
+            false => self.settle(env).await,
+        };
+        self.tasks.idle().await;
+        let mut state = self.state.lock();
+        invariants::always(|| state.check_state(&self.tables));
+        state.acknowledged.keep(None);
+        let are_untold = state.losses.are_untold();
+        drop(state);
+        let device = &self.config.image.argument;
+        let lost = "the device failed, what was last written may not be durable";
+        match stopped {
+            Err(error) => {
+                Err(ConfigError::new(ConfigKind::System, device, lost).with_source(error))
+            }
+            Ok(()) if are_untold => Err(ConfigError::new(ConfigKind::System, device, lost)),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Commits until the disk says what memory says: the refcounts of what a commit releases are
+    /// written by the next one. Then the mark goes.
+    async fn settle(&self, env: &Env) -> Result<(), IoError> {
+        loop {
+            self.commit(env).await?;
+            self.tasks.idle().await;
+            if self.state.lock().is_settled() {
+                break;
+            }
+        }
+        if self.crash_log.as_ref().is_some_and(Place::is_kept) {
+            let mut first = self.image.read(env, 0..self.image.unit).await?;
+            set_mark(&mut first, false);
+            let writes = Writes::from([(0, first)]);
+            self.image.write_durably(env, "qcow2: flush of the mark", &writes).await?;
+        }
+        Ok(())
+    }
+}

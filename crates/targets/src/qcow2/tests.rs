@@ -1,0 +1,8 @@
+//! The target in the simulated world.
+
+mod basics;
+mod fixture;
+mod killed;
+mod losses;
+mod refused;
+mod space;

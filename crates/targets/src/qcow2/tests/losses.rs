@@ -1,0 +1,125 @@
+//! Failures of the devices.
+
+use std::time::Duration;
+
+use cairn_block::{Io, Op, SuspendMode};
+use cairn_format::qcow2::Severity;
+use cairn_sim::{Fault, OpSet};
+
+use super::fixture::{ALONE, OVER, Qcow2Fixture, model};
+use crate::fixture::{range, write_io};
+
+#[test]
+fn a_backing_device_that_cannot_be_read_fails_what_needs_it_and_nothing_else() {
+    let test = Qcow2Fixture::loaded(OVER);
+    test.drive("base").faults().add(Fault::error(OpSet::READS).on(range(80, 8)));
+    assert!(test.write(81, 1, 5).is_err());
+    assert!(test.read(80, 1).is_err());
+    test.write(80, 8, 6).unwrap();
+    assert_eq!(test.bytes(80, 8), [6; 8]);
+    test.write(401, 1, 7).unwrap();
+}
+
+#[test]
+fn a_device_that_fails_a_write_fails_the_request_and_the_content_stays() {
+    let test = Qcow2Fixture::loaded(OVER);
+    test.drive("image").faults().add(Fault::error(OpSet::WRITES).shots(2));
+    assert!(test.write(81, 1, 5).is_err());
+    assert!(test.write(160, 8, 5).is_err());
+    assert_eq!(test.all(), model(true));
+    test.write(81, 1, 5).unwrap();
+    test.suspend(SuspendMode::Flush);
+    let (report, _) = test.durable();
+    assert_eq!((report.severity, report.counts.data), (Severity::Sound, 1));
+}
+
+#[test]
+fn content_that_a_failed_flush_may_have_lost_is_withdrawn() {
+    let (test, mut expected) = (Qcow2Fixture::loaded(OVER), model(true));
+    let client = test.client();
+    test.write(100, 10, 4).unwrap();
+    test.on(Op::Flush, 0, 0).unwrap();
+    expected[100..110].fill(4);
+    test.write(81, 1, 5).unwrap();
+    test.on(Op::Discard, 104, 2).unwrap();
+    test.write(104, 2, 6).unwrap();
+    test.drive("image").faults().add(Fault::losing_flushes().shots(1));
+    assert!(test.on(Op::Flush, 0, 0).is_err());
+    assert_eq!(test.all(), expected, "what was durable");
+    test.write(82, 1, 7).unwrap();
+    expected[82] = 7;
+    assert!(test.flush_of(&client).is_err(), "each client is told once");
+    test.flush_of(&client).unwrap();
+    assert_eq!(test.all(), expected);
+    test.suspend(SuspendMode::Flush);
+    assert_eq!(test.durable().0.severity, Severity::Sound);
+    test.resume();
+    assert_eq!(test.all(), expected);
+}
+
+#[test]
+fn a_failure_by_another_user_withdraws_what_was_not_durable() {
+    let test = Qcow2Fixture::loaded(ALONE);
+    let client = test.client();
+    test.write(10, 4, 5).unwrap();
+    test.lose_by_another("image");
+    test.run(Duration::from_secs(3));
+    assert_eq!(test.bytes(10, 4), [0; 4]);
+    test.are_told_once(&[client]);
+}
+
+#[test]
+fn a_commit_that_failed_is_tried_again_and_loses_nothing() {
+    // Each write of the commit in turn: refcounts, a new table, entries.
+    for failing in 0..6 {
+        let (test, mut expected) = (Qcow2Fixture::loaded(OVER), model(true));
+        test.write(10, 30, 5).unwrap();
+        test.write(600, 2, 6).unwrap();
+        expected[10..40].fill(5);
+        expected[600..602].fill(6);
+        let metadata = range(0, 8);
+        let fault = match failing {
+            0 => Fault::error(OpSet::WRITES).on(metadata).shots(1),
+            1 => Fault::error(OpSet::WRITES).shots(3),
+            2 => Fault::error(OpSet::WRITES).shots(8),
+            3 => Fault::error(OpSet::FLUSHES).shots(1),
+            4 => Fault::error(OpSet::FLUSHES).shots(3),
+            _ => Fault::error(OpSet::WRITES).on(metadata).shots(3),
+        };
+        test.drive("image").faults().add(fault);
+        assert!(test.on(Op::Flush, 0, 0).is_err(), "{failing}");
+        test.run(Duration::from_secs(20));
+        if failing < 3 || failing == 5 {
+            assert_eq!(test.all(), expected, "{failing}");
+            test.on(Op::Flush, 0, 0).unwrap();
+        }
+        test.drive("image").faults().clear();
+        let all = test.all();
+        let test = test.killed();
+        let client = test.client();
+        test.load(OVER);
+        assert_eq!(test.all(), all, "{failing}");
+        // Where something was lost, a client is told again.
+        assert_eq!(test.flush_of(&client).is_err(), failing == 3 || failing == 4, "{failing}");
+        assert!(test.durable().0.severity < Severity::Damaged, "{failing}");
+    }
+}
+
+#[test]
+fn a_suspend_over_a_failing_device_says_so_and_hands_waiting_requests_back() {
+    let test = Qcow2Fixture::loaded(ALONE);
+    let fault = test.drive("image").faults().add(Fault::error(OpSet::FLUSHES));
+    test.write(10, 2, 5).unwrap();
+    for cluster in 100..260 {
+        test.start(1, "write", move |env| write_io(env, cluster * 2, 2, 9));
+    }
+    test.run(Duration::from_millis(100));
+    let line = test.try_suspend(SuspendMode::Flush).unwrap_err().to_string();
+    assert!(line.contains("image") && line.contains("may not be durable"), "{line}");
+    test.drive("image").faults().remove(fault);
+    test.resume();
+    test.run(Duration::from_secs(3));
+    let ended = test.ends.count();
+    assert_eq!(ended, 160);
+    _ = test.io(|_| Io::flush());
+}

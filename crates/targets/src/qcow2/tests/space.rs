@@ -1,0 +1,138 @@
+//! Clusters that are free again, growth, and images without room.
+
+use std::time::Duration;
+
+use cairn_block::{ErrorKind, Op, SectorCount, SuspendMode};
+use cairn_format::qcow2::Severity;
+use cairn_sim::{Effect, Fault, Image, OpSet};
+
+use super::fixture::{ALONE, FIRST_CLUSTERS, OVER, Qcow2Fixture, blank, model};
+use crate::fixture::{DRIVE_TIME, SECTOR, range, write_io};
+
+#[test]
+fn a_read_in_flight_keeps_the_cluster_that_it_found() {
+    // All clusters but one are used, so that the next write takes the freed one.
+    let test = Qcow2Fixture::of(blank(false), FIRST_CLUSTERS + 1 + 2);
+    test.load(ALONE);
+    test.write(0, 2, 7).unwrap();
+    test.write(2, 2, 8).unwrap();
+    test.on(Op::Flush, 0, 0).unwrap();
+    let slow = Fault { effect: Effect::Delay(100 * DRIVE_TIME), ..Fault::error(OpSet::READS) };
+    test.drive("image").faults().add(slow.shots(1));
+    let segs = std::rc::Rc::new(std::cell::RefCell::new(None));
+    let own = segs.clone();
+    test.start(0, "read", move |env| {
+        let read = env.segs(SectorCount(2));
+        *own.borrow_mut() = Some(read.clone());
+        cairn_block::Io::read(range(0, 2), read)
+    });
+    test.on(Op::Discard, 0, 2).unwrap();
+    test.start(1, "write", |env| write_io(env, 4, 2, 9));
+    test.run(50 * DRIVE_TIME);
+    assert_eq!(test.labels(), Vec::<&str>::new(), "the write waits for the read");
+    test.run(200 * DRIVE_TIME);
+    assert_eq!(test.labels(), ["read", "write"]);
+    let read = segs.take().expect("it was sent").to_vec();
+    assert!(read.iter().all(|byte| *byte == 7), "the content of before");
+    assert_eq!(test.bytes(0, 6), [0, 0, 8, 8, 9, 9]);
+}
+
+#[test]
+fn a_full_image_refuses_writes_until_something_is_discarded() {
+    let test = Qcow2Fixture::of(blank(true), FIRST_CLUSTERS + 1 + 10);
+    test.load(OVER);
+    test.write(0, 20, 7).unwrap();
+    let refused = test.write(20, 2, 8).unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::NoSpace);
+    assert_eq!(test.write(27, 1, 8).unwrap_err().kind, ErrorKind::NoSpace);
+    let mut expected = model(true);
+    expected[..20].fill(7);
+    assert_eq!(test.all(), expected);
+    test.write(3, 1, 9).unwrap();
+    test.on(Op::Discard, 10, 4).unwrap();
+    test.write(20, 2, 8).unwrap();
+    (expected[3], expected[20], expected[21]) = (9, 8, 8);
+    expected[10..14].fill(0);
+    assert_eq!(test.all(), expected);
+    assert_eq!(test.used(), "14/15");
+}
+
+#[test]
+fn discarded_clusters_go_back_to_the_device_once_nothing_names_them() {
+    let test = Qcow2Fixture::loaded(ALONE);
+    test.write(0, 100, 7).unwrap();
+    test.on(Op::Flush, 0, 0).unwrap();
+    test.forget();
+    test.on(Op::Discard, 20, 40).unwrap();
+    assert!(test.ops("image").is_empty());
+    test.on(Op::Flush, 0, 0).unwrap();
+    test.settle();
+    let ops = test.ops("image");
+    let discards: Vec<_> = ops.iter().filter(|(op, ..)| *op == Op::Discard).collect();
+    assert!(matches!(discards[..], [(_, _, 40)]), "{ops:?}");
+    let last = ops.iter().rposition(|(op, ..)| *op == Op::Flush);
+    let first = ops.iter().position(|(op, ..)| *op == Op::Discard);
+    assert!(last < first, "{ops:?}");
+}
+
+#[test]
+fn leaked_clusters_are_found_and_used() {
+    let mut image = blank(false);
+    // The refcount block is the third cluster; these are 20 clusters behind the tables.
+    (4..24).for_each(|cluster| image[2 * 1024 + 2 * cluster + 1] = 1);
+    let test = Qcow2Fixture::of(image, 60);
+    assert_eq!(test.durable().0.counts.leaked, 20);
+    test.load(ALONE);
+    test.run(Duration::from_secs(3));
+    assert_eq!((test.durable().0.severity, test.used()), (Severity::Sound, "4/60".to_owned()));
+}
+
+#[test]
+fn a_file_grows_as_it_fills() {
+    // Its last sector is not whole.
+    let image = &blank(true)[..3 * 1024 + 100];
+    let test = Qcow2Fixture::growing(image, 600);
+    test.load(OVER);
+    assert_eq!(test.used(), "4/4");
+    test.write(0, 1000, 7).unwrap();
+    assert_eq!(test.bytes(0, 1000), [7; 1000]);
+    assert_eq!(test.drive("image").visible().sectors(), SectorCount(1200));
+    test.suspend(SuspendMode::Flush);
+    let (report, _) = test.durable();
+    assert_eq!((report.severity, report.counts.data), (Severity::Sound, 500));
+}
+
+#[test]
+fn a_file_that_cannot_grow_fails_the_write_that_needs_it() {
+    let test = Qcow2Fixture::growing(&blank(true), 600);
+    test.load(OVER);
+    let fault = Fault { effect: Effect::Error(ErrorKind::NoSpace), ..Fault::error(OpSet::WRITES) };
+    let behind = range(blank(true).len() as u64 / SECTOR as u64, 4000);
+    let fault = test.drive("image").faults().add(fault.on(behind));
+    assert_eq!(test.write(5, 1, 7).unwrap_err().kind, ErrorKind::NoSpace);
+    assert_eq!(test.all(), model(true));
+    test.drive("image").faults().remove(fault);
+    test.write(5, 1, 7).unwrap();
+    assert_eq!(test.bytes(5, 1), [7]);
+}
+
+#[test]
+fn a_refcount_table_that_is_too_small_for_the_content_is_made_larger() {
+    use cairn_format::qcow2::write::Blank;
+    // 64 refcount blocks of 64 clusters: 2 MiB.
+    let blank = Blank { size: 3 << 20, cluster_bits: 9, refcount_order: 6, backing: None };
+    let mut image = Image::of_bytes(&blank.bytes().unwrap());
+    image.resize(SectorCount(8000));
+    let test = Qcow2Fixture::with(crate::fixture::drive_options("image"), image);
+    test.load("0 6144 qcow2 image -");
+    for start in (0..6144).step_by(256) {
+        test.write(start, 256, (start / 256) as u8 + 1).unwrap();
+    }
+    test.suspend(SuspendMode::Flush);
+    let (report, _) = test.durable();
+    assert_eq!((report.severity, report.counts.data), (Severity::Sound, 6144));
+    test.resume();
+    for start in (0..6144).step_by(256) {
+        assert_eq!(test.bytes(start, 256), [(start / 256) as u8 + 1; 256]);
+    }
+}

@@ -32,31 +32,12 @@ pub(super) fn failed(device: &Device, what: &str, error: IoError) -> ConfigError
     ConfigError::new(ConfigKind::System, &device.argument, what).with_source(error)
 }
 
-/// Reads the header of an image that is not open yet. It may end within its last sector, which is
-/// not seen: a resume makes it longer.
+/// Reads the header of an image. It may end within its last sector, which is not seen, and within
+/// its last cluster.
 pub(super) async fn header(
     env: &Env,
     device: &Device,
     image: &Image,
-) -> Result<Found, ConfigError> {
-    let longer = |there: u64, cluster_bytes: u64| (there + 1).next_multiple_of(cluster_bytes);
-    header_of(env, device, image, longer).await
-}
-
-/// Reads the header of an image that is as long as it is.
-pub(super) async fn whole_header(
-    env: &Env,
-    device: &Device,
-    image: &Image,
-) -> Result<Found, ConfigError> {
-    header_of(env, device, image, |there, _| there).await
-}
-
-async fn header_of(
-    env: &Env,
-    device: &Device,
-    image: &Image,
-    bytes: impl FnOnce(u64, u64) -> u64,
 ) -> Result<Found, ConfigError> {
     let wrong = |error: Error| wrong(device, &error);
     let there = image.bytes();
@@ -74,7 +55,8 @@ async fn header_of(
         first = read(cluster_bytes).await?;
     }
     first.truncate(cluster_bytes as usize);
-    let header = Header::parse(&first, bytes(there, cluster_bytes)).map_err(wrong)?;
+    let header =
+        Header::parse(&first, (there + 1).next_multiple_of(cluster_bytes)).map_err(wrong)?;
     let layout = Layout::parse(&first, &header).map_err(wrong)?;
     Ok(Found { header, layout, first })
 }
@@ -96,7 +78,7 @@ impl<'a> Loader<'a> {
         let entries = (layout.refcount_table_clusters * cluster_bytes / 8) as usize;
         let sizes = (cluster_bytes, layout.refcount_bits);
         let mut space = Space::new(sizes, (layout.refcount_table, entries));
-        space.extend(image.bytes() / cluster_bytes);
+        space.extend(image.bytes().div_ceil(cluster_bytes));
         Loader { env, config, image, found, space, blocks: Vec::new() }
     }
 

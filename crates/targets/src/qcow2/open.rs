@@ -17,7 +17,7 @@ use cairn_format::qcow2::{Backing, Header};
 use super::acknowledged::{Place, entries_of};
 use super::config::{Config, SPEC};
 use super::image::{Geometry, Writes};
-use super::load::{Found, Loader, failed, header, whole_header, wrong};
+use super::load::{Found, Loader, failed, header, wrong};
 use super::space::Space;
 use super::state::State;
 use super::tables::Tables;
@@ -120,13 +120,11 @@ impl Qcow2 {
     pub(super) async fn start(&self, env: &Env) -> Result<(), ConfigError> {
         let beneath = failures_beneath(self.disk().as_ref());
         let known = self.disk().failures();
-        if !self.read_only {
-            // Whole clusters, and what lies behind a last sector that is not whole.
-            let end = (self.image.bytes() + 1).next_multiple_of(self.geometry.cluster_bytes);
-            let grown = self.disk().grow(env, SectorCount::of_bytes(end)).await;
-            grown.map_err(|error| failed(&self.config.image, "make the image longer", error))?;
+        if !self.read_only && self.image.bytes() < self.geometry.l1.0 + self.geometry.l1.1 * 8 {
+            // The L1 table ends within a last sector that is not whole.
+            self.grow_to_whole_clusters(env).await?;
         }
-        let found = whole_header(env, &self.config.image, &self.image).await?;
+        let found = header(env, &self.config.image, &self.image).await?;
         self.refuse_change(&found)?;
         let mut loader = Loader::new(env, &self.config, &self.image, &found);
         if !self.read_only {
@@ -149,6 +147,21 @@ impl Qcow2 {
         Ok(())
     }
 
+    /// The last cluster is whole, and belongs to the image. A device has no more than it has.
+    async fn grow_to_whole_clusters(&self, env: &Env) -> Result<(), ConfigError> {
+        let end = (self.image.bytes() + 1).next_multiple_of(self.geometry.cluster_bytes);
+        let grown = self.disk().grow(env, SectorCount::of_bytes(end)).await;
+        let grown =
+            grown.map_err(|error| failed(&self.config.image, "make the image longer", error))?;
+        let clusters = grown.to_bytes() / self.geometry.cluster_bytes;
+        if self.state.lock().space.cut(clusters) {
+            return Ok(());
+        }
+        let device = &self.config.image.argument;
+        let expected = format!("whole clusters of {} bytes", self.geometry.cluster_bytes);
+        Err(ConfigError::argument(device, "size", format!("{} bytes", grown.to_bytes()), &expected))
+    }
+
     /// The header is what it was when the table was loaded, in all that counts.
     fn refuse_change(&self, found: &Found) -> Result<(), ConfigError> {
         if !self.read_only {
@@ -164,19 +177,23 @@ impl Qcow2 {
         Err(ConfigError::argument(device, "header", found, expected))
     }
 
-    /// The crash log, with what a killed process left in it. Then the image is marked, if there is
-    /// a log, and leaks are found.
+    /// The crash log, with what a killed process left in it. Nothing is written before all of the
+    /// image is known to be right. Then it is marked, if there is a log, and leaks are found.
     async fn replay(&self, env: &Env, found: &Found, beneath: u64) -> Result<(), ConfigError> {
         let is_marked = found.layout.autoclear & MARK != 0;
-        let mut log = None;
+        let (mut log, mut records) = (None, Vec::new());
         if let Some(place) = self.crash_log.as_ref() {
             let (open, left) = place.open(is_marked, &self.config);
             match left {
                 Left::Foreign(_) => return Err(self.foreign("it was written by another program")),
-                Left::Records(records) => self.enter(env, &records).await?,
+                Left::Records(left) => records = left,
             }
             log = place.is_kept().then_some(open);
         }
+        if !self.read_only {
+            self.grow_to_whole_clusters(env).await?;
+        }
+        self.enter(env, &records).await?;
         if self.read_only {
             return Ok(());
         }

@@ -145,6 +145,14 @@ impl Space {
         }
     }
 
+    /// The image has no more clusters than this, and at least these. False if others are used.
+    pub fn cut(&mut self, clusters: u64) -> bool {
+        let has_used = (clusters..self.capacity).any(|cluster| self.used.is_set(cluster));
+        self.capacity = self.capacity.min(clusters);
+        self.extend(clusters);
+        !has_used
+    }
+
     /// A block as it is on the disk.
     pub fn put_block(&mut self, number: usize, block: Block) {
         self.blocks[number] = Some(block);

@@ -180,7 +180,8 @@ at = max(at for at in range(block, block + 65536, 2) if image[at + 1])
 image[at + 1] = 0
 open(sys.argv[1], 'wb').write(image)
 END
-refused 'found the refcount 0, expected 1' damaged -
+refused 'found another refcount, expected the refcount 1' damaged -
 refused "backing: found '-', expected 'base' (format raw)" small-over -
 refused "backing: found 'base', expected '-'" plain base
+refused 'backing: found an image of qemu, expected its content: qcow2:middle' chain middle
 echo "images that cairn wrote are sound for qemu-img after every session, also after kills"

@@ -534,34 +534,33 @@ impl DriveShared {
     }
 
     /// Makes it longer, if it is one that grows: a write, as far as faults and its end are
-    /// concerned.
-    fn grow(&self, env: &Env, sectors: SectorCount) -> Result<SectorCount, IoError> {
+    /// concerned. None if the power is cut: it never ends.
+    fn grow(&self, env: &Env, sectors: SectorCount) -> Option<Result<SectorCount, IoError>> {
         let now = self.state.lock().memory.sectors();
         let mechanics: Option<&Rc<Mechanics>> = env.mechanism();
-        let Some(mechanics) = mechanics.filter(|_| now < sectors.min(self.options.grows_to)) else {
-            return Ok(now);
-        };
+        let sectors = sectors.min(self.options.grows_to);
+        let Some(mechanics) = mechanics.filter(|_| now < sectors) else { return Some(Ok(now)) };
         let range = SectorRange::between(Sector(now.0), Sector(sectors.0));
         let planted =
             self.faults.decide(&mut mechanics.rng.borrow_mut(), (Op::Write, false), range);
         mechanics.note(&[6, range.start.0, range.count.0]);
         let write = mechanics.count_write();
+        if mechanics.is_powerless() {
+            return None;
+        }
         if let Some(error) = planted.error {
-            return Err(error);
+            return Some(Err(error));
         }
-        let sectors = sectors.min(self.options.grows_to);
-        if !mechanics.is_powerless() {
-            let is_remote = self.options.remote.is_some();
-            let mut state = self.state.lock();
-            match is_remote {
-                // The server has flushed what it answers.
-                true => state.memory.versions_mut().resize(sectors),
-                false => state.memory.versions_mut().grow(sectors),
-            }
-            drop(state);
-            mechanics.write_done(write);
+        let is_remote = self.options.remote.is_some();
+        let mut state = self.state.lock();
+        match is_remote {
+            // The server has flushed what it answers.
+            true => state.memory.versions_mut().resize(sectors),
+            false => state.memory.versions_mut().grow(sectors),
         }
-        Ok(sectors)
+        drop(state);
+        mechanics.write_done(write);
+        Some(Ok(sectors))
     }
 
     /// The read of a copy.
@@ -692,7 +691,10 @@ impl Disk for SimDrive {
         env: &'a Env,
         sectors: SectorCount,
     ) -> LocalFuture<'a, Result<SectorCount, IoError>> {
-        Box::pin(std::future::ready(self.shared.grow(env, sectors)))
+        match self.shared.grow(env, sectors) {
+            Some(grown) => Box::pin(std::future::ready(grown)),
+            None => Box::pin(std::future::pending()),
+        }
     }
 
     fn submit(&self, env: &Env, request: &mut Request) -> Flow {

@@ -27,7 +27,7 @@ pub const PROLOGUE_BYTES: usize = 24;
 
 const V2_BYTES: usize = 72;
 const V3_BYTES: usize = 104;
-const NAME_BYTES_MAX: u32 = 1023;
+pub(super) const NAME_BYTES_MAX: u32 = 1023;
 /// With subclusters: at least 16 KiB, so that one is at least a sector.
 const EXTENDED_CLUSTER_BITS_MIN: u32 = 14;
 

@@ -14,8 +14,8 @@ const SNAPSHOTS_MAX: u32 = 65536;
 const REFCOUNT_ORDER_MAX: u32 = 6;
 /// That of version 2, where it is not told.
 const REFCOUNT_ORDER_V2: u32 = 4;
-/// A check has four bytes for each cluster: 2 GiB.
-const CLUSTERS_MAX: u64 = 1 << 29;
+/// Most clusters of an image that is checked or written. A check has four bytes for each: 2 GiB.
+pub const CLUSTERS_MAX: u64 = 1 << 29;
 
 const EXTENSION_BITMAPS: u32 = 0x2385_2875;
 const BITMAPS_BYTES: usize = 24;

@@ -32,6 +32,6 @@ pub use header::{
     Backing, CLUSTER_BITS_MAX, CLUSTER_BITS_MIN, Compression, HEADER_BYTES, HEADER_FIELDS, Header,
     L1_ENTRIES_MAX, MAGIC, PROLOGUE_BYTES, Prologue,
 };
-pub use layout::{Bitmaps, Layout};
+pub use layout::{Bitmaps, CLUSTERS_MAX, Layout};
 pub use refcounts::{per_block, refcount, set_refcount};
 pub use table::{Place, Run};

@@ -6,14 +6,16 @@
 
 use core::mem::offset_of;
 
-use super::header::{EXTENSION_BACKING_FORMAT, RawHeader, bad};
+use super::header::{EXTENSION_BACKING_FORMAT, NAME_BYTES_MAX, RawHeader, bad};
 use super::refcounts::{per_block, set_refcount};
 use super::table::{COMPRESSED, COPIED, OFFSET, RESERVED_HIGH, RESERVED_LOW, ZERO};
 use super::{CLUSTER_BITS_MAX, CLUSTER_BITS_MIN, Error, HEADER_BYTES, Header, Layout, MAGIC};
 
-/// The autoclear feature by which cairn knows an image that no other program has written since: one
-/// that the format reserves.
-pub const MARK: u64 = 1 << 63;
+/// The autoclear feature by which cairn knows an image that no other program has written since.
+/// The format reserves it, and those of [`MARK_BITS`].
+const MARKED: u64 = 1 << 63;
+/// The autoclear features that tell such an image from itself in another server's hands.
+const MARK_BITS: u64 = 0x7fff_ffff << 32;
 
 /// An entry of an L2 table of version 3 whose cluster is zeros, and nowhere.
 pub const ZEROS: u64 = ZERO;
@@ -117,13 +119,26 @@ impl Header {
     }
 }
 
-/// Sets the autoclear features in the first bytes of an image: none but [`MARK`], if it is marked.
-/// What others say of its content is not true once it is written by a program that does not know
-/// them.
-pub fn set_mark(first: &mut [u8], is_marked: bool) {
+/// The mark of an image with these autoclear features; 0 if it has none.
+#[must_use]
+pub const fn mark_of(autoclear: u64) -> u64 {
+    match autoclear & MARKED {
+        0 => 0,
+        _ => autoclear & (MARKED | MARK_BITS),
+    }
+}
+
+/// A mark with these random bits.
+#[must_use]
+pub const fn mark_with(random: u64) -> u64 {
+    MARKED | random & MARK_BITS
+}
+
+/// Sets the autoclear features in the first bytes of an image: none but those of a mark. What
+/// others say of its content is not true once it is written by a program that does not know them.
+pub fn set_mark(first: &mut [u8], mark: u64) {
     let at = offset_of!(RawHeader, autoclear_features);
-    let features = if is_marked { MARK } else { 0 };
-    first[at..at + 8].copy_from_slice(&features.to_be_bytes());
+    first[at..at + 8].copy_from_slice(&mark.to_be_bytes());
 }
 
 /// Writes to the first bytes of an image where its refcount table is.
@@ -189,6 +204,12 @@ impl Blank<'_> {
             put(at, &word.to_be_bytes());
         }
         if let Some((name, format)) = backing {
+            let needed = HEADER_BYTES + 16 + format.len().next_multiple_of(8) + name.len();
+            if name.is_empty() || name.len() > NAME_BYTES_MAX as usize || needed as u64 > cluster {
+                let (field, found) = ("backing_file_size", name.len() as u64);
+                let most = (NAME_BYTES_MAX as usize).min((cluster as usize).saturating_sub(160));
+                return Err(bad(field, found, format!("1 to {most}")));
+            }
             // The extension of the format, the end of the extensions, the name.
             put(HEADER_BYTES, &EXTENSION_BACKING_FORMAT.to_be_bytes());
             put(HEADER_BYTES + 4, &(format.len() as u32).to_be_bytes());
@@ -241,6 +262,11 @@ mod tests {
             assert_eq!((report.severity, report.findings), (Severity::Sound, vec![]));
         }
         assert!(blank(1 << 40, 9).is_err());
+        for (name, is_legal) in [("x".repeat(352), true), ("x".repeat(377), false)] {
+            let backing = Some((name.as_str(), "raw"));
+            let blank = Blank { size: 1024, cluster_bits: 9, refcount_order: 4, backing };
+            assert_eq!(blank.bytes().is_ok(), is_legal, "{name}");
+        }
     }
 
     #[test]
@@ -272,9 +298,11 @@ mod tests {
         let before = bytes.clone();
         assert_eq!(parsed(&bytes).1.autoclear, 0);
         bytes[95] = 2;
-        set_mark(&mut bytes[..512], true);
-        assert_eq!(parsed(&bytes).1.autoclear, MARK);
-        set_mark(&mut bytes[..512], false);
+        assert_eq!(mark_of(parsed(&bytes).1.autoclear), 0);
+        set_mark(&mut bytes[..512], mark_with(u64::MAX));
+        assert_eq!(parsed(&bytes).1.autoclear, 0xffff_ffff << 32);
+        assert_eq!(mark_of(0xffff_ffff << 32 | 2), mark_with(u64::MAX));
+        set_mark(&mut bytes[..512], 0);
         assert!(bytes == before);
         set_refcount_table(&mut bytes[..512], 5 << 12, 2);
         let raw = super::super::header::raw(&bytes, 4096).unwrap().0;

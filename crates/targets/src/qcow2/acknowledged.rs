@@ -4,10 +4,11 @@
 //! A record says that consecutive clusters of the content are in consecutive clusters of the image;
 //! or that all of them are zeros, or nowhere.
 //!
-//! The device has two states: *marked* and not. The mark is an autoclear feature in the header,
-//! durable while there may be records. A program that does not know it clears it before it writes
-//! to the image, as the format demands; then the records are foreign, and refused. A record may be
-//! replayed on top of itself, so a commit leaves the state as it is.
+//! The device's state is its *mark*: autoclear features in the header, which are durable while
+//! there may be records. One says that there is a mark, the others are random, and others at each
+//! start. A program that does not know them clears them before it writes to the image, as the
+//! format demands, and another server puts its own; then the records are foreign, and refused. A
+//! record may be replayed on top of itself, so a commit leaves the state as it is.
 //!
 //! A1. A record is appended when entries change, under the lock of the state: after the data has
 //!     reached the image, before an answer.
@@ -34,11 +35,6 @@ use cairn_format::qcow2::write::{is_zeros, named_by};
 
 use super::canary::{Bug, planted};
 use super::config::Config;
-
-/// The state of an image that is marked.
-const MARKED: u64 = 1;
-/// The state of another image.
-const UNMARKED: u64 = 0;
 
 /// The log of a live image, if there is a place for one. Without one there is room for everything.
 #[derive(Default)]
@@ -82,10 +78,10 @@ impl Acknowledged {
         log.is_half_full()
     }
 
-    /// A commit begins, of all changes until now.
-    pub fn seal(&mut self) {
+    /// A commit begins, of all changes until now. It leaves the mark as it is.
+    pub fn seal(&mut self, mark: u64) {
         if let Some(log) = &mut self.log {
-            log.seal(Some(MARKED));
+            log.seal(Some(mark));
         }
     }
 
@@ -101,14 +97,14 @@ impl Acknowledged {
     pub fn restart(
         &mut self,
         base: &Base,
-        mut changes: impl Iterator<Item = (u64, u64)>,
+        mut changes: impl Iterator<Item = (Range<u64>, u64)>,
         are_kept: bool,
     ) {
         let Some(log) = &mut self.log else { return };
         // A kill before all records are there is a loss.
         log.count_loss();
         log.begin(base);
-        let mut append = |(at, word)| log.append_unreserved(record(&(at..at + 1), word));
+        let mut append = |(clusters, word)| log.append_unreserved(record(&clusters, word));
         if !(are_kept && changes.all(&mut append)) {
             log.lose();
         } else if !self.owes {
@@ -174,21 +170,42 @@ impl Place {
     }
 
     /// What the image is now.
-    pub fn base(&self, is_marked: bool, failures: u64) -> Base {
-        let state = if is_marked { MARKED } else { UNMARKED };
-        Base { owner: self.owner, state, failures }
+    pub fn base(&self, mark: u64, failures: u64) -> Base {
+        Base { owner: self.owner, state: mark, failures }
     }
 
     /// The log, and what an earlier process left.
-    pub fn open(&self, is_marked: bool, config: &Config) -> (CrashLog, Left) {
+    pub fn open(&self, mark: u64, config: &Config) -> (CrashLog, Left) {
         let failures = failures_at_opening(config.image.disk.as_ref());
-        CrashLog::open(self.log.memory.clone(), &self.base(is_marked, failures))
+        CrashLog::open(self.log.memory.clone(), &self.base(mark, failures))
     }
 
     /// True if this process has a log there.
     pub fn is_kept(&self) -> bool {
         self.log.is_kept
     }
+}
+
+/// Entries of clusters, which rise, as records: neighbours joined that lie next to each other.
+pub(super) fn runs_of(
+    entries: impl Iterator<Item = (u64, u64)>,
+    cluster_bytes: u64,
+) -> impl Iterator<Item = (Range<u64>, u64)> {
+    let mut rest = entries.peekable();
+    std::iter::from_fn(move || {
+        let (first, word) = rest.next()?;
+        let (mut end, mut next) = (first + 1, word + step_of(word, cluster_bytes));
+        while rest.next_if_eq(&(end, next)).is_some() {
+            (end, next) = (end + 1, next + step_of(word, cluster_bytes));
+        }
+        Some((first..end, word))
+    })
+}
+
+/// By how much the entries of a record rise.
+fn step_of(word: u64, cluster_bytes: u64) -> u64 {
+    let has_data = !is_zeros(word) && named_by(word).is_some();
+    if has_data { cluster_bytes } else { 0 }
 }
 
 /// The entries that records leave, by their clusters. None if a record is of another image: of
@@ -201,10 +218,9 @@ pub(super) fn entries_of(
     let mut entries = BTreeMap::new();
     for [first, count, word] in records.iter().copied() {
         let end = first.checked_add(count).filter(|end| *end <= clusters)?;
-        let has_data = !is_zeros(word) && named_by(word).is_some();
-        let step = if has_data { cluster_bytes } else { 0 };
+        let step = step_of(word, cluster_bytes);
         let last = word.checked_add(step.checked_mul(count)?)?;
-        if has_data && (last ^ word) & (1 << 63) != 0 {
+        if step > 0 && (last ^ word) & (1 << 63) != 0 {
             return None;
         }
         entries.extend((first..end).map(|at| (at, word + (at - first) * step)));
@@ -222,6 +238,15 @@ mod tests {
         let records = [[4, 3, entry_of(512)], [5, 1, ZEROS], [6, 2, 0]];
         let expected = [(4, entry_of(512)), (5, ZEROS), (6, 0), (7, 0)];
         assert_eq!(entries_of(&records, 8, 512), Some(BTreeMap::from(expected)));
+    }
+
+    #[test]
+    fn neighbours_become_one_record_if_they_lie_next_to_each_other() {
+        let entries = [(1, entry_of(512)), (2, entry_of(1024)), (3, entry_of(512)), (5, 0), (6, 0)];
+        let runs: Vec<_> = runs_of(entries.into_iter(), 512).collect();
+        assert_eq!(runs, [(1..3, entry_of(512)), (3..4, entry_of(512)), (5..7, 0)]);
+        let records: Vec<_> = runs.iter().map(|(clusters, word)| record(clusters, *word)).collect();
+        assert_eq!(entries_of(&records, 8, 512), Some(BTreeMap::from(entries)));
     }
 
     #[test]

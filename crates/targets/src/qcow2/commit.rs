@@ -13,10 +13,12 @@
 //! 4. The waiters get their result. Then what the old entries named is released.
 //!
 //! After a failure in any step all of it is to be written again, as it is by then: each step may be
-//! done twice. What the entries of both commits name stays in use. Until a commit succeeds flushes
-//! fail, and the mode is `failing`. If the failure may have lost new content, see I7: the writes
-//! that are lost with it were answered, and not flushed; each client's next flush fails, as after
-//! any failed flush.
+//! done twice. A table or block that step 1 has made durable may be named from then on, so it is
+//! changed in place after that, as any other. New ones that nothing needs are given up: there may
+//! be no room for them. What the entries of both commits name stays in use. Until a commit succeeds
+//! flushes fail, and the mode is `failing`. If the failure may have lost new content, see I7: the
+//! writes that are lost with it were answered, and not flushed; each client's next flush fails, as
+//! after any failed flush.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -27,6 +29,7 @@ use cairn_block::{Env, IoError, IoResult, RequestId, failures_beneath, mutants};
 use cairn_format::qcow2::write::entry_of;
 
 use super::Qcow2;
+use super::acknowledged::runs_of;
 use super::canary::{Bug, planted};
 use super::image::Writes;
 use super::space::Due;
@@ -43,6 +46,7 @@ struct Batch {
     mapped_again: Vec<RequestId>,
     changes: BTreeMap<u64, Change>,
     new_tables: BTreeSet<usize>,
+    unnamed_tables: BTreeSet<usize>,
     dropped: BTreeSet<u64>,
     due: Due,
     /// R4.
@@ -80,7 +84,8 @@ impl Qcow2 {
             self.commit_once(env).await;
             let mut state = self.state.lock();
             let for_room = !state.room_waiters.is_empty() && !state.changes.is_empty();
-            let more = (for_room && !state.is_failing) || !state.space_waiters.is_empty();
+            let for_space = !state.space_waiters.is_empty() && state.releasing == 0;
+            let more = (for_room && !state.is_failing) || for_space;
             if !state.commits.goes_on(more) {
                 drop(state);
                 self.changed.notify(usize::MAX);
@@ -90,7 +95,7 @@ impl Qcow2 {
     }
 
     async fn commit_once(&self, env: &Env) {
-        let mut starving = std::mem::take(&mut self.state.lock().space_waiters);
+        let mut starving = self.state.lock().take_space_waiters();
         if !starving.is_empty() && self.grow(env).await {
             std::mem::take(&mut starving).into_iter().for_each(|id| env.remap(id));
         }
@@ -104,15 +109,15 @@ impl Qcow2 {
             true => Ok(BTreeSet::new()),
             false => self.write_commit(env, batch).await,
         };
-        let has_failed = written.is_err();
-        tell(env, waiters, written.as_ref().map(drop).map_err(|error| *error));
-        self.release(env, written.unwrap_or_default()).await;
-        self.end_space_waiters(env, starving);
-        if has_failed {
+        let result = written.as_ref().map(drop).map_err(|error| *error);
+        tell(env, waiters, result);
+        self.begin_release(env, written.unwrap_or_default());
+        if result.is_err() {
             let mut state = self.state.lock();
             state.handing_back |= state.suspending;
             state.hand_back(env);
         }
+        self.end_space_waiters(env, starving, result);
         self.changed.notify(usize::MAX);
     }
 
@@ -143,13 +148,16 @@ impl Qcow2 {
     fn freeze(&self) -> Batch {
         let mut state = self.state.lock();
         let waiters = state.commits.take();
+        state.drop_unneeded(&self.tables);
         let changes = std::mem::take(&mut state.changes);
         let new_tables = std::mem::take(&mut state.new_tables);
+        let unnamed_tables = std::mem::take(&mut state.unnamed_tables);
         let dropped = std::mem::take(&mut state.dropped);
         let due = state.space.take_due();
         let mut mapped_again = Vec::new();
         if !changes.is_empty() {
-            state.acknowledged.seal();
+            let mark = state.mark;
+            state.acknowledged.seal(mark);
             mapped_again = state.take_room_waiters();
         }
         let known = state.known.take();
@@ -158,6 +166,8 @@ impl Qcow2 {
         for index in &new_tables {
             let at = self.tables.at(*index).expect("T2: it was made");
             first.insert(at, self.bytes_of_table(*index, 0..self.geometry.cluster_bytes));
+        }
+        for index in new_tables.iter().chain(&unnamed_tables) {
             self.put_l1(*index, &mut entries);
         }
         for cluster in changes.keys() {
@@ -171,6 +181,7 @@ impl Qcow2 {
             mapped_again,
             changes,
             new_tables,
+            unnamed_tables,
             dropped,
             due,
             known,
@@ -195,6 +206,8 @@ impl Qcow2 {
             for at in (start..start + cluster_bytes).step_by(self.image.unit as usize) {
                 put(*number, self.image.unit_of(at));
             }
+        }
+        for number in due.blocks.iter().chain(&due.unnamed_blocks) {
             let unit = self.image.unit_of(space.table() + *number as u64 * 8);
             let numbers = (unit.start - space.table()) / 8..;
             let words = numbers.take((self.image.unit / 8) as usize);
@@ -279,6 +292,10 @@ impl Qcow2 {
             }
             batch.changes.values_mut().for_each(|change| change.is_volatile = false);
         }
+        // From here on the disk may name them.
+        batch.unnamed_tables.append(&mut batch.new_tables);
+        let Due { blocks, unnamed_blocks, .. } = &mut batch.due;
+        unnamed_blocks.append(blocks);
         if !batch.blocks.is_empty() {
             let name = "qcow2: flush of the refcount table";
             self.image.write_durably(env, name, &batch.blocks).await?;
@@ -298,6 +315,7 @@ impl Qcow2 {
             change.before = old.before;
         }
         state.new_tables.extend(batch.new_tables);
+        state.unnamed_tables.extend(batch.unnamed_tables);
         state.dropped.extend(batch.dropped);
         state.space.give_back(batch.due);
         state.known = match (state.known, batch.known) {
@@ -312,9 +330,10 @@ impl Qcow2 {
     fn restart_log(&self, state: &mut State, beneath: u64) {
         let Some(place) = self.crash_log.as_ref() else { return };
         let are_kept = state.known.is_none_or(|known| known == self.disk().failures());
-        let State { acknowledged, changes, .. } = state;
+        let State { acknowledged, changes, mark, .. } = state;
         let entries = changes.keys().map(|at| (*at, self.tables.word(*at)));
-        acknowledged.restart(&place.base(true, beneath), entries, are_kept);
+        let runs = runs_of(entries, self.geometry.cluster_bytes);
+        acknowledged.restart(&place.base(*mark, beneath), runs, are_kept);
     }
 
     /// I7.

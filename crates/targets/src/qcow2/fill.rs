@@ -67,19 +67,18 @@ impl Qcow2 {
             is_due = state.record(&(first..job.end), word);
         } else {
             state.acknowledged.cancel();
-            state.dropped.extend(job.to..job.to + (job.end - first));
+            // No entry has ever named them, and what was written there has ended.
+            (job.to..job.to + (job.end - first)).for_each(|it| state.space.release(it));
         }
         let withdrawals = self.withdrawals.load(Ordering::Acquire);
         let for_room = state.take_room_waiters();
         invariants::sample(|| state.check_state(&self.tables));
         drop(state);
-        for id in job.waiters {
-            match result {
-                // Those that wait for a write which failed fill the cluster themselves.
-                Err(error) if job.cause == Cause::Fill => env.complete(id, Err(error)),
-                _ => env.remap(id),
-            }
-        }
+        // Those that waited for it may need no copy, or find the device in order.
+        let began = usize::from(job.cause == Cause::Fill && result.is_err());
+        let (failed, others) = job.waiters.split_at(began.min(job.waiters.len()));
+        failed.iter().for_each(|id| env.complete(*id, result));
+        others.iter().for_each(|id| env.remap(*id));
         for_room.into_iter().for_each(|id| env.remap(id));
         if is_due {
             self.kick_commit(env);

@@ -132,21 +132,27 @@ impl Image {
     }
 }
 
-/// Neighbours joined.
+/// Neighbours joined, and what is too long for one request divided.
 fn joined(writes: &Writes) -> Vec<(u64, Vec<u8>)> {
     let mut joined: Vec<(u64, Vec<u8>)> = Vec::new();
     for (at, bytes) in writes {
-        match joined.last_mut() {
-            Some((start, run))
-                if *start + run.len() as u64 == *at
-                    && (run.len() + bytes.len()) as u64 <= REQUEST_BYTES_MAX =>
-            {
-                run.extend_from_slice(bytes);
+        for (at, bytes) in (*at..).step_by(REQUEST_BYTES_MAX as usize).zip(pieces(bytes)) {
+            match joined.last_mut() {
+                Some((start, run))
+                    if *start + run.len() as u64 == at
+                        && (run.len() + bytes.len()) as u64 <= REQUEST_BYTES_MAX =>
+                {
+                    run.extend_from_slice(bytes);
+                }
+                _ => joined.push((at, bytes.to_vec())),
             }
-            _ => joined.push((*at, bytes.clone())),
         }
     }
     joined
+}
+
+fn pieces(bytes: &[u8]) -> std::slice::Chunks<'_, u8> {
+    bytes.chunks(REQUEST_BYTES_MAX as usize)
 }
 
 #[cfg(test)]
@@ -155,10 +161,14 @@ mod tests {
 
     #[test]
     fn neighbours_are_written_as_one() {
-        let writes = Writes::from([(0, vec![1; 512]), (512, vec![2; 512]), (2048, vec![3; 512])]);
-        let joined = joined(&writes);
+        let long = 5 << 19;
+        let writes = [(0, vec![1; 512]), (512, vec![2; 512]), (2048, vec![3; long])];
+        let joined = joined(&Writes::from(writes));
         let places: Vec<_> = joined.iter().map(|(at, bytes)| (*at, bytes.len())).collect();
-        assert_eq!(places, [(0, 1024), (2048, 512)]);
+        let most = 1 << 20;
+        let second = 2048 + most as u64;
+        let pieces = [(2048, most), (second, most), (second + most as u64, most / 2)];
+        assert_eq!(places, [&[(0, 1024)][..], &pieces[..]].concat());
         assert_eq!(joined[0].1, [vec![1; 512], vec![2; 512]].concat());
     }
 }

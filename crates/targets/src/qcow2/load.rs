@@ -1,13 +1,16 @@
 //! Reading an image: its header, and all of its tables, with a look at each reference.
 
-use cairn_block::{ConfigError, ConfigKind, Env, IoError, SECTOR_BYTES};
+use cairn_block::{ConfigError, ConfigKind, Env, IoError};
 use cairn_format::qcow2::{Error, Header, Layout, PROLOGUE_BYTES, Prologue, per_block, refcount};
 
 use super::config::Config;
-use super::image::Image;
+use super::image::{Image, Writes};
 use super::space::{Bitmap, Block, Space};
 use super::tables::Tables;
 use crate::args::Device;
+
+/// All of the mapping is in memory: that of 32 TiB in clusters of 64 KiB.
+const TABLES_BYTES_MAX: u64 = 4 << 30;
 
 /// How much is read at first: more than any header that has no more than usual.
 const FIRST_BYTES: u64 = 4096;
@@ -61,15 +64,18 @@ pub(super) async fn header(
     Ok(Found { header, layout, first })
 }
 
-/// Reads all tables, and finds what is in use.
+/// Reads all tables, and finds what is in use: each cluster once. It reads nothing that is named a
+/// second time, so that no image costs more than its own clusters.
 pub(super) struct Loader<'a> {
     pub env: &'a Env,
     pub config: &'a Config,
     pub image: &'a Image,
     pub found: &'a Found,
     pub space: Space,
-    /// The refcount blocks, as bytes.
-    pub blocks: Vec<Option<Vec<u8>>>,
+    /// The clusters with the refcount 1; none if refcounts do not count.
+    ones: Option<Bitmap>,
+    /// What was read, if it is to be written again.
+    pub read: Option<Writes>,
 }
 
 impl<'a> Loader<'a> {
@@ -79,107 +85,122 @@ impl<'a> Loader<'a> {
         let sizes = (cluster_bytes, layout.refcount_bits);
         let mut space = Space::new(sizes, (layout.refcount_table, entries));
         space.extend(image.bytes().div_ceil(cluster_bytes));
-        Loader { env, config, image, found, space, blocks: Vec::new() }
+        Loader { env, config, image, found, space, ones: None, read: None }
     }
 
     fn wrong(&self, error: &Error) -> ConfigError {
         wrong(&self.config.image, error)
     }
 
-    async fn read(&self, what: &str, start: u64, bytes: u64) -> Result<Vec<u8>, ConfigError> {
-        let end = start.saturating_add(bytes);
-        if end > self.image.bytes() / SECTOR_BYTES * SECTOR_BYTES {
-            let detail = format!(
-                "{what}: found the image's end at byte {}, expected at least {end} bytes",
-                self.image.bytes()
-            );
-            return Err(ConfigError::new(ConfigKind::Damaged, &self.config.image.argument, detail));
-        }
-        let read = self.image.read(self.env, start..end).await;
-        read.map_err(|error| failed(&self.config.image, &format!("{what}: read"), error))
+    fn damaged(&self, detail: String) -> ConfigError {
+        ConfigError::new(ConfigKind::Damaged, &self.config.image.argument, detail)
     }
 
-    async fn words(&self, what: &str, start: u64, count: u64) -> Result<Vec<u64>, ConfigError> {
-        let bytes = self.read(what, start, count * 8).await?;
+    async fn read(&mut self, what: &str, start: u64, bytes: u64) -> Result<Vec<u8>, ConfigError> {
+        let (end, there) = (start.saturating_add(bytes), self.image.bytes());
+        if end > there {
+            return Err(self.damaged(format!(
+                "{what}: found the image's end at byte {there}, expected at least {end} bytes"
+            )));
+        }
+        let read = self.image.read(self.env, start..end).await;
+        let read =
+            read.map_err(|error| failed(&self.config.image, &format!("{what}: read"), error))?;
+        if let Some(all) = &mut self.read {
+            all.insert(start, read.clone());
+        }
+        Ok(read)
+    }
+
+    async fn words(&mut self, what: &str, start: u64, count: u64) -> Result<Vec<u64>, ConfigError> {
+        let unit = self.image.unit;
+        let bytes = self.read(what, start, (count * 8).next_multiple_of(unit)).await?;
         let word = |bytes: &[u8]| bytes.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
-        Ok(bytes.chunks_exact(8).map(word).collect())
+        Ok(bytes.chunks_exact(8).map(word).take(count as usize).collect())
     }
 
     /// A structure, or the data of a cluster of the content, has these bytes of the image.
     fn claim(&mut self, what: &str, start: u64, bytes: u64) -> Result<(), ConfigError> {
         let cluster_bytes = self.found.header.cluster_bytes();
         for cluster in start / cluster_bytes..(start + bytes).div_ceil(cluster_bytes) {
-            let (number, index) = self.space.place_of(cluster);
-            let block = self.blocks.get(number).and_then(Option::as_ref);
-            let bits = self.found.layout.refcount_bits;
-            let count = block.map_or(0, |block| refcount(block, bits, index as usize));
-            if !self.space.claim(cluster, count == 1) {
-                let detail = format!(
-                    "{what}: cluster {cluster}: found the refcount {count}, expected 1, and no \
-                     other reference; `cairn check` says what is wrong"
-                );
-                let device = &self.config.image.argument;
-                return Err(ConfigError::new(ConfigKind::Damaged, device, detail));
+            let is_one = self.ones.as_ref().is_none_or(|ones| ones.is_set(cluster));
+            if self.space.claim(cluster) && is_one {
+                continue;
             }
+            let found = if is_one { "another reference" } else { "another refcount" };
+            return Err(self.damaged(format!(
+                "{what}: cluster {cluster}: found {found}, expected the refcount 1 and no other \
+                 reference; `cairn check` says what is wrong"
+            )));
         }
         Ok(())
     }
 
-    /// The refcount blocks, and the clusters of everything but L2 tables and data.
+    /// The refcount blocks, and which clusters have the refcount 1.
     pub async fn read_refcounts(&mut self) -> Result<(), ConfigError> {
         let (cluster_bytes, layout) = (self.found.header.cluster_bytes(), &self.found.layout);
         let bytes = layout.refcount_table_clusters * cluster_bytes;
         let entries = self.words("refcount table", layout.refcount_table, bytes / 8).await?;
         let counted = per_block(cluster_bytes, layout.refcount_bits);
-        for entry in &entries {
-            if !entry.is_multiple_of(cluster_bytes) {
-                let (field, expected) = ("refcount table entry", "a multiple of the cluster size");
-                let (found, expected) = (*entry, expected.to_owned());
-                return Err(self.wrong(&Error::BadField { field, found, expected }));
-            }
-            self.blocks.push(match entry {
-                0 => None,
-                at => Some(self.read("refcount block", *at, cluster_bytes).await?),
-            });
-        }
-        for (number, at) in entries.iter().enumerate() {
-            let Some(block) = self.blocks[number].as_ref() else { continue };
-            let mut bitmap = Bitmap::new(counted);
-            for index in 0..counted {
-                let refcount = refcount(block, layout.refcount_bits, index as usize);
-                bitmap.put(index, refcount > 0);
-            }
+        let mut ones = Bitmap::new(self.space.capacity());
+        let mut seen = Bitmap::new(self.space.capacity());
+        for (number, at) in entries.into_iter().enumerate().filter(|(_, at)| *at != 0) {
             let cluster = at / cluster_bytes;
-            self.space.put_block(number, Block { cluster, counted: bitmap });
+            let is_in_image = cluster < self.space.capacity();
+            if !at.is_multiple_of(cluster_bytes) || !is_in_image || seen.is_set(cluster) {
+                let expected = "a multiple of the cluster size, in the image, named once";
+                let (field, expected) = ("refcount table entry", expected.to_owned());
+                return Err(self.wrong(&Error::BadField { field, found: at, expected }));
+            }
+            seen.put(cluster, true);
+            let mut block = Block { cluster, counted: Bitmap::default() };
+            let first = number as u64 * counted;
+            let there = self.space.capacity().saturating_sub(first).min(counted);
+            if there > 0 {
+                let bytes = self.read("refcount block", at, cluster_bytes).await?;
+                for index in 0..there {
+                    let refcount = refcount(&bytes, layout.refcount_bits, index as usize);
+                    block.counted.put(index, refcount > 0);
+                    ones.put(first + index, refcount == 1);
+                }
+            }
+            self.space.put_block(number, block);
         }
-        self.claim("header", 0, 1)?;
+        self.ones = Some(ones);
         self.claim("refcount table", layout.refcount_table, bytes)?;
-        self.claim("L1 table", layout.l1_table, layout.l1_entries * 8)?;
-        for at in entries.into_iter().filter(|at| *at != 0) {
-            self.claim("refcount block", at, cluster_bytes)?;
+        for number in 0..layout.refcount_table_clusters * cluster_bytes / 8 {
+            if let Some(cluster) = self.space.block(number as usize).map(|block| block.cluster) {
+                self.claim("refcount block", cluster * cluster_bytes, cluster_bytes)?;
+            }
         }
         Ok(())
     }
 
-    /// The mapping, with the clusters that it names if `claims`.
-    pub async fn read_mapping(&mut self, tables: &Tables, claims: bool) -> Result<(), ConfigError> {
+    /// The mapping, with the clusters that it names.
+    pub async fn read_mapping(&mut self, tables: &Tables) -> Result<(), ConfigError> {
         let (header, layout) = (&self.found.header, &self.found.layout);
         let cluster_bytes = header.cluster_bytes();
         tables.clear();
+        self.claim("header", 0, 1)?;
+        self.claim("L1 table", layout.l1_table, layout.l1_entries * 8)?;
         let entries = self.words("L1 table", layout.l1_table, layout.l1_entries).await?;
+        let mut count = 0;
         for (index, entry) in entries.into_iter().enumerate() {
             let guest = index as u64 * header.l1_span();
             let table = header.written_table(guest, entry).map_err(|error| self.wrong(&error))?;
             let Some(at) = table else { continue };
-            if claims {
-                self.claim(&format!("L1 entry for byte {guest}"), at, cluster_bytes)?;
+            count += cluster_bytes;
+            if count > TABLES_BYTES_MAX {
+                let (field, found) = ("bytes of L2 tables", count);
+                let expected = format!("at most {TABLES_BYTES_MAX}");
+                return Err(self.wrong(&Error::BadField { field, found, expected }));
             }
+            self.claim(&format!("L1 entry for byte {guest}"), at, cluster_bytes)?;
             let words = self.words("L2 table", at, cluster_bytes / 8).await?;
             for (entry, word) in words.iter().enumerate() {
                 let guest = guest + entry as u64 * cluster_bytes;
                 let named = header.written_cluster(guest, *word);
-                let named = named.map_err(|error| self.wrong(&error))?;
-                if let Some(at) = named.filter(|_| claims) {
+                if let Some(at) = named.map_err(|error| self.wrong(&error))? {
                     self.claim(&format!("L2 entry for byte {guest}"), at, cluster_bytes)?;
                 }
             }

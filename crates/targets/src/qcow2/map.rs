@@ -85,7 +85,17 @@ impl Qcow2 {
             return Err((place, count));
         };
         let within = request.range.start.0 % self.geometry.cluster_sectors();
-        request.accept(SectorCount(span.head(count)));
+        let mut head = span.head(count);
+        if self.read_only {
+            // A last cluster that is cut short ends in zeros.
+            let there = (self.image.disk.sectors().0).saturating_sub(byte / SECTOR_BYTES + within);
+            if there == 0 {
+                self.users.leave(env.reactor(), epoch);
+                return Err((Place::Zeros, count));
+            }
+            head = head.min(there);
+        }
+        request.accept(SectorCount(head));
         request.watch(epoch.to_word() | withdrawals << WITHDRAWALS_SHIFT);
         Ok(self.to_image(byte, within))
     }
@@ -423,6 +433,14 @@ impl State {
     /// The requests that wait for room in the crash log, to be mapped again.
     pub(super) fn take_room_waiters(&mut self) -> Vec<RequestId> {
         std::mem::take(&mut self.room_waiters)
+    }
+
+    /// The requests that wait for clusters, unless some are being released.
+    pub(super) fn take_space_waiters(&mut self) -> Vec<RequestId> {
+        match self.releasing {
+            0 => std::mem::take(&mut self.space_waiters),
+            _ => Vec::new(),
+        }
     }
 
     /// True if a request waits for a commit or for growth.

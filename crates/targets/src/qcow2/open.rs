@@ -11,12 +11,12 @@ use cairn_block::{
     ConfigError, ConfigKind, Copier, CrashLog, Ctor, Env, IoError, Left, Record, SECTOR_BYTES,
     SectorCount, Target, failures_beneath, invariants,
 };
-use cairn_format::qcow2::write::{MARK, ZEROS, entry_of, named_by, set_mark};
-use cairn_format::qcow2::{Backing, Header};
+use cairn_format::qcow2::write::{ZEROS, entry_of, mark_of, mark_with, named_by, set_mark};
+use cairn_format::qcow2::{Backing, Header, MAGIC};
 
 use super::acknowledged::{Place, entries_of};
 use super::config::{Config, SPEC};
-use super::image::{Geometry, Writes};
+use super::image::{Geometry, Image, Writes};
 use super::load::{Found, Loader, failed, header, wrong};
 use super::space::Space;
 use super::state::State;
@@ -42,11 +42,8 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
     let geometry = Geometry::of(&header, &layout);
     refuse_length(&config, &geometry)?;
     refuse_backing(&config, &header)?;
-    if geometry.cluster_bytes < image.unit {
-        let (device, found) = (&config.image.argument, geometry.cluster_bytes.to_string());
-        let expected = format!("at least the logical block size, {} bytes", image.unit);
-        return Err(ConfigError::argument(device, "cluster size", found, &expected));
-    }
+    refuse_small_clusters(&config, &geometry)?;
+    refuse_raw_image(env, &config, &header).await?;
     let backing = config.backing.as_ref().map_or(SectorCount::ZERO, |it| it.disk.sectors());
     let entries = layout.l1_entries as usize;
     let crash_log = Place::of(&ctor, &config)?;
@@ -69,6 +66,20 @@ async fn construct(env: &Env, ctor: Ctor<'_>) -> Result<Arc<dyn Target>, ConfigE
         changed: event_listener::Event::new(),
         config,
     }))
+}
+
+/// A cluster is a block of each device at least.
+fn refuse_small_clusters(config: &Config, geometry: &Geometry) -> Result<(), ConfigError> {
+    let devices = std::iter::once(&config.image).chain(&config.backing);
+    for device in devices {
+        let block = u64::from(device.disk.limits().logical_block);
+        if geometry.cluster_bytes < block {
+            let found = geometry.cluster_bytes.to_string();
+            let expected = format!("at least the logical block size, {block} bytes");
+            return Err(ConfigError::argument(&device.argument, "cluster size", found, &expected));
+        }
+    }
+    Ok(())
 }
 
 /// The line is as long as the content.
@@ -115,46 +126,106 @@ fn refuse_backing(config: &Config, header: &Header) -> Result<(), ConfigError> {
     }
 }
 
+/// The backing device shows the content of an image, not the image.
+async fn refuse_raw_image(env: &Env, config: &Config, header: &Header) -> Result<(), ConfigError> {
+    let format = header.backing.as_ref().and_then(|backing| backing.format.as_deref());
+    let Some(backing) = config.backing.as_ref().filter(|_| format == Some("qcow2")) else {
+        return Ok(());
+    };
+    let image = Image::new(backing.disk.clone());
+    if image.bytes() < image.unit {
+        return Ok(());
+    }
+    let first = image.read(env, 0..4).await;
+    let first = first.map_err(|error| failed(backing, "read", error))?;
+    match first == MAGIC.to_be_bytes() {
+        true => {
+            let expected = format!("its content: qcow2:{}", backing.argument);
+            let found = "an image of qemu";
+            Err(ConfigError::argument(&backing.argument, "backing", found, &expected))
+        }
+        false => Ok(()),
+    }
+}
+
 impl Qcow2 {
     /// Resume.
     pub(super) async fn start(&self, env: &Env) -> Result<(), ConfigError> {
         let beneath = failures_beneath(self.disk().as_ref());
         let known = self.disk().failures();
-        if !self.read_only && self.image.bytes() < self.geometry.l1.0 + self.geometry.l1.1 * 8 {
+        let l1_end =
+            (self.geometry.l1.0 + self.geometry.l1.1 * 8).next_multiple_of(self.image.unit);
+        if !self.read_only && self.image.bytes() < l1_end {
             // The L1 table ends within a last sector that is not whole.
             self.grow_to_whole_clusters(env).await?;
         }
         let found = header(env, &self.config.image, &self.image).await?;
         self.refuse_change(&found)?;
+        let mark = mark_of(found.layout.autoclear);
+        let is_shown_only = self.is_shown_only(mark, beneath);
         let mut loader = Loader::new(env, &self.config, &self.image, &found);
+        loader.read = is_shown_only.then(Writes::default);
         if !self.read_only {
             loader.read_refcounts().await?;
         }
-        loader.read_mapping(&self.tables, !self.read_only).await?;
-        let space = loader.space;
+        loader.read_mapping(&self.tables).await?;
+        let Loader { space, read, .. } = loader;
         self.seen_failures.store(known, Ordering::Relaxed);
         {
             let mut state = self.state.lock();
             let losses = std::mem::take(&mut state.losses);
-            *state = State { losses, ..State::new(space) };
+            *state = State { losses, mark, ..State::new(space) };
             state.losses.resume();
         }
-        self.replay(env, &found, beneath).await?;
-        if !self.read_only {
-            self.ensure_coverage(env).await?;
-            self.spawn(env, async |own, env| own.commit_periodically(env).await);
+        let (log, records) = self.open_crash_log(mark)?;
+        if self.read_only {
+            return self.enter(&records, known);
         }
+        self.make_whole(env, &found, read).await?;
+        self.enter(&records, known)?;
+        self.commit_replay(env, records.len()).await?;
+        self.begin_log(env, log, &found, beneath).await?;
+        self.ensure_coverage(env).await?;
+        self.spawn(env, async |own, env| own.commit_periodically(env).await);
         Ok(())
     }
 
-    /// The last cluster is whole, and belongs to the image. A device has no more than it has.
+    /// True if what the device shows may not be durable, and no later flush would make it so: the
+    /// device has failed since the system started, or nobody can know, as a server was killed.
+    fn is_shown_only(&self, mark: u64, beneath: u64) -> bool {
+        let is_counted = self.crash_log.as_ref().is_some_and(Place::is_kept);
+        !self.read_only && (beneath != 0 || (mark != 0 && !is_counted))
+    }
+
+    /// All of the image is known to be right. What was read is written again, if it may not be
+    /// durable: entries, refcounts and the header are what later commits rest on. The last cluster
+    /// is made whole, if it is used.
+    async fn make_whole(
+        &self,
+        env: &Env,
+        found: &Found,
+        read: Option<Writes>,
+    ) -> Result<(), ConfigError> {
+        if let Some(mut read) = read {
+            read.insert(0, found.first[..self.image.unit as usize].to_vec());
+            let name = "qcow2: flush of what was shown";
+            let written = self.image.write_durably(env, name, &read).await;
+            written.map_err(|error| failed(&self.config.image, "write it again", error))?;
+        }
+        let whole = self.image.bytes() / self.geometry.cluster_bytes;
+        let is_cut = self.state.lock().space.cut(whole);
+        match is_cut {
+            true => Ok(()),
+            false => self.grow_to_whole_clusters(env).await,
+        }
+    }
+
     async fn grow_to_whole_clusters(&self, env: &Env) -> Result<(), ConfigError> {
         let end = (self.image.bytes() + 1).next_multiple_of(self.geometry.cluster_bytes);
         let grown = self.disk().grow(env, SectorCount::of_bytes(end)).await;
         let grown =
             grown.map_err(|error| failed(&self.config.image, "make the image longer", error))?;
-        let clusters = grown.to_bytes() / self.geometry.cluster_bytes;
-        if self.state.lock().space.cut(clusters) {
+        if grown.to_bytes() >= end {
             return Ok(());
         }
         let device = &self.config.image.argument;
@@ -177,32 +248,51 @@ impl Qcow2 {
         Err(ConfigError::argument(device, "header", found, expected))
     }
 
-    /// The crash log, with what a killed process left in it. Nothing is written before all of the
-    /// image is known to be right. Then it is marked, if there is a log, and leaks are found.
-    async fn replay(&self, env: &Env, found: &Found, beneath: u64) -> Result<(), ConfigError> {
-        let is_marked = found.layout.autoclear & MARK != 0;
-        let (mut log, mut records) = (None, Vec::new());
-        if let Some(place) = self.crash_log.as_ref() {
-            let (open, left) = place.open(is_marked, &self.config);
-            match left {
-                Left::Foreign(_) => return Err(self.foreign("it was written by another program")),
-                Left::Records(left) => records = left,
-            }
-            log = place.is_kept().then_some(open);
+    /// The crash log, with what a killed process left in it.
+    ///
+    /// # Errors
+    /// It is of another state of the image.
+    fn open_crash_log(&self, mark: u64) -> Result<(Option<CrashLog>, Vec<Record>), ConfigError> {
+        let Some(place) = self.crash_log.as_ref() else { return Ok((None, Vec::new())) };
+        let (log, left) = place.open(mark, &self.config);
+        match left {
+            Left::Foreign(_) => Err(self.foreign("it was written by another program or server")),
+            Left::Records(records) => Ok((place.is_kept().then_some(log), records)),
         }
-        if !self.read_only {
-            self.grow_to_whole_clusters(env).await?;
+    }
+
+    /// Begins the log anew: everything in it is durable. The image gets another mark before, which
+    /// it has also without a log: see [`Self::is_shown_only`].
+    async fn begin_log(
+        &self,
+        env: &Env,
+        mut log: Option<CrashLog>,
+        found: &Found,
+        beneath: u64,
+    ) -> Result<(), ConfigError> {
+        let mark = mark_with(env.random_below(1 << 31) << 32);
+        if let Some(log) = &mut log {
+            log.include(mark);
         }
-        self.enter(env, &records).await?;
-        if self.read_only {
-            return Ok(());
-        }
-        self.state.lock().space.find_leaks();
-        if log.is_some() != is_marked || found.layout.autoclear & !MARK != 0 {
-            self.mark(env, found.first.clone(), log.is_some()).await?;
-        }
-        if let Some((log, place)) = log.zip(self.crash_log.as_ref()) {
-            self.keep(log, place, beneath);
+        let mut first = found.first[..self.image.unit as usize].to_vec();
+        set_mark(&mut first, mark);
+        let writes = Writes::from([(0, first)]);
+        let written = self.image.write_durably(env, "qcow2: flush of the mark", &writes).await;
+        written.map_err(|error| failed(&self.config.image, "header: write", error))?;
+        let mut state = self.state.lock();
+        state.mark = mark;
+        state.space.find_leaks();
+        let Some((mut log, place)) = log.zip(self.crash_log.as_ref()) else { return Ok(()) };
+        let is_lost = log.take_loss();
+        log.begin(&place.base(mark, beneath));
+        state.acknowledged.keep(Some(log));
+        if is_lost {
+            tracing::error!(
+                "{}: acknowledged writes of a server that was killed may be lost",
+                self.config.volume
+            );
+            state.losses.add(&self.failures);
+            state.acknowledged.count_loss();
         }
         Ok(())
     }
@@ -215,83 +305,51 @@ impl Qcow2 {
         ConfigError::new(ConfigKind::Damaged, &self.config.image.argument, detail)
     }
 
-    /// Begins the log anew: everything in it is durable.
-    fn keep(&self, mut log: CrashLog, place: &Place, beneath: u64) {
-        let volume = &self.config.volume;
-        let is_lost = log.take_loss();
-        log.begin(&place.base(true, beneath));
-        let mut state = self.state.lock();
-        state.acknowledged.keep(Some(log));
-        if is_lost {
-            tracing::error!(
-                "{volume}: acknowledged writes of a server that was killed may be lost"
-            );
-            state.losses.add(&self.failures);
-            state.acknowledged.count_loss();
-        }
-    }
-
-    /// Writes whether the image is marked; no other autoclear feature is left.
-    async fn mark(
-        &self,
-        env: &Env,
-        mut first: Vec<u8>,
-        is_marked: bool,
-    ) -> Result<(), ConfigError> {
-        first.truncate(self.image.unit as usize);
-        set_mark(&mut first, is_marked);
-        let writes = Writes::from([(0, first)]);
-        let written = self.image.write_durably(env, "qcow2: flush of the mark", &writes).await;
-        written.map_err(|error| failed(&self.config.image, "header: write", error))
-    }
-
-    /// Enters the entries of records, and commits them.
-    async fn enter(&self, env: &Env, records: &[Record]) -> Result<(), ConfigError> {
-        if records.is_empty() {
-            return Ok(());
-        }
+    /// Enters the entries of records; the device failed so often before they were read.
+    ///
+    /// # Errors
+    /// They are of another image.
+    fn enter(&self, records: &[Record], known: u64) -> Result<(), ConfigError> {
         let cluster_bytes = self.geometry.cluster_bytes;
         let clusters = self.geometry.size.div_ceil(cluster_bytes);
-        let entries = entries_of(records, clusters, cluster_bytes);
         let foreign = || self.foreign("a record does not go with it");
+        let entries = entries_of(records, clusters, cluster_bytes);
         let mut entries = entries.ok_or_else(foreign)?;
         entries.retain(|at, word| self.tables.word(*at) != *word);
-        {
-            let mut state = self.state.lock();
-            let known = self.disk().failures();
-            for word in entries.values() {
-                let named = named_by(*word);
-                let is_whole = named.is_none_or(|byte| {
-                    byte.is_multiple_of(cluster_bytes) && *word == entry_of(byte)
-                });
-                if !is_whole || (named.is_none() && ![0, ZEROS].contains(word)) {
-                    return Err(foreign());
-                }
-                let takes = |byte: u64| state.space.take_named(byte / cluster_bytes);
-                if !self.read_only && !named.is_none_or(takes) {
-                    return Err(foreign());
-                }
-            }
-            if !self.read_only && !state.space.add_blocks() {
+        let mut state = self.state.lock();
+        for word in entries.values() {
+            let named = named_by(*word);
+            let is_whole = match named {
+                None => [0, ZEROS].contains(word),
+                Some(byte) => byte.is_multiple_of(cluster_bytes) && word & !ZEROS == entry_of(byte),
+            };
+            let takes = |byte: u64| state.space.take_named(byte / cluster_bytes);
+            if !is_whole || !named.is_none_or(takes) {
                 return Err(foreign());
             }
-            for (at, word) in &entries {
-                let (index, _) = self.tables.place_of(*at);
-                match self.read_only {
-                    true if self.tables.at(index).is_none() => {
-                        self.tables.put_empty(index, NO_PLACE);
-                    }
-                    false if !self.ensure_table(&mut state, *at) => return Err(foreign()),
-                    _ => {}
-                }
-                let volatile = named_by(*word).map(|_| known);
-                state.change(&self.tables, *at, *word, volatile);
+        }
+        if !self.read_only && !state.space.add_blocks() {
+            return Err(foreign());
+        }
+        for (at, word) in &entries {
+            let (index, _) = self.tables.place_of(*at);
+            match self.read_only {
+                true if self.tables.at(index).is_none() => self.tables.put_empty(index, NO_PLACE),
+                false if !self.ensure_table(&mut state, *at) => return Err(foreign()),
+                _ => {}
             }
+            state.change(&self.tables, *at, *word, named_by(*word).map(|_| known));
         }
         if self.read_only {
             // They are in memory, and never committed.
-            let mut state = self.state.lock();
             (state.changes, state.known) = Default::default();
+        }
+        Ok(())
+    }
+
+    /// Makes durable what records brought.
+    async fn commit_replay(&self, env: &Env, records: usize) -> Result<(), ConfigError> {
+        if records == 0 {
             return Ok(());
         }
         let committed = self.commit(env).await;
@@ -299,9 +357,8 @@ impl Qcow2 {
         let detail = "crash log: could not be made durable";
         committed.map_err(|error| failed(&self.config.image, detail, error))?;
         tracing::warn!(
-            "{}: a server was killed: {} records of acknowledged writes are durable now",
-            self.config.volume,
-            records.len()
+            "{}: a server was killed: {records} records of acknowledged writes are durable now",
+            self.config.volume
         );
         Ok(())
     }
@@ -314,7 +371,8 @@ impl Qcow2 {
         self.state.lock().stopping = true;
         self.changed.notify(usize::MAX);
         self.tasks.idle().await;
-        let is_dirty = !self.state.lock().is_settled();
+        // Without it there are leaks, and a mark, which the next start deals with.
+        let is_dirty = !self.state.lock().is_durable();
         // What a suspended volume beneath was given is durable since its suspend, and a flush of it
         // would wait.
         let waits = self.disk().mapped().is_some_and(|beneath| beneath.is_suspended());
@@ -349,12 +407,10 @@ impl Qcow2 {
                 break;
             }
         }
-        if self.crash_log.as_ref().is_some_and(Place::is_kept) {
-            let mut first = self.image.read(env, 0..self.image.unit).await?;
-            set_mark(&mut first, false);
-            let writes = Writes::from([(0, first)]);
-            self.image.write_durably(env, "qcow2: flush of the mark", &writes).await?;
-        }
+        let mut first = self.image.read(env, 0..self.image.unit).await?;
+        set_mark(&mut first, 0);
+        let writes = Writes::from([(0, first)]);
+        self.image.write_durably(env, "qcow2: flush of the mark", &writes).await?;
         Ok(())
     }
 }

@@ -5,38 +5,58 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use cairn_block::{
-    Env, ErrorKind, Flags, Io, IoError, Op, RequestId, SECTOR_BYTES, SectorCount, mutants,
+    Env, ErrorKind, Flags, Io, IoError, IoResult, Op, RequestId, SECTOR_BYTES, SectorCount, mutants,
 };
 
+use cairn_format::qcow2::CLUSTERS_MAX;
+
 use super::Qcow2;
+
+/// Most discards at a time.
+const DISCARDS_MAX: usize = 32;
 
 /// The image grows by at least so many bytes.
 const GROWTH_BYTES: u64 = 64 << 20;
 
 impl Qcow2 {
-    /// Clusters that the disk does not name any more, durably, become free once no request uses
-    /// them (I5). What they held goes to the file system.
-    pub(super) async fn release(&self, env: &Env, clusters: BTreeSet<u64>) {
+    /// Releases clusters that the disk does not name any more, durably, in a task of its own: no
+    /// flush waits for it.
+    pub(super) fn begin_release(&self, env: &Env, clusters: BTreeSet<u64>) {
         if clusters.is_empty() {
             return;
         }
+        self.state.lock().releasing += clusters.len() as u64;
+        self.spawn(env, async move |own, env| own.release(env, clusters).await);
+    }
+
+    /// They become free once no request uses them (I5). What they held goes to the file system.
+    async fn release(&self, env: &Env, clusters: BTreeSet<u64>) {
         let left = async {
             self.users.quiesce(0).await;
             Ok::<(), IoError>(())
         };
         _ = mutants::step("qcow2: wait for users of clusters", (), left).await;
-        if self.disk().limits().discard {
-            let discards = runs(&clusters).map(|run| {
-                let range = self.geometry.sectors_of(&run);
+        let runs: Vec<Range<u64>> = runs(&clusters).collect();
+        for window in runs.chunks(DISCARDS_MAX).filter(|_| self.disk().limits().discard) {
+            let discard = |run| {
+                let range = self.geometry.sectors_of(run);
                 env.io(self.disk(), Io::on(Op::Discard, range).with(Flags::BACKGROUND))
-            });
-            for discard in discards.collect::<Vec<_>>() {
+            };
+            for discard in window.iter().map(discard).collect::<Vec<_>>() {
                 // It says only that nobody needs it.
                 _ = discard.await;
             }
         }
-        let mut state = self.state.lock();
-        clusters.into_iter().for_each(|cluster| state.space.release(cluster));
+        let is_waited_for = {
+            let mut state = self.state.lock();
+            state.releasing -= clusters.len() as u64;
+            clusters.into_iter().for_each(|cluster| state.space.release(cluster));
+            !state.space_waiters.is_empty()
+        };
+        if is_waited_for {
+            self.kick_commit(env);
+        }
+        self.changed.notify(usize::MAX);
     }
 
     /// Makes the image larger. True if it is, and there are new clusters.
@@ -47,6 +67,7 @@ impl Qcow2 {
         };
         let cluster_bytes = self.geometry.cluster_bytes;
         let wanted = coverage.min(capacity + (GROWTH_BYTES / cluster_bytes).max(16));
+        let wanted = wanted.min(CLUSTERS_MAX);
         if wanted <= capacity {
             return false;
         }
@@ -66,20 +87,25 @@ impl Qcow2 {
         state.space.capacity() > capacity
     }
 
-    /// Requests that waited for clusters: there are some now, or by the next commit, or they fail.
-    pub(super) fn end_space_waiters(&self, env: &Env, waiters: Vec<RequestId>) {
+    /// Requests that waited for clusters when a commit began, which has this result: there are some
+    /// now, or there will be, or the requests fail.
+    pub(super) fn end_space_waiters(&self, env: &Env, waiters: Vec<RequestId>, result: IoResult) {
         let mut state = self.state.lock();
         let has_space = state.space.used() < state.space.capacity();
-        if !has_space && !state.dropped.is_empty() && !state.is_failing {
+        let will_be = !state.dropped.is_empty() || state.releasing > 0;
+        let may_wait = result.is_ok() || state.handing_back;
+        if !has_space && will_be && may_wait {
             state.space_waiters.extend(waiters);
             state.hand_back(env);
             return;
         }
         drop(state);
+        let full = IoError::new(ErrorKind::NoSpace);
+        let error = result.err().filter(|_| will_be).unwrap_or(full);
         for id in waiters {
             match has_space {
                 true => env.remap(id),
-                false => env.complete(id, Err(IoError::new(ErrorKind::NoSpace))),
+                false => env.complete(id, Err(error)),
             }
         }
     }

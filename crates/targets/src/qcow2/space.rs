@@ -15,6 +15,8 @@ use std::ops::Range;
 use cairn_format::qcow2::{per_block, set_refcount};
 
 const WORD_BITS: u64 = 64;
+/// Most leaks that one start writes.
+const LEAKS_MAX: usize = 1 << 20;
 
 /// One bit for each cluster.
 #[derive(Default)]
@@ -33,9 +35,18 @@ impl Bitmap {
     }
 
     pub fn put(&mut self, bit: u64, is_set: bool) {
-        let word = &mut self.0[(bit / WORD_BITS) as usize];
+        let at = (bit / WORD_BITS) as usize;
+        if at >= self.0.len() {
+            self.0.resize(at + 1, 0);
+        }
+        let word = &mut self.0[at];
         let mask = 1 << (bit % WORD_BITS);
         *word = if is_set { *word | mask } else { *word & !mask };
+    }
+
+    /// How many bits of a range are set.
+    fn count(&self, range: Range<u64>) -> u64 {
+        range.filter(|bit| self.is_set(*bit)).count() as u64
     }
 
     /// The first bit of a range that is clear.
@@ -68,11 +79,13 @@ pub(super) struct Due {
     pub counts: BTreeMap<u64, bool>,
     /// The numbers of blocks that are not on the disk.
     pub blocks: BTreeSet<usize>,
+    /// Of blocks that are, and that the refcount table may not name.
+    pub unnamed_blocks: BTreeSet<usize>,
 }
 
 impl Due {
     pub fn is_empty(&self) -> bool {
-        self.counts.is_empty() && self.blocks.is_empty()
+        self.counts.is_empty() && self.blocks.is_empty() && self.unnamed_blocks.is_empty()
     }
 }
 
@@ -145,11 +158,12 @@ impl Space {
         }
     }
 
-    /// The image has no more clusters than this, and at least these. False if others are used.
+    /// The image has no more clusters than this. False if others are used.
     pub fn cut(&mut self, clusters: u64) -> bool {
         let has_used = (clusters..self.capacity).any(|cluster| self.used.is_set(cluster));
-        self.capacity = self.capacity.min(clusters);
-        self.extend(clusters);
+        if !has_used {
+            self.capacity = self.capacity.min(clusters);
+        }
         !has_used
     }
 
@@ -172,14 +186,14 @@ impl Space {
         ((cluster / self.per_block()) as usize, cluster % self.per_block())
     }
 
-    /// While the image is read: a cluster with a reference, of which `is_one` says whether its
-    /// refcount is 1. False if that is not so, if there is no such cluster, or for the second time.
-    pub fn claim(&mut self, cluster: u64, is_one: bool) -> bool {
+    /// While the image is read: a cluster with a reference. False if there is no such cluster, or
+    /// for the second time.
+    pub fn claim(&mut self, cluster: u64) -> bool {
         let is_free = cluster < self.capacity && !self.used.is_set(cluster);
         if is_free {
             self.take(cluster);
         }
-        is_free && is_one
+        is_free
     }
 
     fn take(&mut self, cluster: u64) {
@@ -187,13 +201,12 @@ impl Space {
         self.used_count += 1;
     }
 
-    /// After all references were claimed: refcounts without a reference are leaks, and due.
+    /// After all references were claimed: refcounts without a reference are leaks, and due. Those
+    /// beyond the first are free all the same, and are found again at the next start.
     pub fn find_leaks(&mut self) {
-        for cluster in 0..self.capacity {
-            if self.is_counted(cluster) && !self.used.is_set(cluster) {
-                self.due.counts.insert(cluster, false);
-            }
-        }
+        let is_leak = |cluster: &u64| self.is_counted(*cluster) && !self.used.is_set(*cluster);
+        let leaks = (0..self.capacity).filter(is_leak).take(LEAKS_MAX);
+        self.due.counts.extend(leaks.map(|cluster| (cluster, false)).collect::<Vec<_>>());
     }
 
     /// Allocates at most so many consecutive clusters, none if there are none.
@@ -229,7 +242,11 @@ impl Space {
         }
         let run = first..first + count;
         run.clone().for_each(|cluster| self.use_new(cluster));
-        self.add_blocks().then_some(run)
+        if !self.add_blocks() {
+            run.for_each(|cluster| self.release(cluster));
+            return None;
+        }
+        Some(run)
     }
 
     /// The refcount table is at another byte now, with more entries. Its old clusters are free.
@@ -284,8 +301,28 @@ impl Space {
         assert!(self.used.is_set(cluster), "S1: a cluster is released once");
         self.used.put(cluster, false);
         self.used_count -= 1;
-        self.due.counts.insert(cluster, false);
+        match self.is_counted(cluster) {
+            true => _ = self.due.counts.insert(cluster, false),
+            // No commit has written its refcount.
+            false => _ = self.due.counts.remove(&cluster),
+        }
         self.cursor = self.cursor.min(cluster);
+    }
+
+    /// New blocks that count no cluster but their own are given up.
+    pub fn drop_unneeded_blocks(&mut self) {
+        for number in self.due.blocks.clone() {
+            let own = self.block(number).map_or(0, |block| block.cluster);
+            let first = number as u64 * self.per_block();
+            let clusters = first..(first + self.per_block()).min(self.capacity);
+            if clusters.contains(&own) && self.used.count(clusters.clone()) == 1 {
+                self.due.blocks.remove(&number);
+                self.due.counts.retain(|cluster, _| !clusters.contains(cluster));
+                self.blocks[number] = None;
+                self.used.put(own, false);
+                self.used_count -= 1;
+            }
+        }
     }
 
     /// True if no refcount has to be written.
@@ -310,6 +347,7 @@ impl Space {
             self.due.counts.entry(cluster).or_insert(is_used);
         }
         self.due.blocks.extend(due.blocks);
+        self.due.unnamed_blocks.extend(due.unnamed_blocks);
     }
 
     /// The bytes of a part of a block.
@@ -346,16 +384,15 @@ mod tests {
         let mut counted = Bitmap::new(32);
         (0..3).for_each(|cluster| counted.put(cluster, true));
         space.put_block(0, Block { cluster: 1, counted });
-        assert!(space.claim(0, true) && space.claim(1, true));
+        assert!(space.claim(0) && space.claim(1));
         space
     }
 
     #[test]
     fn a_cluster_with_a_refcount_and_no_reference_is_a_leak() {
         let mut space = space(40);
-        assert!(!space.claim(1, true), "a second reference");
-        assert!(!space.claim(5, false), "another refcount than 1");
-        assert!(!space.claim(40, true), "no such cluster");
+        assert!(!space.claim(1), "a second reference");
+        assert!(!space.claim(40), "no such cluster");
         space.find_leaks();
         assert_eq!(space.take_due().counts, BTreeMap::from([(2, false)]));
         assert_eq!(space.bytes_of_block(0, 0..8), [0, 1, 0, 1, 0, 0, 0, 0]);

@@ -57,14 +57,21 @@ pub(super) struct State {
     pub jobs: BTreeMap<u64, Job>,
     /// R2.
     pub changes: BTreeMap<u64, Change>,
-    /// L2 tables that are not on the disk.
+    /// L2 tables whose content is not on the disk, and that the L1 table does not name.
     pub new_tables: BTreeSet<usize>,
+    /// L2 tables that are on the disk, and that the L1 table may not name. They are changed in
+    /// place: it may name them, too.
+    pub unnamed_tables: BTreeSet<usize>,
     /// R3.
     pub dropped: BTreeSet<u64>,
+    /// Clusters that no entry on the disk names, durably, and that are being released.
+    pub releasing: u64,
     /// R4.
     pub known: Option<u64>,
     pub commits: GroupCommit,
     pub acknowledged: Acknowledged,
+    /// The image's mark.
+    pub mark: u64,
     pub losses: Losses,
     /// Requests that wait for room in the crash log.
     pub room_waiters: Vec<RequestId>,
@@ -86,10 +93,13 @@ impl State {
             jobs: BTreeMap::new(),
             changes: BTreeMap::new(),
             new_tables: BTreeSet::new(),
+            unnamed_tables: BTreeSet::new(),
             dropped: BTreeSet::new(),
+            releasing: 0,
             known: None,
             commits: GroupCommit::default(),
             acknowledged: Acknowledged::default(),
+            mark: 0,
             losses: Losses::default(),
             room_waiters: Vec::new(),
             space_waiters: Vec::new(),
@@ -124,6 +134,8 @@ impl State {
     pub fn is_settled(&self) -> bool {
         self.is_durable()
             && self.new_tables.is_empty()
+            && self.unnamed_tables.is_empty()
+            && self.releasing == 0
             && self.dropped.is_empty()
             && self.space.is_settled()
     }
@@ -157,6 +169,24 @@ impl State {
         }
         self.known = None;
         count
+    }
+
+    /// Gives up new tables that no change needs, and refcount blocks of clusters that are free: the
+    /// device may have no room for them, and a commit without them succeeds.
+    pub fn drop_unneeded(&mut self, tables: &Tables) {
+        let is_needed = |index: &usize| {
+            let clusters = tables.clusters_of(*index);
+            let has_change = self.changes.range(clusters.clone()).next().is_some();
+            has_change || self.jobs.range(clusters).next().is_some()
+        };
+        let (needed, others) = self.new_tables.iter().partition(|index| is_needed(index));
+        let others: BTreeSet<usize> = others;
+        self.new_tables = needed;
+        for index in others {
+            let at = tables.remove(index);
+            self.space.release(at / tables.cluster_bytes());
+        }
+        self.space.drop_unneeded_blocks();
     }
 
     /// Checks what must hold whenever the lock is free.

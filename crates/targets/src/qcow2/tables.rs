@@ -2,7 +2,7 @@
 //!
 //! T1. Words change under the lock of [`super::state::State`]; requests read them without it. One
 //!     that finds no data looks again under the lock.
-//! T2. A table comes under the same lock, and stays until the image is read anew.
+//! T2. A table comes under the same lock. It stays while it has an entry or a job.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -98,6 +98,16 @@ impl Tables {
     /// There is an empty table now.
     pub fn put_empty(&self, index: usize, at: u64) {
         self.put(index, at, (0..self.per_table).map(|_| 0));
+    }
+
+    /// The clusters of the content that a table has entries for.
+    pub fn clusters_of(&self, index: usize) -> Range<u64> {
+        index as u64 * self.per_table..(index as u64 + 1) * self.per_table
+    }
+
+    /// There is not this table any more, which is empty (T2). Answers where it was.
+    pub fn remove(&self, index: usize) -> u64 {
+        self.table(index).map_or(0, |table| table.at.swap(0, Ordering::AcqRel))
     }
 
     /// There is no table: the image is read anew.

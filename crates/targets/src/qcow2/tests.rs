@@ -5,4 +5,5 @@ mod fixture;
 mod killed;
 mod losses;
 mod refused;
+mod shown;
 mod space;

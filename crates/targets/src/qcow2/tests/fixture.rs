@@ -37,6 +37,12 @@ pub fn blank(has_backing: bool) -> Vec<u8> {
     Blank { size, cluster_bits: 10, refcount_order: 4, backing }.bytes().unwrap()
 }
 
+fn padded(mut image: Vec<u8>, clusters: u64) -> Image {
+    let left = clusters * CLUSTER - (image.len() / SECTOR) as u64;
+    image.extend_from_slice(&initial("free", left));
+    Image::of_bytes(&image)
+}
+
 /// What a fresh volume reads as, a byte for each sector.
 pub fn model(has_backing: bool) -> Vec<u8> {
     let base = initial("base", BACKING);
@@ -48,16 +54,22 @@ pub fn model(has_backing: bool) -> Vec<u8> {
 
 impl Qcow2Fixture {
     /// An image with so many clusters, which is not loaded.
-    pub fn of(mut image: Vec<u8>, clusters: u64) -> Qcow2Fixture {
-        let sectors = (clusters * CLUSTER) as usize;
-        let used = image.len() / SECTOR;
-        image.extend_from_slice(&initial("free", (sectors - used) as u64));
-        Qcow2Fixture::with(drive_options("image"), Image::of_bytes(&image))
+    pub fn of(image: Vec<u8>, clusters: u64) -> Qcow2Fixture {
+        Qcow2Fixture::with(drive_options("image"), padded(image, clusters))
     }
 
     pub fn with(options: DriveOptions, image: Image) -> Qcow2Fixture {
+        Qcow2Fixture::seeded(1, options, image)
+    }
+
+    pub fn seeded(seed: u64, options: DriveOptions, image: Image) -> Qcow2Fixture {
         let base = (drive_options("base"), Image::of_bytes(&initial("base", BACKING)));
-        Qcow2Fixture(OneVolume::of(Fixture::with_options(1, [(options, image), base])))
+        Qcow2Fixture(OneVolume::of(Fixture::with_options(seed, [(options, image), base])))
+    }
+
+    /// The drives of a blank image of so many clusters without a backing device.
+    pub fn drives(clusters: u64) -> Fixture {
+        Fixture::new([("image", padded(blank(false), clusters))])
     }
 
     /// In a file that grows up to so many clusters.

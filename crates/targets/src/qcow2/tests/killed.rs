@@ -2,12 +2,21 @@
 
 use std::time::Duration;
 
-use cairn_block::{Io, Op};
+use cairn_block::{Env, Io, Op, SectorCount};
 use cairn_format::qcow2::Severity;
-use cairn_format::qcow2::write::{MARK, set_mark};
+use cairn_format::qcow2::write::{mark_of, set_mark};
+use cairn_sim::{Fault, OpSet};
 
 use super::fixture::{ALONE, OVER, Qcow2Fixture, model};
-use crate::fixture::{SECTOR, write_io};
+use crate::fixture::{OneVolume, SECTOR, drive_options, range, write_io};
+
+/// Writes these bytes to the beginning.
+fn data_io(env: &Env, bytes: &[u8]) -> Io {
+    let count = bytes.len() / SECTOR;
+    let segs = env.segs(SectorCount(count as u64));
+    segs.copy_in(0, bytes);
+    Io::write(range(0, count as u64), segs)
+}
 
 #[test]
 fn answered_requests_survive_a_kill_without_a_flush() {
@@ -25,7 +34,8 @@ fn answered_requests_survive_a_kill_without_a_flush() {
     test.load(OVER);
     let (report, layout) = test.durable();
     assert_eq!(report.counts.data, 9, "committed before anything is served");
-    assert_eq!((test.all(), layout.autoclear), (expected.clone(), MARK));
+    assert_eq!(test.all(), expected);
+    assert!(mark_of(layout.autoclear) != 0);
     let test = test.killed();
     test.load(OVER);
     assert_eq!(test.all(), expected);
@@ -70,22 +80,47 @@ fn an_image_that_another_program_wrote_after_a_kill_is_refused() {
     test.write(13, 2, 200).unwrap();
     let test = test.killed();
     // What qemu does before it writes to it.
-    let volume = test.volume("other");
     test.fixture.load("other", "0 1200 linear image 0");
     let mut first = test.drive("image").visible().to_vec();
-    set_mark(&mut first[..SECTOR], false);
-    let first = first[..SECTOR].to_vec();
-    test.fixture
-        .io("other", |env| {
-            let segs = env.segs(cairn_block::SectorCount(1));
-            segs.copy_in(0, &first);
-            Io::write(crate::fixture::range(0, 1), segs)
-        })
-        .unwrap();
-    drop(volume);
+    set_mark(&mut first[..SECTOR], 0);
+    test.fixture.io("other", |env| data_io(env, &first[..SECTOR])).unwrap();
     test.fixture.remove("other");
     let line = test.try_load_refused(OVER);
     assert!(line.contains("crash log") && line.contains("--discard-crash-log"), "{line}");
+}
+
+#[test]
+fn an_image_that_another_server_wrote_after_a_kill_is_refused() {
+    let here = Qcow2Fixture::loaded(ALONE);
+    here.write(0, 2, 7).unwrap();
+    let here = here.killed();
+    // Another host opens it, with crash logs of its own, and loses its power.
+    let image = here.drive("image").visible();
+    let there = Qcow2Fixture::seeded(2, drive_options("image"), image);
+    there.load(ALONE);
+    there.write(0, 2, 9).unwrap();
+    there.on(Op::Flush, 0, 0).unwrap();
+    let image = there.drive("image").durable().to_vec();
+    here.fixture.load("other", "0 1200 linear image 0");
+    here.fixture.io("other", |env| data_io(env, &image)).unwrap();
+    here.fixture.remove("other");
+    let line = here.try_load_refused(ALONE);
+    assert!(line.contains("crash log") && line.contains("or server"), "{line}");
+}
+
+#[test]
+fn a_commit_that_failed_leaves_one_record_for_neighbours() {
+    let drives = Qcow2Fixture::drives(600).with_logs_of(16);
+    let test = Qcow2Fixture(OneVolume::of(drives));
+    test.load(ALONE);
+    test.write(0, 400, 5).unwrap();
+    test.drive("image").faults().add(Fault::error(OpSet::WRITES).shots(1));
+    assert!(test.on(Op::Flush, 0, 0).is_err());
+    let test = test.killed();
+    let client = test.client();
+    test.load(ALONE);
+    assert_eq!(test.bytes(0, 400), [5; 400]);
+    test.flush_of(&client).unwrap();
 }
 
 #[test]

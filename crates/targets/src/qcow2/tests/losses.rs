@@ -123,3 +123,55 @@ fn a_suspend_over_a_failing_device_says_so_and_hands_waiting_requests_back() {
     assert_eq!(ended, 160);
     _ = test.io(|_| Io::flush());
 }
+
+#[test]
+fn a_table_that_the_disk_may_name_is_changed_in_place_after_what_its_entries_name() {
+    let test = Qcow2Fixture::loaded(ALONE);
+    test.write(0, 2, 7).unwrap();
+    test.on(Op::Flush, 0, 0).unwrap();
+    test.run(Duration::from_secs(3));
+    // The write of an L2 unit fails; beside it the L1 table names another, new table.
+    test.write(2, 2, 7).unwrap();
+    test.write(300, 2, 8).unwrap();
+    let fault = Fault::error(OpSet::WRITES).on(range(8, 2)).shots(1);
+    test.drive("image").faults().add(fault);
+    assert!(test.on(Op::Flush, 0, 0).is_err());
+    test.write(302, 2, 9).unwrap();
+    test.start(1, "flush", |_| Io::flush());
+    for _ in 0..40 {
+        test.run(Duration::from_micros(20));
+        for seed in 0..50 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let (report, _) = Qcow2Fixture::check(&test.drive("image").power_cut(&mut rng));
+            assert!(report.severity < Severity::Damaged, "{:?}", report.findings);
+        }
+    }
+}
+
+#[test]
+fn a_fill_that_fails_fails_no_request_that_needs_none() {
+    let test = Qcow2Fixture::loaded(OVER);
+    test.drive("base").faults().add(Fault::error(OpSet::READS).on(range(80, 8)));
+    test.start(0, "part", |env| write_io(env, 81, 1, 5));
+    test.start(0, "whole", |env| write_io(env, 80, 2, 6));
+    test.start(0, "discard", |_| Io::on(Op::Discard, range(80, 2)));
+    test.settle();
+    let of = |label| test.ends.of(label).expect("it ended");
+    assert!(of("part").is_err());
+    assert_eq!((of("whole"), of("discard")), (Ok(()), Ok(())));
+}
+
+#[test]
+fn a_suspend_over_a_suspended_volume_ends_if_all_is_durable() {
+    let test = Qcow2Fixture::of(super::fixture::blank(false), 600);
+    test.fixture.load("low", "0 1200 linear image 0");
+    test.load("0 1003 qcow2 @low -");
+    test.write(0, 40, 7).unwrap();
+    test.on(Op::Discard, 0, 10).unwrap();
+    test.on(Op::Flush, 0, 0).unwrap();
+    test.settle();
+    // The refcounts of what was discarded are left to write.
+    test.fixture.suspend("low", SuspendMode::Flush);
+    test.suspend(SuspendMode::Flush);
+    assert_eq!(test.durable().0.severity, Severity::Repairable);
+}

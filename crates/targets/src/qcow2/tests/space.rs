@@ -136,3 +136,72 @@ fn a_refcount_table_that_is_too_small_for_the_content_is_made_larger() {
         assert_eq!(test.bytes(start, 256), [(start / 256) as u8 + 1; 256]);
     }
 }
+
+#[test]
+fn a_file_system_that_is_full_fails_new_writes_and_no_flush() {
+    let test = Qcow2Fixture::growing(&blank(false), 600);
+    test.load(ALONE);
+    test.write(0, 2, 7).unwrap();
+    test.suspend(SuspendMode::Flush);
+    test.resume();
+    // Holes cannot be filled; the first six clusters are there.
+    let full = Fault { effect: Effect::Error(ErrorKind::NoSpace), ..Fault::error(OpSet::WRITES) };
+    test.drive("image").faults().add(full.on(range(12, 4000)));
+    assert_eq!(test.write(300, 2, 9).unwrap_err().kind, ErrorKind::NoSpace);
+    test.write(0, 2, 8).unwrap();
+    test.on(Op::Flush, 0, 0).unwrap();
+    test.on(Op::Discard, 0, 2).unwrap();
+    test.on(Op::Flush, 0, 0).unwrap();
+    test.settle();
+    test.write(4, 2, 9).unwrap();
+    test.on(Op::Flush, 0, 0).unwrap();
+    assert_eq!((test.used(), test.bytes(4, 2)), ("6/600".to_owned(), vec![9; 2]));
+}
+
+#[test]
+fn a_commit_that_fails_is_no_lack_of_space() {
+    let test = Qcow2Fixture::of(blank(false), FIRST_CLUSTERS + 1 + 20);
+    test.load(ALONE);
+    test.write(0, 40, 7).unwrap();
+    test.on(Op::Flush, 0, 0).unwrap();
+    test.on(Op::Discard, 0, 10).unwrap();
+    test.drive("image").faults().add(Fault::error(OpSet::FLUSHES).shots(1));
+    assert_eq!(test.write(200, 2, 9).unwrap_err().kind, ErrorKind::Io);
+    test.write(200, 2, 9).unwrap();
+}
+
+#[test]
+fn a_flush_waits_neither_for_reads_nor_for_discards_of_what_is_released() {
+    for (ops, part) in [(OpSet::READS, range(0, 1200)), (OpSet::WRITES, range(30, 40))] {
+        let test = Qcow2Fixture::loaded(ALONE);
+        test.write(0, 100, 7).unwrap();
+        test.on(Op::Flush, 0, 0).unwrap();
+        test.run(Duration::from_secs(3));
+        let slow = Fault { effect: Effect::Delay(Duration::from_secs(10)), ..Fault::error(ops) };
+        test.drive("image").faults().add(slow.on(part));
+        test.start(0, "read", |env| cairn_block::Io::read(range(0, 2), env.segs(SectorCount(2))));
+        test.on(Op::Discard, 20, 40).unwrap();
+        test.start(1, "flush 1", |_| cairn_block::Io::flush());
+        test.run(Duration::from_millis(500));
+        test.start(1, "flush 2", |_| cairn_block::Io::flush());
+        test.run(Duration::from_millis(500));
+        assert!(test.labels().ends_with(&["flush 1", "flush 2"]), "{:?}", test.labels());
+        test.run(Duration::from_secs(30));
+    }
+}
+
+#[test]
+fn a_start_makes_no_file_longer_that_has_whole_clusters() {
+    let test = Qcow2Fixture::growing(&blank(false), 600);
+    for _ in 0..3 {
+        test.load(ALONE);
+        test.suspend(SuspendMode::Flush);
+        assert_eq!(test.drive("image").visible().sectors(), SectorCount(8));
+    }
+    let mut damaged = blank(false);
+    damaged[2 * 1024 + 1] = 2;
+    damaged.truncate(3 * 1024 + 600);
+    let test = Qcow2Fixture::growing(&damaged, 600);
+    test.try_load_refused(ALONE);
+    assert_eq!(test.drive("image").visible().sectors(), SectorCount(8));
+}

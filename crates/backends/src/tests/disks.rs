@@ -2,10 +2,11 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Shape, act, extents, range, read, worlds, write};
+use super::{Shape, act, extents, grow, range, read, worlds, write};
 use crate::{DeviceOpener, FileDisk, FileOptions, HeldElsewhere, MemoryDisk, NullDisk, patiently};
 use cairn_block::sync::Mutex;
 use cairn_block::{
@@ -180,6 +181,26 @@ fn the_size_is_whole_blocks_and_growth_shows_after_a_refresh() {
     scratch.file.as_file().set_len(4096).unwrap();
     disk.refresh().unwrap();
     assert_eq!(disk.sectors(), SectorCount(8));
+}
+
+#[test]
+fn a_file_grows_by_whole_sectors_when_it_is_asked_to_and_keeps_what_it_has() {
+    for world in worlds() {
+        let scratch = Scratch::of(1000);
+        scratch.file.as_file().write_all_at(&[7; 1000], 0).unwrap();
+        let disk = scratch.open();
+        assert_eq!(grow(&world, &disk, 8), Ok(SectorCount(8)));
+        let mut expected = vec![7; 1000];
+        expected.resize(4096, 0);
+        assert_eq!(read(&world, &disk, range(0, 8), PLAIN).unwrap(), expected);
+        // It is never made shorter, also if another program has made it longer.
+        assert_eq!(grow(&world, &disk, 2), Ok(SectorCount(8)));
+        scratch.file.as_file().set_len(1 << 20).unwrap();
+        assert_eq!(grow(&world, &disk, 16), Ok(SectorCount(2048)));
+        drop(disk);
+        let reader: Arc<dyn Disk> = Arc::new(scratch.try_open(true).unwrap());
+        assert_eq!(grow(&world, &reader, 4096), Ok(SectorCount(2048)), "it is read-only");
+    }
 }
 
 #[test]

@@ -17,8 +17,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use cairn_block::{
-    Buf, Disk, Env, Extent, Flags, Io, IoResult, Op, ReactorId, Sector, SectorCount, SectorRange,
-    Segs,
+    Buf, Disk, Env, Extent, Flags, Io, IoError, IoResult, Op, ReactorId, Sector, SectorCount,
+    SectorRange, Segs,
 };
 use cairn_reactor::{Options, Reactors, RingKind};
 use proptest::prelude::{Strategy, any, prop_oneof};
@@ -112,6 +112,11 @@ pub fn read(
 pub fn extents(on: &Reactors, disk: &Arc<dyn Disk>, at: SectorRange) -> Vec<Extent> {
     let disk = disk.clone();
     on.block_on(ReactorId(0), move |env| async move { disk.extents(&env, at).await.unwrap() })
+}
+
+pub fn grow(on: &Reactors, disk: &Arc<dyn Disk>, sectors: u64) -> Result<SectorCount, IoError> {
+    let disk = disk.clone();
+    on.block_on(ReactorId(0), move |env| async move { disk.grow(&env, SectorCount(sectors)).await })
 }
 
 /// One step of a random run; positions are in logical blocks and not yet limited to the disk.

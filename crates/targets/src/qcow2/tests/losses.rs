@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use cairn_block::{Io, Op, SuspendMode};
 use cairn_format::qcow2::Severity;
-use cairn_sim::{Fault, OpSet};
+use cairn_sim::{Effect, Fault, OpSet};
 
 use super::fixture::{ALONE, OVER, Qcow2Fixture, model};
-use crate::fixture::{range, write_io};
+use crate::fixture::{DRIVE_TIME, range, write_io};
 
 #[test]
 fn a_backing_device_that_cannot_be_read_fails_what_needs_it_and_nothing_else() {
@@ -174,4 +174,45 @@ fn a_suspend_over_a_suspended_volume_ends_if_all_is_durable() {
     test.fixture.suspend("low", SuspendMode::Flush);
     test.suspend(SuspendMode::Flush);
     assert_eq!(test.durable().0.severity, Severity::Repairable);
+}
+
+#[test]
+fn a_write_during_which_the_device_failed_is_sent_again() {
+    let test = Qcow2Fixture::loaded(ALONE);
+    let slow = Effect::Delay(50 * DRIVE_TIME);
+    let slow = Fault { effect: slow, ..Fault::error(OpSet::WRITES) };
+    test.drive("image").faults().add(slow.shots(1));
+    test.start(0, "write", |env| write_io(env, 10, 2, 5));
+    test.run(5 * DRIVE_TIME);
+    test.lose_by_another("image");
+    test.settle();
+    assert_eq!(test.ends.of("write"), Some(Ok(())));
+    test.run(Duration::from_secs(3));
+    assert_eq!((test.bytes(10, 2), test.durable_data()), (vec![5; 2], 1), "it is not lost");
+}
+
+#[test]
+fn a_commit_that_another_users_failed_flush_may_have_lost_in_part_is_tried_again() {
+    let test = Qcow2Fixture::loaded(ALONE);
+    // Two tables.
+    test.write(0, 2, 5).unwrap();
+    test.write(300, 2, 6).unwrap();
+    test.on(Op::Flush, 0, 0).unwrap();
+    test.write(4, 2, 7).unwrap();
+    test.write(304, 2, 8).unwrap();
+    // The entries of the first one are on the device before those of the other one.
+    let slow = Effect::Delay(50 * DRIVE_TIME);
+    let slow = Fault { effect: slow, ..Fault::error(OpSet::WRITES) };
+    test.drive("image").faults().add(slow.on(range(10, 1190)).shots(1));
+    test.forget();
+    test.start(1, "flush", |_| Io::flush());
+    while !test.seen("image").iter().any(|seen| seen.op == Op::Write && seen.start == 8) {
+        test.run(DRIVE_TIME / 4);
+    }
+    test.run(5 * DRIVE_TIME);
+    test.lose_by_another("image");
+    test.run(200 * DRIVE_TIME);
+    assert!(test.ends.of("flush").expect("it ended").is_err());
+    test.on(Op::Flush, 0, 0).unwrap();
+    assert_eq!(test.durable_data(), 4);
 }

@@ -128,7 +128,7 @@ echo 'write -P 7 0 512' >requests
 killed_after requests
 qemu-io -f qcow2 -c 'write -P 8 8M 512' foreign >said
 expect 1 "$CAIRN" serve --table "volume=$(table foreign -)" --run true
-grep -q 'foreign: crash log: found acknowledged writes.*--discard-crash-log' said ||
+grep -q 'foreign: crash log: a killed server left acknowledged writes.*--discard-crash-log' said ||
   fail "the reason: $(cat said)"
 # No client was told of what is given up: the end of the server says it.
 expect 1 "$CAIRN" serve --discard-crash-log --table "volume=$(table foreign -)" --run true
@@ -157,13 +157,13 @@ refused() { # TEXT IMAGE BACKING
   same "$(sha "$2")" "$before" "$2"
 }
 qemu-img create -q -f qcow2 -o compat=0.10 old $SIZE
-refused 'version 2: cairn does not write' old -
+refused 'version 2: the target does not take' old -
 qemu-img convert -c -f raw -O qcow2 model deflate
-refused 'compressed clusters: cairn does not write' deflate -
+refused 'compressed clusters: the target does not take' deflate -
 cp plain snapshots && qemu-img snapshot -c one snapshots
-refused 'internal snapshots: cairn does not write' snapshots -
+refused 'internal snapshots: the target does not take' snapshots -
 cp plain bitmaps && qemu-img bitmap --add bitmaps b
-refused 'bitmaps: cairn does not write' bitmaps -
+refused 'bitmaps: the target does not take' bitmaps -
 qemu-img create -q -f qcow2 -o lazy_refcounts=on lazy $SIZE
 qemu-io -c 'write 0 64K' -c abort lazy >said 2>&1 || true
 refused 'the image was not closed' lazy -

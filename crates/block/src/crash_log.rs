@@ -140,6 +140,14 @@ impl CrashLog {
         }
     }
 
+    /// True if what is in this memory goes with a device of this state, with or without records.
+    pub fn names(memory: &dyn CrashMemory, state: u64) -> bool {
+        let header = Header::of(memory);
+        let extends = |half: &Half<'_>| half.is_open() && half.state() == state;
+        let is_one = header.included() == Some(state) || header.halves().iter().any(extends);
+        header.is_valid() && is_one
+    }
+
     /// What an earlier process left in this memory, if it was not replayed: the states that it may
     /// extend, each with its number of records.
     pub fn unreplayed(memory: &dyn CrashMemory) -> Vec<(u64, usize)> {

@@ -44,9 +44,9 @@ pub enum Error {
         /// What it is.
         what: String,
     },
-    /// Something that a correct image may have, and that cairn does not write.
+    /// Something that a correct image may have, and with which it is not taken for writing.
     #[error(
-        "{what}: cairn does not write such images; make a new one with this one as its backing \
+        "{what}: the target does not take such images; make a new one with this one as its backing \
          image, or `qemu-img convert` it"
     )]
     NotWritten {

@@ -180,6 +180,12 @@ impl Place {
         CrashLog::open(self.log.memory.clone(), &self.base(mark, failures))
     }
 
+    /// True if the log that is there is of an image with this mark. It then has the count of
+    /// failures of the server that left it.
+    pub fn knows(&self, mark: u64) -> bool {
+        CrashLog::names(self.log.memory.as_ref(), mark)
+    }
+
     /// True if this process has a log there.
     pub fn is_kept(&self) -> bool {
         self.log.is_kept

@@ -10,7 +10,7 @@
 //! 2. If there are new refcount blocks: the refcount table names them; flush. *Crash*: as before.
 //! 3. Entries of L2 tables and of the L1 table are written; flush. *Crash*: each entry is the old
 //!    or the new one. What the old one named has not been released, and the new one is right (I3).
-//! 4. The waiters get their result. Then what the old entries named is released.
+//! 4. The waiters get their result. A task releases what the old entries named.
 //!
 //! After a failure in any step all of it is to be written again, as it is by then: each step may be
 //! done twice. A table or block that step 1 has made durable may be named from then on, so it is
@@ -53,13 +53,14 @@ struct Batch {
     known: Option<u64>,
     /// The bytes of steps 1 to 3.
     first: Writes,
-    blocks: Writes,
+    refcount_table: Writes,
     entries: Writes,
 }
 
 impl Batch {
     fn is_empty(&self) -> bool {
-        self.first.is_empty() && self.entries.is_empty() && self.dropped.is_empty()
+        let Batch { first, refcount_table, entries, dropped, .. } = self;
+        first.is_empty() && refcount_table.is_empty() && entries.is_empty() && dropped.is_empty()
     }
 }
 
@@ -97,7 +98,7 @@ impl Qcow2 {
     async fn commit_once(&self, env: &Env) {
         let mut starving = self.state.lock().take_space_waiters();
         if !starving.is_empty() && self.grow(env).await {
-            std::mem::take(&mut starving).into_iter().for_each(|id| env.remap(id));
+            std::mem::take(&mut starving).into_iter().for_each(|(id, _)| env.remap(id));
         }
         if self.has_lost() {
             self.withdraw(env).await;
@@ -161,8 +162,8 @@ impl Qcow2 {
             mapped_again = state.take_room_waiters();
         }
         let known = state.known.take();
-        let (mut first, mut blocks, mut entries) = Default::default();
-        self.put_refcounts(&state, &due, &mut first, &mut blocks);
+        let (mut first, mut refcount_table, mut entries) = Default::default();
+        self.put_refcounts(&state, &due, &mut first, &mut refcount_table);
         for index in &new_tables {
             let at = self.tables.at(*index).expect("T2: it was made");
             first.insert(at, self.bytes_of_table(*index, 0..self.geometry.cluster_bytes));
@@ -186,7 +187,7 @@ impl Qcow2 {
             due,
             known,
             first,
-            blocks,
+            refcount_table,
             entries,
         }
     }
@@ -201,8 +202,9 @@ impl Qcow2 {
             first.entry(bytes.start).or_insert_with(|| space.bytes_of_block(number, within));
         };
         for number in &due.blocks {
-            let start = space.block(*number).map_or(0, |block| block.cluster) * cluster_bytes;
-            // By units, as for others.
+            let block = space.block(*number).expect("S3: a block that is due");
+            let start = block.cluster * cluster_bytes;
+            // By units: counts may put the same ones.
             for at in (start..start + cluster_bytes).step_by(self.image.unit as usize) {
                 put(*number, self.image.unit_of(at));
             }
@@ -217,7 +219,8 @@ impl Qcow2 {
         }
         for cluster in due.counts.keys() {
             let (number, _) = space.place_of(*cluster);
-            let start = space.block(number).map_or(0, |block| block.cluster) * cluster_bytes;
+            let block = space.block(number).expect("S3: a cluster has its block");
+            let start = block.cluster * cluster_bytes;
             put(number, self.image.unit_of(start + space.byte_in_block(*cluster) as u64));
         }
     }
@@ -296,9 +299,9 @@ impl Qcow2 {
         batch.unnamed_tables.append(&mut batch.new_tables);
         let Due { blocks, unnamed_blocks, .. } = &mut batch.due;
         unnamed_blocks.append(blocks);
-        if !batch.blocks.is_empty() {
+        if !batch.refcount_table.is_empty() {
             let name = "qcow2: flush of the refcount table";
-            self.image.write_durably(env, name, &batch.blocks).await?;
+            self.image.write_durably(env, name, &batch.refcount_table).await?;
         }
         if !batch.entries.is_empty() {
             let name = "qcow2: flush of entries";
@@ -374,7 +377,12 @@ impl Qcow2 {
             if self.state.lock().stopping {
                 return;
             }
-            if !self.state.lock().is_settled() {
+            let is_due = {
+                let state = self.state.lock();
+                let may_wait = self.is_lower_suspended() && state.is_durable();
+                !may_wait && !state.is_committed()
+            };
+            if is_due {
                 // Clients get a failure from their own flushes.
                 _ = self.commit(env).await;
             }

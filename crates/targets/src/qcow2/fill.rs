@@ -13,7 +13,8 @@ use super::state::Cause;
 impl Qcow2 {
     /// Fills the new cluster of a job with what its cluster of the content shows, and ends the job.
     pub(super) async fn fill(&self, env: &Env, first: u64) {
-        let to = self.state.lock().jobs.get(&first).map(|job| job.to).unwrap_or_default();
+        let to = self.state.lock().jobs.get(&first).map(|job| job.to);
+        let to = to.expect("R1: only this task ends the job");
         let result = self.fill_cluster(env, first, to).await;
         self.end_job(env, first, result);
     }
@@ -69,6 +70,7 @@ impl Qcow2 {
             state.acknowledged.cancel();
             // No entry has ever named them, and what was written there has ended.
             (job.to..job.to + (job.end - first)).for_each(|it| state.space.release(it));
+            state.freed += 1;
         }
         let withdrawals = self.withdrawals.load(Ordering::Acquire);
         let for_room = state.take_room_waiters();

@@ -114,45 +114,46 @@ impl Image {
     }
 
     async fn write(&self, env: &Env, writes: &Writes) -> IoResult {
-        let mut result = Ok(());
-        for window in joined(writes).chunks(REQUESTS_MAX) {
-            let start = |(at, bytes): &(u64, Vec<u8>)| {
+        let mut rest = joined(writes);
+        loop {
+            let start = |(at, bytes): (u64, Vec<u8>)| {
                 let start = Sector(at / SECTOR_BYTES);
                 let range = SectorRange::new(start, SectorCount::of_bytes(bytes.len() as u64));
                 let segs = env.segs(range.count);
-                segs.copy_in(0, bytes);
+                segs.copy_in(0, &bytes);
                 env.io(&self.disk, Io::write(range, segs).with(Flags::META))
             };
-            for write in window.iter().map(start).collect::<Vec<_>>() {
+            let window: Vec<_> = rest.by_ref().take(REQUESTS_MAX).map(start).collect();
+            if window.is_empty() {
+                return Ok(());
+            }
+            let mut result = Ok(());
+            for write in window {
                 result = result.and(write.await);
             }
             result?;
         }
-        Ok(())
     }
 }
 
 /// Neighbours joined, and what is too long for one request divided.
-fn joined(writes: &Writes) -> Vec<(u64, Vec<u8>)> {
-    let mut joined: Vec<(u64, Vec<u8>)> = Vec::new();
-    for (at, bytes) in writes {
-        for (at, bytes) in (*at..).step_by(REQUEST_BYTES_MAX as usize).zip(pieces(bytes)) {
-            match joined.last_mut() {
-                Some((start, run))
-                    if *start + run.len() as u64 == at
-                        && (run.len() + bytes.len()) as u64 <= REQUEST_BYTES_MAX =>
-                {
-                    run.extend_from_slice(bytes);
-                }
-                _ => joined.push((at, bytes.to_vec())),
-            }
+fn joined(writes: &Writes) -> impl Iterator<Item = (u64, Vec<u8>)> + '_ {
+    let pieces = writes.iter().flat_map(|(at, bytes)| {
+        (*at..).step_by(REQUEST_BYTES_MAX as usize).zip(bytes.chunks(REQUEST_BYTES_MAX as usize))
+    });
+    let mut pieces = pieces.peekable();
+    std::iter::from_fn(move || {
+        let (start, first) = pieces.next()?;
+        let mut run = first.to_vec();
+        let follows = |run: &Vec<u8>, (at, bytes): &(u64, &[u8])| {
+            let is_short = (run.len() + bytes.len()) as u64 <= REQUEST_BYTES_MAX;
+            start + run.len() as u64 == *at && is_short
+        };
+        while let Some((_, bytes)) = pieces.next_if(|next| follows(&run, next)) {
+            run.extend_from_slice(bytes);
         }
-    }
-    joined
-}
-
-fn pieces(bytes: &[u8]) -> std::slice::Chunks<'_, u8> {
-    bytes.chunks(REQUEST_BYTES_MAX as usize)
+        Some((start, run))
+    })
 }
 
 #[cfg(test)]
@@ -163,7 +164,8 @@ mod tests {
     fn neighbours_are_written_as_one() {
         let long = 5 << 19;
         let writes = [(0, vec![1; 512]), (512, vec![2; 512]), (2048, vec![3; long])];
-        let joined = joined(&Writes::from(writes));
+        let writes = Writes::from(writes);
+        let joined: Vec<_> = joined(&writes).collect();
         let places: Vec<_> = joined.iter().map(|(at, bytes)| (*at, bytes.len())).collect();
         let most = 1 << 20;
         let second = 2048 + most as u64;

@@ -12,7 +12,7 @@ use crate::args::Device;
 /// All of the mapping is in memory: that of 32 TiB in clusters of 64 KiB.
 const TABLES_BYTES_MAX: u64 = 4 << 30;
 
-/// How much is read at first: more than any header that has no more than usual.
+/// How much is read at first. It holds the usual header.
 const FIRST_BYTES: u64 = 4096;
 
 /// An image's header, with its first cluster.
@@ -75,7 +75,7 @@ pub(super) struct Loader<'a> {
     /// The clusters with the refcount 1; none if refcounts do not count.
     ones: Option<Bitmap>,
     /// What was read, if it is to be written again.
-    pub read: Option<Writes>,
+    pub to_rewrite: Option<Writes>,
 }
 
 impl<'a> Loader<'a> {
@@ -85,7 +85,7 @@ impl<'a> Loader<'a> {
         let sizes = (cluster_bytes, layout.refcount_bits);
         let mut space = Space::new(sizes, (layout.refcount_table, entries));
         space.extend(image.bytes().div_ceil(cluster_bytes));
-        Loader { env, config, image, found, space, ones: None, read: None }
+        Loader { env, config, image, found, space, ones: None, to_rewrite: None }
     }
 
     fn wrong(&self, error: &Error) -> ConfigError {
@@ -106,7 +106,7 @@ impl<'a> Loader<'a> {
         let read = self.image.read(self.env, start..end).await;
         let read =
             read.map_err(|error| failed(&self.config.image, &format!("{what}: read"), error))?;
-        if let Some(all) = &mut self.read {
+        if let Some(all) = &mut self.to_rewrite {
             all.insert(start, read.clone());
         }
         Ok(read)

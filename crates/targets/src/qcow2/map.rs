@@ -235,7 +235,10 @@ impl Qcow2 {
         }
         match wait {
             Wait::Room => state.room_waiters.push(id),
-            Wait::Space => state.space_waiters.push(id),
+            Wait::Space => {
+                let freed = state.freed;
+                state.space_waiters.push((id, freed));
+            }
         }
         drop(state);
         self.kick_commit(env);
@@ -436,7 +439,7 @@ impl State {
     }
 
     /// The requests that wait for clusters, unless some are being released.
-    pub(super) fn take_space_waiters(&mut self) -> Vec<RequestId> {
+    pub(super) fn take_space_waiters(&mut self) -> Vec<(RequestId, u64)> {
         match self.releasing {
             0 => std::mem::take(&mut self.space_waiters),
             _ => Vec::new(),
@@ -452,8 +455,8 @@ impl State {
     /// called off comes after them.
     pub(super) fn hand_back(&mut self, env: &Env) {
         if self.handing_back {
-            let (room, space) = (&mut self.room_waiters, &mut self.space_waiters);
-            room.drain(..).chain(space.drain(..)).for_each(|id| env.hand_back(id));
+            let space = self.space_waiters.drain(..).map(|(id, _)| id);
+            self.room_waiters.drain(..).chain(space).for_each(|id| env.hand_back(id));
         }
     }
 }

@@ -37,8 +37,8 @@
 //! I8. A write is answered after the entry has changed, and its record is in the crash log.
 //! I9. The backing device is never written.
 //! I10. What a start has read is durable before anything rests on it. If the device has failed, it
-//!      may show what it does not keep; then all that was read is written again. If no count of
-//!      failures outlives a kill, that is done after each end that has left a mark.
+//!      may show what it does not keep; then all that was read is written again. So it is if a
+//!      server has left a mark, and its count of failures is not known.
 //!
 //! # What a crash leaves
 //! Power cut: the entries of the last commit, or of one that was under way, each cluster of the

@@ -162,14 +162,13 @@ impl Qcow2 {
         let found = header(env, &self.config.image, &self.image).await?;
         self.refuse_change(&found)?;
         let mark = mark_of(found.layout.autoclear);
-        let is_shown_only = self.is_shown_only(mark, beneath);
         let mut loader = Loader::new(env, &self.config, &self.image, &found);
-        loader.read = is_shown_only.then(Writes::default);
+        loader.to_rewrite = self.is_shown_only(mark, beneath).then(Writes::default);
         if !self.read_only {
             loader.read_refcounts().await?;
         }
         loader.read_mapping(&self.tables).await?;
-        let Loader { space, read, .. } = loader;
+        let Loader { space, to_rewrite, .. } = loader;
         self.seen_failures.store(known, Ordering::Relaxed);
         {
             let mut state = self.state.lock();
@@ -181,43 +180,58 @@ impl Qcow2 {
         if self.read_only {
             return self.enter(&records, known);
         }
-        self.make_whole(env, &found, read).await?;
+        self.make_durable(env, &found, to_rewrite).await?;
+        self.complete_last_cluster(env).await?;
         self.enter(&records, known)?;
         self.commit_replay(env, records.len()).await?;
         self.begin_log(env, log, &found, beneath).await?;
         self.ensure_coverage(env).await?;
+        if self.disk().failures() != known {
+            // What was read, or written since, may not be durable. The next start writes it again.
+            return Err(failed(&self.config.image, "start", IoError::IO));
+        }
         self.spawn(env, async |own, env| own.commit_periodically(env).await);
         Ok(())
     }
 
-    /// True if what the device shows may not be durable, and no later flush would make it so: the
-    /// device has failed since the system started, or nobody can know, as a server was killed.
+    /// True if what the device shows may not be durable, and no later flush would make it so. The
+    /// device has failed since the system started. Or a server has left a mark, and its count of
+    /// failures is not known: there is no crash log that names the mark.
     fn is_shown_only(&self, mark: u64, beneath: u64) -> bool {
-        let is_counted = self.crash_log.as_ref().is_some_and(Place::is_kept);
-        !self.read_only && (beneath != 0 || (mark != 0 && !is_counted))
+        let is_known = self.crash_log.as_ref().is_some_and(|place| place.knows(mark));
+        !self.read_only && (beneath != 0 || (mark != 0 && !is_known))
     }
 
-    /// All of the image is known to be right. What was read is written again, if it may not be
-    /// durable: entries, refcounts and the header are what later commits rest on. The last cluster
-    /// is made whole, if it is used.
-    async fn make_whole(
+    /// Makes durable what the device shows (I10). What was read is written again if that is needed:
+    /// entries, refcounts and the header are what later commits rest on.
+    async fn make_durable(
         &self,
         env: &Env,
         found: &Found,
-        read: Option<Writes>,
+        to_rewrite: Option<Writes>,
     ) -> Result<(), ConfigError> {
-        if let Some(mut read) = read {
-            read.insert(0, found.first[..self.image.unit as usize].to_vec());
-            let name = "qcow2: flush of what was shown";
-            let written = self.image.write_durably(env, name, &read).await;
-            written.map_err(|error| failed(&self.config.image, "write it again", error))?;
+        let mut writes = Writes::default();
+        if let Some(read) = to_rewrite {
+            writes = read;
+            writes.insert(0, found.first[..self.image.unit as usize].to_vec());
         }
+        let written = self.image.write_durably(env, "qcow2: flush of what is shown", &writes).await;
+        written.map_err(|error| failed(&self.config.image, "make it durable", error))
+    }
+
+    /// The last cluster is made whole if it is used; else it does not count.
+    async fn complete_last_cluster(&self, env: &Env) -> Result<(), ConfigError> {
         let whole = self.image.bytes() / self.geometry.cluster_bytes;
         let is_cut = self.state.lock().space.cut(whole);
         match is_cut {
             true => Ok(()),
             false => self.grow_to_whole_clusters(env).await,
         }
+    }
+
+    /// True if requests for the image wait for a suspended volume.
+    pub(super) fn is_lower_suspended(&self) -> bool {
+        self.disk().mapped().is_some_and(|beneath| beneath.is_suspended())
     }
 
     async fn grow_to_whole_clusters(&self, env: &Env) -> Result<(), ConfigError> {
@@ -256,12 +270,14 @@ impl Qcow2 {
         let Some(place) = self.crash_log.as_ref() else { return Ok((None, Vec::new())) };
         let (log, left) = place.open(mark, &self.config);
         match left {
-            Left::Foreign(_) => Err(self.foreign("it was written by another program or server")),
+            Left::Foreign(_) => {
+                Err(self.foreign("another program or server has written to the image"))
+            }
             Left::Records(records) => Ok((place.is_kept().then_some(log), records)),
         }
     }
 
-    /// Begins the log anew: everything in it is durable. The image gets another mark before, which
+    /// Begins the log again: everything in it is durable. The image gets another mark before, which
     /// it has also without a log: see [`Self::is_shown_only`].
     async fn begin_log(
         &self,
@@ -299,8 +315,8 @@ impl Qcow2 {
 
     fn foreign(&self, what: &str) -> ConfigError {
         let detail = format!(
-            "crash log: found acknowledged writes of a killed server, expected the image as that \
-             server left it: {what}; `cairn serve --discard-crash-log` gives these writes up"
+            "crash log: a killed server left acknowledged writes, and {what}; \
+             `cairn serve --discard-crash-log` gives these writes up"
         );
         ConfigError::new(ConfigKind::Damaged, &self.config.image.argument, detail)
     }
@@ -312,7 +328,7 @@ impl Qcow2 {
     fn enter(&self, records: &[Record], known: u64) -> Result<(), ConfigError> {
         let cluster_bytes = self.geometry.cluster_bytes;
         let clusters = self.geometry.size.div_ceil(cluster_bytes);
-        let foreign = || self.foreign("a record does not go with it");
+        let foreign = || self.foreign("a record of them does not go with the image");
         let entries = entries_of(records, clusters, cluster_bytes);
         let mut entries = entries.ok_or_else(foreign)?;
         entries.retain(|at, word| self.tables.word(*at) != *word);
@@ -375,8 +391,7 @@ impl Qcow2 {
         let is_dirty = !self.state.lock().is_durable();
         // What a suspended volume beneath was given is durable since its suspend, and a flush of it
         // would wait.
-        let waits = self.disk().mapped().is_some_and(|beneath| beneath.is_suspended());
-        let stopped = match self.read_only || (waits && !is_dirty) {
+        let stopped = match self.read_only || (self.is_lower_suspended() && !is_dirty) {
             true => Ok(()),
             false => self.settle(env).await,
         };

@@ -37,13 +37,16 @@ impl Qcow2 {
         };
         _ = mutants::step("qcow2: wait for users of clusters", (), left).await;
         let runs: Vec<Range<u64>> = runs(&clusters).collect();
-        for window in runs.chunks(DISCARDS_MAX).filter(|_| self.disk().limits().discard) {
+        // A volume beneath keeps requests while it is suspended, and a suspend of this one would
+        // wait for them.
+        let takes_discards = self.disk().limits().discard && self.disk().mapped().is_none();
+        for window in runs.chunks(DISCARDS_MAX).filter(|_| takes_discards) {
             let discard = |run| {
                 let range = self.geometry.sectors_of(run);
                 env.io(self.disk(), Io::on(Op::Discard, range).with(Flags::BACKGROUND))
             };
             for discard in window.iter().map(discard).collect::<Vec<_>>() {
-                // It says only that nobody needs it.
+                // A discard is a hint; its failure changes nothing.
                 _ = discard.await;
             }
         }
@@ -51,6 +54,7 @@ impl Qcow2 {
             let mut state = self.state.lock();
             state.releasing -= clusters.len() as u64;
             clusters.into_iter().for_each(|cluster| state.space.release(cluster));
+            state.freed += 1;
             !state.space_waiters.is_empty()
         };
         if is_waited_for {
@@ -84,30 +88,39 @@ impl Qcow2 {
         };
         let mut state = self.state.lock();
         state.space.extend(sectors.0 * SECTOR_BYTES / cluster_bytes);
-        state.space.capacity() > capacity
+        let has_grown = state.space.capacity() > capacity;
+        state.freed += u64::from(has_grown);
+        has_grown
     }
 
-    /// Requests that waited for clusters when a commit began, which has this result: there are some
-    /// now, or there will be, or the requests fail.
-    pub(super) fn end_space_waiters(&self, env: &Env, waiters: Vec<RequestId>, result: IoResult) {
+    /// Ends the wait of requests that waited for clusters when a commit began, which has this
+    /// result. Where clusters have become free since they began to wait, they are mapped again.
+    /// Where some will be, they wait on. Others fail.
+    pub(super) fn end_space_waiters(
+        &self,
+        env: &Env,
+        waiters: Vec<(RequestId, u64)>,
+        result: IoResult,
+    ) {
         let mut state = self.state.lock();
-        let has_space = state.space.used() < state.space.capacity();
+        let freed = state.freed;
+        let (mapped, waiting): (Vec<_>, Vec<_>) =
+            waiters.into_iter().partition(|(_, before)| *before != freed);
         let will_be = !state.dropped.is_empty() || state.releasing > 0;
-        let may_wait = result.is_ok() || state.handing_back;
-        if !has_space && will_be && may_wait {
-            state.space_waiters.extend(waiters);
-            state.hand_back(env);
-            return;
-        }
-        drop(state);
         let full = IoError::new(ErrorKind::NoSpace);
         let error = result.err().filter(|_| will_be).unwrap_or(full);
-        for id in waiters {
-            match has_space {
-                true => env.remap(id),
-                false => env.complete(id, Err(error)),
+        let may_wait = will_be && (result.is_ok() || state.handing_back);
+        let failed = match may_wait {
+            true => {
+                state.space_waiters.extend(waiting);
+                state.hand_back(env);
+                Vec::new()
             }
-        }
+            false => waiting,
+        };
+        drop(state);
+        mapped.into_iter().for_each(|(id, _)| env.remap(id));
+        failed.into_iter().for_each(|(id, _)| env.complete(id, Err(error)));
     }
 }
 

@@ -44,9 +44,18 @@ impl Bitmap {
         *word = if is_set { *word | mask } else { *word & !mask };
     }
 
-    /// How many bits of a range are set.
+    /// The 64 bits from one on that is a multiple of that.
+    fn word(&self, first: u64) -> u64 {
+        self.0.get((first / WORD_BITS) as usize).copied().unwrap_or(0)
+    }
+
+    /// How many of the bits from one on that is a multiple of 64 are set.
     fn count(&self, range: Range<u64>) -> u64 {
-        range.filter(|bit| self.is_set(*bit)).count() as u64
+        let words = range.clone().step_by(WORD_BITS as usize).map(|first| {
+            let beyond = (first + WORD_BITS).saturating_sub(range.end);
+            u64::from((self.word(first) << beyond).count_ones())
+        });
+        words.sum()
     }
 
     /// The first bit of a range that is clear.
@@ -204,9 +213,20 @@ impl Space {
     /// After all references were claimed: refcounts without a reference are leaks, and due. Those
     /// beyond the first are free all the same, and are found again at the next start.
     pub fn find_leaks(&mut self) {
-        let is_leak = |cluster: &u64| self.is_counted(*cluster) && !self.used.is_set(*cluster);
-        let leaks = (0..self.capacity).filter(is_leak).take(LEAKS_MAX);
-        self.due.counts.extend(leaks.map(|cluster| (cluster, false)).collect::<Vec<_>>());
+        let mut leaks = Vec::new();
+        for (number, block) in self.blocks.iter().enumerate() {
+            let Some(block) = block else { continue };
+            let first = number as u64 * self.per_block();
+            let end = (first + self.per_block()).min(self.capacity);
+            for at in (first..end).step_by(WORD_BITS as usize) {
+                let mut leaked = block.counted.word(at - first) & !self.used.word(at);
+                while leaked != 0 && leaks.len() < LEAKS_MAX {
+                    leaks.push(at + u64::from(leaked.trailing_zeros()));
+                    leaked &= leaked - 1;
+                }
+            }
+        }
+        self.due.counts.extend(leaks.into_iter().map(|cluster| (cluster, false)));
     }
 
     /// Allocates at most so many consecutive clusters, none if there are none.
@@ -377,11 +397,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Blocks of 32 clusters, two of them; the first one is on the disk.
+    /// Blocks of 64 clusters, two of them; the first one is on the disk.
     fn space(capacity: u64) -> Space {
-        let mut space = Space::new((64, 16), (64, 2));
+        let mut space = Space::new((128, 16), (128, 2));
         space.extend(capacity);
-        let mut counted = Bitmap::new(32);
+        let mut counted = Bitmap::new(64);
         (0..3).for_each(|cluster| counted.put(cluster, true));
         space.put_block(0, Block { cluster: 1, counted });
         assert!(space.claim(0) && space.claim(1));
@@ -400,16 +420,16 @@ mod tests {
 
     #[test]
     fn the_first_cluster_beyond_the_last_block_becomes_the_next_one() {
-        let mut space = space(64);
-        assert_eq!(space.allocate(100), Some(2..32));
-        assert_eq!(space.allocate(100), Some(33..64));
+        let mut space = space(128);
+        assert_eq!(space.allocate(100), Some(2..64));
+        assert_eq!(space.allocate(100), Some(65..128));
         assert_eq!(space.allocate(1), None);
         let due = space.take_due();
-        assert_eq!((due.counts.len(), due.blocks), (62, BTreeSet::from([1])));
-        assert_eq!(space.block(1).unwrap().cluster, 32);
+        assert_eq!((due.counts.len(), due.blocks), (126, BTreeSet::from([1])));
+        assert_eq!(space.block(1).unwrap().cluster, 64);
         assert_eq!(space.bytes_of_block(1, 0..4), [0, 1, 0, 1]);
         space.extend(1000);
-        assert_eq!((space.capacity(), space.coverage()), (64, 64));
+        assert_eq!((space.capacity(), space.coverage()), (128, 128));
     }
 
     proptest! {
@@ -417,7 +437,7 @@ mod tests {
         fn what_is_allocated_is_used_once_and_counted_once_it_is_due(
             steps in prop::collection::vec((0..4_u8, 0..40_u64), 1..60),
         ) {
-            let mut space = space(64);
+            let mut space = space(128);
             let mut used: BTreeSet<u64> = BTreeSet::new();
             for (step, number) in steps {
                 match step {
@@ -442,7 +462,7 @@ mod tests {
                 }
             }
             space.take_due();
-            for cluster in (0..64).filter(|cluster| ![0, 1, 2].contains(cluster)) {
+            for cluster in (0..128).filter(|cluster| ![0, 1, 2].contains(cluster)) {
                 let is_block = space.block(1).is_some_and(|block| block.cluster == cluster);
                 prop_assert_eq!(space.is_counted(cluster), used.contains(&cluster) || is_block);
             }

@@ -3,7 +3,7 @@
 //! R1. Jobs do not overlap, and none has a cluster with data.
 //! R2. `changes` has each cluster of the content whose entry differs from that on the disk, or may.
 //! R3. `dropped` has each cluster of the image that an entry has named, in memory or on the disk,
-//!     and that no entry in memory names: it is released by a commit that follows.
+//!     and that no entry in memory names: a task releases it after the next commit.
 //! R4. `known` is the failure count of the device from before the oldest write of a cluster whose
 //!     content is *volatile*: neither in the image nor durable. None if there is none.
 
@@ -64,8 +64,10 @@ pub(super) struct State {
     pub unnamed_tables: BTreeSet<usize>,
     /// R3.
     pub dropped: BTreeSet<u64>,
-    /// Clusters that no entry on the disk names, durably, and that are being released.
+    /// How many clusters are being released, which no entry on the disk names, durably.
     pub releasing: u64,
+    /// Rises when clusters become free that a request can use.
+    pub freed: u64,
     /// R4.
     pub known: Option<u64>,
     pub commits: GroupCommit,
@@ -75,8 +77,8 @@ pub(super) struct State {
     pub losses: Losses,
     /// Requests that wait for room in the crash log.
     pub room_waiters: Vec<RequestId>,
-    /// Requests that wait for clusters of the image.
-    pub space_waiters: Vec<RequestId>,
+    /// Requests that wait for clusters of the image, each with `freed` as it was then.
+    pub space_waiters: Vec<(RequestId, u64)>,
     /// The last commit failed.
     pub is_failing: bool,
     /// A suspend has begun that does not wait for a commit: no request waits for room any more.
@@ -96,6 +98,7 @@ impl State {
             unnamed_tables: BTreeSet::new(),
             dropped: BTreeSet::new(),
             releasing: 0,
+            freed: 0,
             known: None,
             commits: GroupCommit::default(),
             acknowledged: Acknowledged::default(),
@@ -130,14 +133,18 @@ impl State {
         self.changes.is_empty() && !self.is_failing
     }
 
-    /// True if the disk says what memory says, and leaks nothing.
-    pub fn is_settled(&self) -> bool {
+    /// True if a commit has nothing to write or to release.
+    pub fn is_committed(&self) -> bool {
         self.is_durable()
             && self.new_tables.is_empty()
             && self.unnamed_tables.is_empty()
-            && self.releasing == 0
             && self.dropped.is_empty()
             && self.space.is_settled()
+    }
+
+    /// True if the disk says what memory says, and leaks nothing.
+    pub fn is_settled(&self) -> bool {
+        self.is_committed() && self.releasing == 0
     }
 
     /// The entry of a cluster is another one now. Its table is there.

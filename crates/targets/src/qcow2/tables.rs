@@ -2,7 +2,8 @@
 //!
 //! T1. Words change under the lock of [`super::state::State`]; requests read them without it. One
 //!     that finds no data looks again under the lock.
-//! T2. A table comes under the same lock. It stays while it has an entry or a job.
+//! T2. A table comes under the same lock, and stays. A new one that no change and no job needs goes
+//!     before the next commit.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -107,10 +108,11 @@ impl Tables {
 
     /// There is not this table any more, which is empty (T2). Answers where it was.
     pub fn remove(&self, index: usize) -> u64 {
-        self.table(index).map_or(0, |table| table.at.swap(0, Ordering::AcqRel))
+        let table = self.table(index).expect("T2: a table is removed once");
+        table.at.swap(0, Ordering::AcqRel)
     }
 
-    /// There is no table: the image is read anew.
+    /// There is no table: the image is read again.
     pub fn clear(&self) {
         let tables = self.tables.iter().filter_map(OnceLock::get);
         tables.for_each(|table| table.at.store(0, Ordering::Release));

@@ -163,17 +163,22 @@ fn a_fill_that_fails_fails_no_request_that_needs_none() {
 
 #[test]
 fn a_suspend_over_a_suspended_volume_ends_if_all_is_durable() {
-    let test = Qcow2Fixture::of(super::fixture::blank(false), 600);
-    test.fixture.load("low", "0 1200 linear image 0");
-    test.load("0 1003 qcow2 @low -");
-    test.write(0, 40, 7).unwrap();
-    test.on(Op::Discard, 0, 10).unwrap();
-    test.on(Op::Flush, 0, 0).unwrap();
-    test.settle();
-    // The refcounts of what was discarded are left to write.
-    test.fixture.suspend("low", SuspendMode::Flush);
-    test.suspend(SuspendMode::Flush);
-    assert_eq!(test.durable().0.severity, Severity::Repairable);
+    for pause in [0, 20, 1500] {
+        let test = Qcow2Fixture::of(super::fixture::blank(false), 600);
+        test.fixture.load("low", "0 1200 linear image 0");
+        test.load("0 1003 qcow2 @low -");
+        test.write(0, 400, 7).unwrap();
+        // More runs than are discarded at a time.
+        for cluster in (0..150).step_by(2) {
+            test.on(Op::Discard, cluster * 2, 2).unwrap();
+        }
+        test.on(Op::Flush, 0, 0).unwrap();
+        // The refcounts of what was discarded are left to write.
+        test.fixture.suspend("low", SuspendMode::Flush);
+        test.run(Duration::from_millis(pause));
+        test.suspend(SuspendMode::Flush);
+        assert!(test.durable().0.severity < Severity::Damaged, "{pause}");
+    }
 }
 
 #[test]

@@ -44,10 +44,10 @@ fn a_line_that_does_not_go_with_the_image_is_refused() {
 #[test]
 fn an_image_that_a_writer_does_not_understand_is_refused() {
     let cases: [(&[Change<'_>], &str); 6] = [
-        (&[(7, &[2]), (72, &[0; 40])], "version 2: cairn does not write such images"),
+        (&[(7, &[2]), (72, &[0; 40])], "version 2: the target does not take such images"),
         (&[(79, &[2])], "marked as corrupt; `qemu-img check -r all` repairs it"),
         (&[(79, &[1])], "the image was not closed"),
-        (&[(63, &[1]), (70, &[4])], "internal snapshots: cairn does not write"),
+        (&[(63, &[1]), (70, &[4])], "internal snapshots: the target does not take"),
         (&[(79, &[4])], "data in a file of its own"),
         (&[(35, &[1])], "encryption"),
     ];
@@ -77,7 +77,7 @@ fn tables_with_anything_that_is_not_right_are_refused_when_the_volume_starts() {
         (&[counted, named, (at(0), &far)], "beyond the image's end"),
         (&[counted, named, (at(0), &own)], "cluster 2: found another reference, expected"),
         (&[counted, named, (at(0), &shared)], "expected bit 63"),
-        (&[counted, named, (at(0), &compressed)], "compressed clusters: cairn does not write"),
+        (&[counted, named, (at(0), &compressed)], "compressed clusters: the target does not take"),
         (&[counted, named, (at(0), &odd)], "expected no reserved bits"),
         (&[(TABLE, &word(COPIED, 4))], "L1 entry for byte 0: cluster 4: found another refcount"),
         (&[(BLOCK + 1, &[2])], "header: cluster 0: found another refcount"),

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use cairn_block::{Io, Op, Resumed, SectorCount, SuspendMode};
 use cairn_format::qcow2::Severity;
-use cairn_format::qcow2::write::Blank;
-use cairn_sim::{Fault, Image};
+use cairn_format::qcow2::write::{Blank, named_by};
+use cairn_sim::{Fault, Image, OpSet};
 
 use super::fixture::{ALONE, Qcow2Fixture};
-use crate::fixture::{Client, Seen, drive_options};
+use crate::fixture::{Client, OneVolume, SECTOR, Seen, drive_options, write_io};
 
 /// A flush whose commit loses what it wrote to this sector of the image, which the device shows.
 fn lose_commit_at(test: &Qcow2Fixture, sector: u64) {
@@ -39,6 +39,15 @@ fn go_on(test: &Qcow2Fixture, client: &Client) {
     test.flush_of(client).unwrap();
     test.run(Duration::from_secs(5));
     test.flush_of(client).unwrap();
+}
+
+/// No power cut now leaves a damaged image.
+fn are_all_sound(test: &Qcow2Fixture) {
+    for seed in 0..30 {
+        let cut = test.drive("image").power_cut(&mut fastrand::Rng::with_seed(seed));
+        let (report, _) = Qcow2Fixture::check(&cut);
+        assert!(report.severity < Severity::Damaged, "{seed}: {:?}", report.findings);
+    }
 }
 
 #[test]
@@ -90,6 +99,64 @@ fn a_cluster_whose_dropped_entry_was_lost_is_not_used_again_before_that_is_durab
 }
 
 #[test]
+fn a_replay_uses_no_cluster_again_before_its_dropped_entry_is_durable() {
+    let test = Qcow2Fixture::loaded(ALONE);
+    test.write(0, 2, 7).unwrap();
+    test.on(Op::Flush, 0, 0).unwrap();
+    test.run(Duration::from_secs(3));
+    test.on(Op::WriteZeroes, 0, 2).unwrap();
+    test.forget();
+    test.start(1, "flush", |_| Io::flush());
+    while !test.seen("image").iter().any(|seen| seen.op == Op::Write && is_within(8, seen)) {
+        test.run(Duration::from_micros(1));
+    }
+    // Its replay needs a new table.
+    test.start(0, "late", |env| write_io(env, 600, 2, 9));
+    while test.ends.of("late").is_none() {
+        test.run(Duration::from_micros(1));
+    }
+    let entry = |image: &[u8]| image[8 * SECTOR..8 * SECTOR + 8].to_vec();
+    let test = test.killed();
+    test.drive("image").faults().add(Fault::error(OpSet::FLUSHES));
+    test.try_load_refused(ALONE);
+    for seed in 0..200 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let cut = test.drive("image").power_cut(&mut rng).to_vec();
+        let named = entry(&cut).iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
+        if let Some(byte) = named_by(named) {
+            let sector = &cut[byte as usize..byte as usize + SECTOR];
+            assert!(sector.iter().all(|byte| [0, 7].contains(byte)), "{seed}");
+        }
+    }
+    test.drive("image").faults().clear();
+    let client = test.client();
+    test.load(ALONE);
+    // The failed flush may have lost the rest, and says so.
+    assert!(test.flush_of(&client).is_err());
+    assert_eq!(test.bytes(0, 2), [0; 2]);
+}
+
+#[test]
+fn a_server_that_does_not_know_the_failures_of_another_one_writes_all_again() {
+    for is_known in [true, false] {
+        let test = Qcow2Fixture::loaded(ALONE);
+        test.write(0, 2, 7).unwrap();
+        test.on(Op::Flush, 0, 0).unwrap();
+        let killed = test.0.killed();
+        // Else with a place for crash logs of its own.
+        let test = match is_known {
+            true => Qcow2Fixture(killed),
+            false => Qcow2Fixture(OneVolume::of(killed.fixture.with_logs_of(64))),
+        };
+        test.forget();
+        test.load(ALONE);
+        // The L1 table.
+        let is_written = |seen: &Seen| seen.op == Op::Write && is_within(6, seen);
+        assert_eq!(test.seen("image").iter().any(is_written), !is_known);
+    }
+}
+
+#[test]
 fn a_refcount_block_that_only_the_lost_table_named_is_named_again() {
     let blank = Blank { size: 100 * 512, cluster_bits: 9, refcount_order: 6, backing: None };
     let mut image = Image::of_bytes(&blank.bytes().unwrap());
@@ -122,12 +189,16 @@ fn a_header_that_was_lost_is_written_again_before_the_old_refcount_table_is_used
         image.resize(SectorCount(8000));
         let test = Qcow2Fixture::with(drive_options("image"), image);
         let client = test.client();
-        let fault = Fault::losing_flushes().per_mille(per_mille).shots(1);
-        test.drive("image").faults().add(fault);
+        let fault = match per_mille % 60 {
+            0 => Fault::losing_flushes(),
+            _ => Fault::error(OpSet::FLUSHES),
+        };
+        test.drive("image").faults().add(fault.per_mille(per_mille).shots(1));
         test.build("test", "0 6144 qcow2 image -").unwrap();
         if test.try_resume().and_then(Resumed::whole).is_err() {
             failed += 1;
             test.drive("image").faults().clear();
+            are_all_sound(&test);
             test.load("0 6144 qcow2 image -");
         }
         test.write(256, 1024, 9).unwrap();

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use cairn_block::{ErrorKind, Op, SectorCount, SuspendMode};
 use cairn_format::qcow2::Severity;
+use cairn_format::qcow2::write::Blank;
 use cairn_sim::{Effect, Fault, Image, OpSet};
 
 use super::fixture::{ALONE, FIRST_CLUSTERS, OVER, Qcow2Fixture, blank, model};
-use crate::fixture::{DRIVE_TIME, SECTOR, range, write_io};
+use crate::fixture::{DRIVE_TIME, SECTOR, drive_options, range, write_io};
 
 #[test]
 fn a_read_in_flight_keeps_the_cluster_that_it_found() {
@@ -118,12 +119,11 @@ fn a_file_that_cannot_grow_fails_the_write_that_needs_it() {
 
 #[test]
 fn a_refcount_table_that_is_too_small_for_the_content_is_made_larger() {
-    use cairn_format::qcow2::write::Blank;
     // 64 refcount blocks of 64 clusters: 2 MiB.
     let blank = Blank { size: 3 << 20, cluster_bits: 9, refcount_order: 6, backing: None };
     let mut image = Image::of_bytes(&blank.bytes().unwrap());
     image.resize(SectorCount(8000));
-    let test = Qcow2Fixture::with(crate::fixture::drive_options("image"), image);
+    let test = Qcow2Fixture::with(drive_options("image"), image);
     test.load("0 6144 qcow2 image -");
     for start in (0..6144).step_by(256) {
         test.write(start, 256, (start / 256) as u8 + 1).unwrap();
@@ -204,4 +204,24 @@ fn a_start_makes_no_file_longer_that_has_whole_clusters() {
     let test = Qcow2Fixture::growing(&damaged, 600);
     test.try_load_refused(ALONE);
     assert_eq!(test.drive("image").visible().sectors(), SectorCount(8));
+}
+
+#[test]
+fn a_write_that_needs_more_clusters_than_there_are_fails_and_does_not_wait() {
+    // One is free, and a new L2 table is needed beside the data.
+    let test = Qcow2Fixture::of(blank(false), FIRST_CLUSTERS + 1 + 2 + 1);
+    test.load(ALONE);
+    test.write(0, 4, 7).unwrap();
+    test.on(Op::Flush, 0, 0).unwrap();
+    assert_eq!(test.write(300, 2, 8).unwrap_err().kind, ErrorKind::NoSpace);
+    // The last one would become a refcount block: a block counts 64.
+    let blank = Blank { size: 100 * 512, cluster_bits: 9, refcount_order: 6, backing: None };
+    let mut image = Image::of_bytes(&blank.bytes().unwrap());
+    image.resize(SectorCount(65));
+    let test = Qcow2Fixture::with(drive_options("image"), image);
+    test.load("0 100 qcow2 image -");
+    test.write(0, 59, 7).unwrap();
+    assert_eq!(test.write(59, 1, 8).unwrap_err().kind, ErrorKind::NoSpace);
+    test.on(Op::Discard, 0, 2).unwrap();
+    test.write(59, 1, 8).unwrap();
 }

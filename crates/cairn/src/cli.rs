@@ -176,7 +176,7 @@ pub enum Command {
     Restore(RestoreArgs),
     /// Show which volumes of a thin pool map a data block
     Rmap(RmapArgs),
-    /// Make an empty cache, snapshot store, or pool metadata or data device
+    /// Make an empty cache, snapshot store, pool, bcache device or image of qemu
     #[command(subcommand)]
     Format(FormatCommand),
     /// Write the dirty blocks of a cache back to its origin, offline

@@ -87,8 +87,9 @@ fn format_qcow2(args: &FormatQcow2Args) -> Outcome<u8> {
     let name = &source.name;
     let (size, cluster_bytes) =
         (bytes("--size", &args.size)?, bytes("--cluster-size", &args.cluster_size)?);
-    if !cluster_bytes.is_power_of_two() {
-        return Err(wrong(name, "--cluster-size", cluster_bytes, "a power of two"));
+    if !cluster_bytes.is_power_of_two() || !(512..=2 << 20).contains(&cluster_bytes) {
+        let expected = "a power of two from 512 to 2M";
+        return Err(wrong(name, "--cluster-size", cluster_bytes, expected));
     }
     if !size.is_multiple_of(SECTOR_BYTES) {
         return Err(wrong(name, "--size", size, "a multiple of 512"));
@@ -103,7 +104,10 @@ fn format_qcow2(args: &FormatQcow2Args) -> Outcome<u8> {
         let expected = format!("at least {} bytes", first.len());
         return Err(wrong(name, "size", source.bytes, &expected));
     }
-    let options = format!(" --size {} --cluster-size {}", args.size, args.cluster_size);
+    let over = backing.map(|(name, format)| format!(" --backing {name} --backing-format {format}"));
+    let (size_word, cluster_word) = (&args.size, &args.cluster_size);
+    let options =
+        format!(" --size {size_word} --cluster-size {cluster_word}{}", over.unwrap_or_default());
     let way_on = way_on("qcow2", name, &options);
     make_way(&source, args.format.leave, (0, |_| false), &way_on)?;
     let (header, rest) = first.split_at(cluster_bytes as usize);

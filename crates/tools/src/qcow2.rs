@@ -86,7 +86,10 @@ fn of_report(report: &Report, cluster_bytes: u64) -> Verdict {
         findings_left_out: report.findings_left_out,
         summary: Some(summary(&report.counts, cluster_bytes)),
         lines: match report.severity {
-            Severity::Repairable => vec!["`qemu-img check -r leaks` corrects them".to_owned()],
+            Severity::Repairable => vec![
+                "a start of the target `qcow2` or `qemu-img check -r leaks` corrects them"
+                    .to_owned(),
+            ],
             _ => Vec::new(),
         },
         facts: facts(&report.counts, cluster_bytes),

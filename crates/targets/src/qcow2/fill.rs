@@ -1,5 +1,7 @@
 //! The end of jobs, and the copy that fills a new cluster for a write of a part of it.
 
+use std::collections::BTreeSet;
+
 use cairn_block::sync::atomic::Ordering;
 use cairn_block::{
     CopyError, CopyJob, CopyPiece, Env, Flags, Io, IoError, IoResult, Op, Sector, SectorCount,
@@ -58,7 +60,7 @@ impl Qcow2 {
         let job = state.jobs.remove(&first).expect("R1: a job is ended once");
         let is_kept = mutants::same("qcow2: failure count of a job", job.failures, now);
         let has_data = result.is_ok() && is_kept;
-        let mut is_due = false;
+        let (mut is_due, mut failed) = (false, BTreeSet::new());
         if has_data {
             let word = entry_of(job.to * self.geometry.cluster_bytes);
             for cluster in first..job.end {
@@ -69,17 +71,17 @@ impl Qcow2 {
         } else {
             state.acknowledged.cancel();
             // No entry has ever named them, and what was written there has ended.
-            (job.to..job.to + (job.end - first)).for_each(|it| state.space.release(it));
-            state.freed += 1;
+            failed.extend(job.to..job.to + (job.end - first));
         }
         let withdrawals = self.withdrawals.load(Ordering::Acquire);
         let for_room = state.take_room_waiters();
         invariants::sample(|| state.check_state(&self.tables));
         drop(state);
+        self.begin_release(env, failed);
         // Those that waited for it may need no copy, or find the device in order.
         let began = usize::from(job.cause == Cause::Fill && result.is_err());
-        let (failed, others) = job.waiters.split_at(began.min(job.waiters.len()));
-        failed.iter().for_each(|id| env.complete(*id, result));
+        let (first, others) = job.waiters.split_at(began.min(job.waiters.len()));
+        first.iter().for_each(|id| env.complete(*id, result));
         others.iter().for_each(|id| env.remap(*id));
         for_room.into_iter().for_each(|id| env.remap(id));
         if is_due {

@@ -53,7 +53,15 @@ pub(super) async fn header(
         read.map_err(|error| failed(device, "header: read", error))
     };
     let mut first = read(FIRST_BYTES).await?;
-    let cluster_bytes = Prologue::parse(&first).map_err(wrong)?.cluster_bytes;
+    let cluster_bytes = match Prologue::parse(&first) {
+        Ok(prologue) => prologue.cluster_bytes,
+        Err(error @ Error::WrongMagic { found: 0 }) => {
+            let mut refused = wrong(error);
+            refused.detail += "; `cairn format qcow2 --size SIZE` makes an image of a blank device";
+            return Err(refused);
+        }
+        Err(error) => return Err(wrong(error)),
+    };
     if cluster_bytes > first.len() as u64 {
         first = read(cluster_bytes).await?;
     }

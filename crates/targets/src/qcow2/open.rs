@@ -112,7 +112,9 @@ fn refuse_backing(config: &Config, header: &Header) -> Result<(), ConfigError> {
             let found = format!("'{}'", backing.argument);
             Err(ConfigError::argument(device, "backing", found, "'-': the image has none"))
         }
-        (Some(backing), Some(_)) => {
+        (Some(backing), Some(named)) => {
+            refuse_format(device, named)?;
+            warn_of_another(config, &backing.argument, &named.name);
             let block = u64::from(config.image.disk.limits().logical_block);
             let bytes = backing.disk.sectors().to_bytes();
             if bytes.is_multiple_of(block) {
@@ -123,6 +125,30 @@ fn refuse_backing(config: &Config, header: &Header) -> Result<(), ConfigError> {
             Err(ConfigError::argument(&backing.argument, "size", found, &expected))
         }
         (None, None) => Ok(()),
+    }
+}
+
+/// A backing image of another program's format is no device.
+fn refuse_format(device: &str, named: &Backing) -> Result<(), ConfigError> {
+    match named.format.as_deref() {
+        None | Some("raw" | "qcow2") => Ok(()),
+        Some(other) => {
+            let (found, expected) = (format!("{other} for '{}'", named.name), "raw or qcow2");
+            let detail = format!("backing format: found {found}, expected {expected}");
+            Err(ConfigError::new(ConfigKind::Unsupported, device, detail))
+        }
+    }
+}
+
+/// The image may name the backing image by another path, but hardly as another file.
+fn warn_of_another(config: &Config, argument: &str, named: &str) {
+    let last = |name: &str| name.rsplit(['/', ':']).next().map(str::to_owned);
+    if last(argument) != last(named) && !argument.starts_with('@') {
+        let (volume, device) = (&config.volume, &config.image.argument);
+        tracing::warn!(
+            "{volume}: {device}: the image names the backing image '{named}', the table \
+             '{argument}'; with another content the volume is not what it was"
+        );
     }
 }
 
@@ -162,6 +188,14 @@ impl Qcow2 {
         let found = header(env, &self.config.image, &self.image).await?;
         self.refuse_change(&found)?;
         let mark = mark_of(found.layout.autoclear);
+        if mark != 0 && !self.crash_log.as_ref().is_some_and(|place| place.knows(mark)) {
+            tracing::warn!(
+                "{}: {}: its last server did not end it, and that server's crash log is not here: \
+                 what it had acknowledged and not flushed may be missing",
+                self.config.volume,
+                self.config.image.argument
+            );
+        }
         let mut loader = Loader::new(env, &self.config, &self.image, &found);
         loader.to_rewrite = self.is_shown_only(mark, beneath).then(Writes::default);
         if !self.read_only {

@@ -166,10 +166,11 @@ pub(super) fn number(bytes: &[u8]) -> u64 {
 
 fn bitmaps(bytes: &[u8], range: core::ops::Range<u64>) -> Result<Option<Bitmaps>, Error> {
     let Some(data) = extension(bytes, range, EXTENSION_BITMAPS)? else { return Ok(None) };
-    let Some(data) = data.first_chunk::<BITMAPS_BYTES>() else {
-        let expected = format!("at least {BITMAPS_BYTES}");
+    // As qemu has it: it opens no image with another length.
+    if data.len() != BITMAPS_BYTES {
+        let expected = BITMAPS_BYTES.to_string();
         return Err(bad("length of the bitmaps' extension", data.len() as u64, expected));
-    };
+    }
     // After the count, four bytes are reserved.
     let (directory_bytes, directory) = (number(&data[8..16]), number(&data[16..24]));
     Ok(Some(Bitmaps { count: number(&data[..4]) as u32, directory_bytes, directory }))

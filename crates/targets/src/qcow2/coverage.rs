@@ -72,8 +72,10 @@ impl Qcow2 {
     /// Steps 1 to 3.
     async fn replace_table(&self, env: &Env, taken: Range<u64>) -> Result<(), IoError> {
         let cluster_bytes = self.geometry.cluster_bytes;
-        self.commit(env).await?;
+        let committed = self.commit(env).await;
+        // Also after a failure, which ends the start: the next one begins without a task.
         self.tasks.idle().await;
+        committed?;
         let bytes = (taken.end - taken.start) * cluster_bytes;
         let mut table = Vec::with_capacity(bytes as usize);
         {

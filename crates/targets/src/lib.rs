@@ -30,6 +30,7 @@ mod group_commit;
 mod interleaved;
 pub mod kind;
 pub mod linear;
+mod live_log;
 mod losses;
 #[cfg(test)]
 mod meta;

@@ -14,9 +14,7 @@
 //! A5. If the destination has failed, nothing is replayed (I6): what is there may be lost. The log
 //!     has the failure counts that its records survived, so that a kill before a commit notices
 //!     hides nothing.
-//! A6. A log that has not all records is lost: a kill loses answered writes, and the next process
-//!     tells its clients. That stays so, although clients were told of other losses, until a
-//!     commit is durable. Then the log starts over.
+//! A6. What a log without all records loses, and who is told: V2 of [`crate::live_log`].
 
 use std::ops::Range;
 
@@ -28,117 +26,19 @@ use cairn_format::bcache::crc64;
 use super::canary::{Bug, planted};
 use super::config::Config;
 use crate::args::Device;
+use crate::live_log::LiveLog;
 
-/// The log of a live clone, if there is a place for one. Without one there is room for everything.
-#[derive(Default)]
-pub(super) struct Acknowledged {
-    log: Option<CrashLog>,
-    /// Clients were not told of all losses.
-    owes: bool,
+/// Regions are hydrated for which a record has room. True if a commit should begin.
+pub(super) fn hydrated(log: &mut LiveLog, regions: &Range<u64>) -> bool {
+    if planted(Bug::NoRecord) {
+        log.cancel();
+        return false;
+    }
+    log.append(record(regions))
 }
 
-fn record(regions: &Range<u64>) -> Record {
+pub(super) fn record(regions: &Range<u64>) -> Record {
     [regions.start, regions.end - regions.start, 0]
-}
-
-impl Acknowledged {
-    /// Records from now on.
-    pub fn keep(&mut self, log: Option<CrashLog>) {
-        self.log = log;
-    }
-
-    /// Makes room for the record of a job. False if it has to wait for a commit.
-    pub fn reserve(&mut self) -> bool {
-        self.log.as_mut().is_none_or(CrashLog::reserve)
-    }
-
-    /// A job has failed.
-    pub fn cancel(&mut self) {
-        if let Some(log) = &mut self.log {
-            log.cancel();
-        }
-    }
-
-    /// A job has ended. True if a commit should begin, since there is not much room left.
-    pub fn hydrated(&mut self, regions: &Range<u64>) -> bool {
-        let Some(log) = &mut self.log else { return false };
-        match planted(Bug::NoRecord) {
-            true => log.cancel(),
-            false => log.append(record(regions)),
-        }
-        log.is_half_full()
-    }
-
-    /// A commit begins, of all bits until now.
-    pub fn seal(&mut self) {
-        if let Some(log) = &mut self.log {
-            log.seal(None);
-        }
-    }
-
-    /// The commit will leave this state.
-    pub fn name_state(&mut self, state: u64) {
-        if let Some(log) = &mut self.log {
-            log.name_state(state);
-        }
-    }
-
-    /// The commit is durable.
-    pub fn committed(&mut self) {
-        if let Some(log) = &mut self.log {
-            log.empty_sealed();
-        }
-    }
-
-    /// Starts over, on top of what the device has now: with these regions, whose bits are not
-    /// durable. If they have no room, or a failure may have lost them, a kill loses them (A6).
-    pub fn restart(&mut self, base: &Base, uncommitted: &[Range<u64>], are_kept: bool) {
-        let Some(log) = &mut self.log else { return };
-        // A kill before all records are there is a loss.
-        log.count_loss();
-        log.begin(base);
-        let mut records = uncommitted.iter().map(record);
-        if !(are_kept && records.all(|record| log.append_unreserved(record))) {
-            log.lose();
-        } else if !self.owes {
-            log.told();
-        }
-    }
-
-    /// Clients are to be told of a loss, also after a kill.
-    pub fn count_loss(&mut self) {
-        self.owes = true;
-        if let Some(log) = &mut self.log {
-            log.count_loss();
-        }
-    }
-
-    /// What is not durable may be lost (A5).
-    pub fn lose(&mut self) {
-        if let Some(log) = &mut self.log {
-            log.lose();
-        }
-    }
-
-    /// Failures of the destination so far have lost nothing that is recorded.
-    pub fn survived(&mut self, failures: u64) {
-        if let Some(log) = &mut self.log {
-            log.survived(failures);
-        }
-    }
-
-    /// True if a kill now would lose what was answered, since the log has not all of it.
-    pub fn is_lost(&self) -> bool {
-        self.log.as_ref().is_some_and(CrashLog::is_lost)
-    }
-
-    /// A client was told of all losses. A kill may still lose more (A6).
-    pub fn told(&mut self) {
-        self.owes = false;
-        if let Some(log) = self.log.as_mut().filter(|log| !log.is_lost()) {
-            log.told();
-        }
-    }
 }
 
 /// Where the log of a clone is.

@@ -24,6 +24,7 @@ use cairn_block::{Env, IoError, IoResult, RequestId, failures_beneath, mutants};
 use cairn_format::clone::WORDS_MAX;
 
 use super::Clone;
+use super::acknowledged::record;
 use super::canary::{Bug, planted};
 use super::regions::{Bits, Cause, State};
 use crate::group_commit::{Ticket, Waiter, tell};
@@ -168,7 +169,7 @@ impl Clone {
             changed.into_iter().map(|array| (array, words(array).collect())).collect();
         let mut mapped_again = Vec::new();
         if !arrays.is_empty() {
-            state.acknowledged.seal();
+            state.acknowledged.seal(None);
             mapped_again = state.take_room_waiters();
         }
         let (regions, known) = (state.uncommitted, state.known);
@@ -269,7 +270,8 @@ impl Clone {
         }
         let runs = uncommitted_runs(&self.bits, &metadata.durable);
         let are_kept = runs.is_empty() || state.known == self.destination.failures();
-        state.acknowledged.restart(&place.base(store.state(), beneath), &runs, are_kept);
+        let base = place.base(store.state(), beneath);
+        state.acknowledged.restart(&base, runs.iter().map(record), are_kept);
     }
 
     /// After a commit that failed in step 2: which bits the device has.

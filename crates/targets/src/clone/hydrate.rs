@@ -16,6 +16,7 @@ use cairn_block::{
 use futures_util::future::{Either, select};
 
 use super::Clone;
+use super::acknowledged::hydrated;
 use super::canary::{Bug, planted};
 use super::regions::{Cause, Job};
 
@@ -73,7 +74,7 @@ impl Clone {
         if is_hydrated {
             let regions = first..job.end;
             state.hydrate(&self.bits, regions.clone(), job.failures);
-            is_commit_due = state.acknowledged.hydrated(&regions);
+            is_commit_due = hydrated(&mut state.acknowledged, &regions);
         } else {
             state.acknowledged.cancel();
             if job.cause == Cause::Hydration {

@@ -16,9 +16,9 @@ use cairn_block::sync::atomic::{AtomicU64, Ordering};
 use cairn_block::{RequestId, Time};
 use cairn_format::clone::WORDS_MAX;
 
-use super::acknowledged::Acknowledged;
 use super::config::Settings;
 use crate::group_commit::GroupCommit;
+use crate::live_log::LiveLog;
 use crate::losses::Losses;
 
 const WORD_BITS: u64 = 64;
@@ -140,7 +140,7 @@ pub(super) struct State {
     /// R5.
     pub known: u64,
     pub commits: GroupCommit,
-    pub acknowledged: Acknowledged,
+    pub acknowledged: LiveLog,
     pub losses: Losses,
     pub settings: Settings,
     /// Requests that wait for room in the crash log.
@@ -168,7 +168,7 @@ impl State {
             changed: BTreeSet::new(),
             known: 0,
             commits: GroupCommit::default(),
-            acknowledged: Acknowledged::default(),
+            acknowledged: LiveLog::default(),
             losses: Losses::default(),
             settings,
             room_waiters: Vec::new(),

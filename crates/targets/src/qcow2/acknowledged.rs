@@ -20,9 +20,7 @@
 //! A5. If the device has failed, nothing is replayed (I7): what is there may be lost. The log has
 //!     the failure counts that its records survived, so that a kill before a commit notices hides
 //!     nothing.
-//! A6. A log that has not all records is lost: a kill loses answered writes, and the next process
-//!     tells its clients. That stays so, although clients were told of other losses, until a
-//!     commit is durable. Then the log starts over.
+//! A6. What a log without all records loses, and who is told: V2 of [`crate::live_log`].
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -35,117 +33,20 @@ use cairn_format::qcow2::write::{is_zeros, named_by};
 
 use super::canary::{Bug, planted};
 use super::config::Config;
+use crate::live_log::LiveLog;
 
-/// The log of a live image, if there is a place for one. Without one there is room for everything.
-#[derive(Default)]
-pub(super) struct Acknowledged {
-    log: Option<CrashLog>,
-    /// Clients were not told of all losses.
-    owes: bool,
+/// Entries have changed for which a record has room. True if a commit should begin.
+pub(super) fn changed(log: &mut LiveLog, clusters: &Range<u64>, word: u64) -> bool {
+    if planted(Bug::NoRecord) {
+        log.cancel();
+        return false;
+    }
+    log.append(record(clusters, word))
 }
 
 /// Clusters of the content, and the entry of the first one.
-fn record(clusters: &Range<u64>, word: u64) -> Record {
+pub(super) fn record(clusters: &Range<u64>, word: u64) -> Record {
     [clusters.start, clusters.end - clusters.start, word]
-}
-
-impl Acknowledged {
-    /// Records from now on.
-    pub fn keep(&mut self, log: Option<CrashLog>) {
-        self.log = log;
-    }
-
-    /// Makes room for one record. False if it has to wait for a commit.
-    pub fn reserve(&mut self) -> bool {
-        self.log.as_mut().is_none_or(CrashLog::reserve)
-    }
-
-    /// What a record was reserved for is not done.
-    pub fn cancel(&mut self) {
-        if let Some(log) = &mut self.log {
-            log.cancel();
-        }
-    }
-
-    /// Entries have changed, for which there is room. True if a commit should begin, since there is
-    /// not much left.
-    pub fn changed(&mut self, clusters: &Range<u64>, word: u64) -> bool {
-        let Some(log) = &mut self.log else { return false };
-        match planted(Bug::NoRecord) {
-            true => log.cancel(),
-            false => log.append(record(clusters, word)),
-        }
-        log.is_half_full()
-    }
-
-    /// A commit begins, of all changes until now. It leaves the mark as it is.
-    pub fn seal(&mut self, mark: u64) {
-        if let Some(log) = &mut self.log {
-            log.seal(Some(mark));
-        }
-    }
-
-    /// The commit is durable.
-    pub fn committed(&mut self) {
-        if let Some(log) = &mut self.log {
-            log.empty_sealed();
-        }
-    }
-
-    /// Starts over, with these entries, which are not durable. If they have no room, or a failure
-    /// may have lost what they name, a kill loses them (A6).
-    pub fn restart(
-        &mut self,
-        base: &Base,
-        mut changes: impl Iterator<Item = (Range<u64>, u64)>,
-        are_kept: bool,
-    ) {
-        let Some(log) = &mut self.log else { return };
-        // A kill before all records are there is a loss.
-        log.count_loss();
-        log.begin(base);
-        let mut append = |(clusters, word)| log.append_unreserved(record(&clusters, word));
-        if !(are_kept && changes.all(&mut append)) {
-            log.lose();
-        } else if !self.owes {
-            log.told();
-        }
-    }
-
-    /// Clients are to be told of a loss, also after a kill.
-    pub fn count_loss(&mut self) {
-        self.owes = true;
-        if let Some(log) = &mut self.log {
-            log.count_loss();
-        }
-    }
-
-    /// What is not durable may be lost (A5).
-    pub fn lose(&mut self) {
-        if let Some(log) = &mut self.log {
-            log.lose();
-        }
-    }
-
-    /// Failures of the device so far have lost nothing that is recorded.
-    pub fn survived(&mut self, failures: u64) {
-        if let Some(log) = &mut self.log {
-            log.survived(failures);
-        }
-    }
-
-    /// True if a kill now would lose what was answered, since the log has not all of it.
-    pub fn is_lost(&self) -> bool {
-        self.log.as_ref().is_some_and(CrashLog::is_lost)
-    }
-
-    /// A client was told of all losses. A kill may still lose more (A6).
-    pub fn told(&mut self) {
-        self.owes = false;
-        if let Some(log) = self.log.as_mut().filter(|log| !log.is_lost()) {
-            log.told();
-        }
-    }
 }
 
 /// Where the log of an image is.

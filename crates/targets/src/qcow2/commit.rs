@@ -29,7 +29,7 @@ use cairn_block::{Env, IoError, IoResult, RequestId, failures_beneath, mutants};
 use cairn_format::qcow2::write::entry_of;
 
 use super::Qcow2;
-use super::acknowledged::runs_of;
+use super::acknowledged::{record, runs_of};
 use super::canary::{Bug, planted};
 use super::image::Writes;
 use super::space::Due;
@@ -158,7 +158,7 @@ impl Qcow2 {
         let mut mapped_again = Vec::new();
         if !changes.is_empty() {
             let mark = state.mark;
-            state.acknowledged.seal(mark);
+            state.acknowledged.seal(Some(mark));
             mapped_again = state.take_room_waiters();
         }
         let known = state.known.take();
@@ -336,7 +336,8 @@ impl Qcow2 {
         let State { acknowledged, changes, mark, .. } = state;
         let entries = changes.keys().map(|at| (*at, self.tables.word(*at)));
         let runs = runs_of(entries, self.geometry.cluster_bytes);
-        acknowledged.restart(&place.base(*mark, beneath), runs, are_kept);
+        let records = runs.map(|(clusters, word)| record(&clusters, word));
+        acknowledged.restart(&place.base(*mark, beneath), records, are_kept);
     }
 
     /// I7.

@@ -14,6 +14,7 @@ use cairn_block::{
 use cairn_format::qcow2::write::{ZEROS, named_by};
 
 use super::Qcow2;
+use super::acknowledged::changed;
 use super::canary::{Bug, planted};
 use super::state::{Cause, Job, State};
 use super::tables::Place;
@@ -429,7 +430,7 @@ impl State {
 
     /// Records changes for which there is room. True if a commit should begin.
     pub(super) fn record(&mut self, clusters: &Range<u64>, word: u64) -> bool {
-        let is_half_full = self.acknowledged.changed(clusters, word);
+        let is_half_full = changed(&mut self.acknowledged, clusters, word);
         is_half_full || self.changes.len() >= CHANGES_DUE
     }
 

@@ -13,11 +13,11 @@ use std::ops::Range;
 use cairn_block::RequestId;
 use cairn_format::qcow2::write::named_by;
 
-use super::acknowledged::Acknowledged;
 use super::canary::{Bug, planted};
 use super::space::Space;
 use super::tables::{Place, Tables};
 use crate::group_commit::GroupCommit;
+use crate::live_log::LiveLog;
 use crate::losses::Losses;
 
 /// What fills new clusters.
@@ -71,7 +71,7 @@ pub(super) struct State {
     /// R4.
     pub known: Option<u64>,
     pub commits: GroupCommit,
-    pub acknowledged: Acknowledged,
+    pub acknowledged: LiveLog,
     /// The image's mark.
     pub mark: u64,
     pub losses: Losses,
@@ -101,7 +101,7 @@ impl State {
             freed: 0,
             known: None,
             commits: GroupCommit::default(),
-            acknowledged: Acknowledged::default(),
+            acknowledged: LiveLog::default(),
             mark: 0,
             losses: Losses::default(),
             room_waiters: Vec::new(),

@@ -44,8 +44,8 @@ pub(super) async fn header(
 ) -> Result<Found, ConfigError> {
     let wrong = |error: Error| wrong(device, &error);
     let there = image.bytes();
-    if there < FIRST_BYTES.min(PROLOGUE_BYTES as u64) {
-        let expected = PROLOGUE_BYTES as u64;
+    let expected = PROLOGUE_BYTES as u64;
+    if there < expected {
         return Err(wrong(Error::Truncated { field: "header", end: there, expected }));
     }
     let read = async |bytes: u64| {

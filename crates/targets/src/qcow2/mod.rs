@@ -22,8 +22,8 @@
 //! I2. An entry names a cluster in memory once all of its content is there. Only then does a
 //!     request go there.
 //! I3. An entry is written to the disk after what it names is durable: the data, the refcount, the
-//!     new L2 table. So no entry on the disk ever names a cluster whose refcount is 0, whatever a
-//!     crash leaves of the writes since the last flush.
+//!     new L2 table. A crash may keep any of the writes since the last flush: an entry on the disk
+//!     names a cluster with the refcount 1 all the same.
 //! I4. A cluster that no entry names is used again, and its refcount becomes 0, after the entries
 //!     on the disk do not name it either, durably.
 //! I5. Before that, all requests end that may have found it: a read of it in flight does not see

@@ -77,7 +77,7 @@ pub(super) struct State {
     pub losses: Losses,
     /// Requests that wait for room in the crash log.
     pub room_waiters: Vec<RequestId>,
-    /// Requests that wait for clusters of the image, each with `freed` as it was then.
+    /// Requests that wait for clusters of the image. Each has the `freed` of when it began to wait.
     pub space_waiters: Vec<(RequestId, u64)>,
     /// The last commit failed.
     pub is_failing: bool,

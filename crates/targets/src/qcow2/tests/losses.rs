@@ -101,7 +101,7 @@ fn a_commit_that_failed_is_tried_again_and_loses_nothing() {
         let client = test.client();
         test.load(OVER);
         assert_eq!(test.all(), all, "{failing}");
-        // Where something was lost, a client is told again.
+        // The next server tells its clients of a loss, too.
         assert_eq!(test.flush_of(&client).is_err(), failing == 3 || failing == 4, "{failing}");
         assert!(test.durable().0.severity < Severity::Damaged, "{failing}");
     }

@@ -85,8 +85,11 @@ fn an_image_that_another_program_wrote_after_a_kill_is_refused() {
     set_mark(&mut first[..SECTOR], 0);
     test.fixture.io("other", |env| data_io(env, &first[..SECTOR])).unwrap();
     test.fixture.remove("other");
-    let line = test.try_load_refused(OVER);
-    assert!(line.contains("crash log") && line.contains("--discard-crash-log"), "{line}");
+    let reader = test.try_load_read_only(OVER).unwrap_err().to_string();
+    let test = test.killed();
+    for line in [reader, test.try_load_refused(OVER)] {
+        assert!(line.contains("crash log") && line.contains("--discard-crash-log"), "{line}");
+    }
 }
 
 #[test]

@@ -225,3 +225,25 @@ fn a_write_that_needs_more_clusters_than_there_are_fails_and_does_not_wait() {
     test.on(Op::Discard, 0, 2).unwrap();
     test.write(59, 1, 8).unwrap();
 }
+
+#[test]
+fn a_suspend_without_a_flush_hands_back_what_waits_for_clusters_that_are_released() {
+    let test = Qcow2Fixture::of(blank(false), FIRST_CLUSTERS + 1 + 2);
+    test.load(ALONE);
+    test.write(0, 4, 7).unwrap();
+    test.on(Op::Flush, 0, 0).unwrap();
+    test.on(Op::Discard, 0, 2).unwrap();
+    // The discard of what is released takes long.
+    let slow = Effect::Delay(Duration::from_secs(10));
+    let slow = Fault { effect: slow, ..Fault::error(OpSet::WRITES) };
+    test.drive("image").faults().add(slow.on(range(10, 4)).shots(1));
+    test.on(Op::Flush, 0, 0).unwrap();
+    test.start(0, "write", |env| write_io(env, 4, 2, 9));
+    test.run(Duration::from_millis(100));
+    test.suspend(SuspendMode::NoFlush);
+    assert_eq!(test.labels(), Vec::<&str>::new(), "it waits for the next table");
+    test.resume();
+    test.settle();
+    assert_eq!(test.ends.of("write"), Some(Ok(())));
+    assert_eq!(test.bytes(0, 6), [0, 0, 7, 7, 9, 9]);
+}

@@ -41,6 +41,7 @@ pub mod passthrough;
 pub mod persistent;
 mod planner;
 pub mod qcow2;
+mod runs;
 mod shared_core;
 pub mod snapshot;
 mod span;

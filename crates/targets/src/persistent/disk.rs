@@ -8,6 +8,7 @@ use cairn_block::{Disk, Env, Flags, Io, IoError, Sector, SectorCount, SectorRang
 use cairn_format::thin::{BLOCK_BYTES, MetadataBlock};
 
 use super::error::Error;
+use crate::runs::runs;
 
 /// Most blocks in one request: 1 MiB.
 const REQUEST_BLOCKS_MAX: u64 = 256;
@@ -32,7 +33,7 @@ impl MetaDisk {
         mut take: impl FnMut(MetadataBlock, &[u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut result = Ok(());
-        for window in runs(blocks).chunks(REQUESTS_MAX) {
+        for window in runs_of(blocks).chunks(REQUESTS_MAX) {
             let start = |run: &Range<u64>| {
                 let range = sectors(run);
                 let segs = env.segs(range.count);
@@ -66,7 +67,7 @@ impl MetaDisk {
         blocks: &[MetadataBlock],
         mut fill: impl FnMut(MetadataBlock, &mut [u8]),
     ) -> Result<(), Error> {
-        for window in runs(blocks).chunks(REQUESTS_MAX) {
+        for window in runs_of(blocks).chunks(REQUESTS_MAX) {
             let mut writes = Vec::with_capacity(window.len());
             for run in window {
                 let range = sectors(run);
@@ -117,15 +118,6 @@ fn sectors(run: &Range<u64>) -> SectorRange {
 }
 
 /// Neighbours joined.
-fn runs(blocks: &[MetadataBlock]) -> Vec<Range<u64>> {
-    let mut runs: Vec<Range<u64>> = Vec::new();
-    for &MetadataBlock(block) in blocks {
-        match runs.last_mut() {
-            Some(last) if last.end == block && block - last.start < REQUEST_BLOCKS_MAX => {
-                last.end += 1;
-            }
-            _ => runs.push(block..block + 1),
-        }
-    }
-    runs
+fn runs_of(blocks: &[MetadataBlock]) -> Vec<Range<u64>> {
+    runs(blocks.iter().map(|block| block.0), REQUEST_BLOCKS_MAX).collect()
 }

@@ -123,8 +123,8 @@ impl<'a> Loader<'a> {
     async fn words(&mut self, what: &str, start: u64, count: u64) -> Result<Vec<u64>, ConfigError> {
         let unit = self.image.unit;
         let bytes = self.read(what, start, (count * 8).next_multiple_of(unit)).await?;
-        let word = |bytes: &[u8]| bytes.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
-        Ok(bytes.chunks_exact(8).map(word).take(count as usize).collect())
+        let words = bytes.chunks_exact(8).filter_map(|word| word.first_chunk());
+        Ok(words.map(|word| u64::from_be_bytes(*word)).take(count as usize).collect())
     }
 
     /// A structure, or the data of a cluster of the content, has these bytes of the image.

@@ -2,15 +2,14 @@
 //! grows.
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 
 use cairn_block::{
     Env, ErrorKind, Flags, Io, IoError, IoResult, Op, RequestId, SECTOR_BYTES, SectorCount, mutants,
 };
-
 use cairn_format::qcow2::CLUSTERS_MAX;
 
 use super::Qcow2;
+use crate::runs::runs;
 
 /// Most discards at a time.
 const DISCARDS_MAX: usize = 32;
@@ -36,7 +35,7 @@ impl Qcow2 {
             Ok::<(), IoError>(())
         };
         _ = mutants::step("qcow2: wait for users of clusters", (), left).await;
-        let runs: Vec<Range<u64>> = runs(&clusters).collect();
+        let runs: Vec<_> = runs(clusters.iter().copied(), u64::MAX).collect();
         // A volume beneath keeps requests while it is suspended, and a suspend of this one would
         // wait for them.
         let takes_discards = self.disk().limits().discard && self.disk().mapped().is_none();
@@ -122,17 +121,4 @@ impl Qcow2 {
         mapped.into_iter().for_each(|(id, _)| env.remap(id));
         failed.into_iter().for_each(|(id, _)| env.complete(id, Err(error)));
     }
-}
-
-/// Neighbours joined.
-fn runs(clusters: &BTreeSet<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
-    let mut rest = clusters.iter().copied().peekable();
-    std::iter::from_fn(move || {
-        let first = rest.next()?;
-        let mut end = first + 1;
-        while rest.next_if_eq(&end).is_some() {
-            end += 1;
-        }
-        Some(first..end)
-    })
 }

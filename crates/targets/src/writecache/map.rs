@@ -441,15 +441,7 @@ impl WriteCache {
                 }
                 EndIo::Done(result)
             }
-            Class::Fill if result.is_err() => {
-                // The data could not be written. The slots were never in the index.
-                let mut state = self.state.lock();
-                state.index.release(name, count);
-                state.acknowledged.cancel();
-                self.wake_after_release(env, state, true);
-                EndIo::Done(result)
-            }
-            Class::Fill => self.end_fill(env, request, block, name, count),
+            Class::Fill => self.end_fill(env, request, (block, name, count), result),
             Class::Overwrite | Class::OverwriteThrough => {
                 let through = class == Class::OverwriteThrough;
                 self.end_overwrite(env, request, name, through, result)
@@ -457,9 +449,23 @@ impl WriteCache {
         }
     }
 
-    /// I7: the data is in the slots; now the blocks enter the index.
-    fn end_fill(&self, env: &Env, request: &Request, block: u64, slot: u32, count: u32) -> EndIo {
+    /// I7: the data is in the slots; now the blocks enter the index. Not those of a broken cache:
+    /// no commit would follow (I16), so the write fails.
+    fn end_fill(
+        &self,
+        env: &Env,
+        request: &Request,
+        (block, slot, count): (u64, u32, u32),
+        result: IoResult,
+    ) -> EndIo {
         let mut state = self.state.lock();
+        if result.is_err() || state.broken {
+            // The slots were never in the index.
+            state.index.release(slot, count);
+            state.acknowledged.cancel();
+            self.wake_after_release(env, state, true);
+            return EndIo::Done(result.and(Err(IoError::IO)));
+        }
         let now = env.now();
         let freed = state.index.insert(slot, count, block, now);
         let is_log_full = state.acknowledged.filled(slot, count, block);

@@ -374,7 +374,8 @@ impl WriteCache {
                 log.include(next.0);
                 self.commit_once(env).await;
             }
-            if self.state.lock().broken {
+            // No request was admitted: the next resume looks at the log, and at what failed, anew.
+            if std::mem::take(&mut self.state.lock().broken) {
                 return Err(unreadable(&self.config.cache, "crash log", IoError::IO));
             }
             let count = records.len();

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{Flags, Io, Op, Sector, SectorCount, SuspendMode};
+use cairn_block::{Flags, Io, IoError, Op, Sector, SectorCount, SuspendMode};
 use cairn_sim::{Fault, Image, OpSet};
 
 use super::fixture::{
@@ -240,19 +240,39 @@ fn a_suspend_whose_commit_fails_says_so_and_so_do_the_flushes_after_it() {
     test.are_told_once(&clients);
 }
 
-#[test]
-fn a_write_that_ends_on_a_broken_cache_counts_as_lost_at_the_suspend() {
+/// A cache with two committed blocks that breaks while a write to these sectors is under way.
+fn broken_during_a_write(start: u64) -> CacheFixture {
     let test = CacheFixture::live(16, "");
     test.write_fua(0, 8, 1).unwrap();
-    test.cache.faults().add(slow(OpSet::WRITES, MILLI).on(range(16, 8)).shots(1));
-    test.start("late", |env| write_io(env, 80, 8, 2));
+    test.write_fua(400, 8, 1).unwrap();
+    test.cache.faults().add(slow(OpSet::WRITES, MILLI).shots(1));
+    test.start("late", move |env| write_io(env, start, 8, 2));
     test.cache.faults().add(Fault::error(OpSet::READS).shots(1));
     test.message("flush").unwrap_err();
     assert_eq!(test.volume.failure_count().count(), 0, "nothing was lost yet");
     test.settle();
+    test
+}
+
+#[test]
+fn an_overwrite_that_ends_on_a_broken_cache_counts_as_lost_at_the_suspend() {
+    let test = broken_during_a_write(400);
     assert_eq!(test.ends.of("late"), Some(Ok(())));
     test.try_suspend(SuspendMode::Flush).unwrap_err();
     assert_eq!(test.volume.failure_count().count(), 1);
+}
+
+#[test]
+fn a_fill_that_ends_on_a_broken_cache_fails_and_the_cache_can_be_resumed() {
+    let test = broken_during_a_write(80);
+    assert_eq!(test.ends.of("late"), Some(Err(IoError::IO)));
+    test.suspend(SuspendMode::NoFlush);
+    test.resume();
+    assert_eq!((test.byte(0), test.byte(80)), (1, initial_byte(80)));
+    test.write(80, 8, 3).expect_err("it is broken until a table is loaded");
+    test.load(&table(2048, 4096, ""));
+    test.write(80, 8, 3).unwrap();
+    test.flush().unwrap();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use cairn_block::{Io, Op, SectorCount};
+use cairn_block::{Io, IoError, Op, SectorCount};
 use cairn_sim::{Fault, OpSet};
 
 use super::fixture::{
@@ -132,6 +132,23 @@ fn writes_wait_for_a_commit_when_the_crash_log_is_full() {
     let test = test.killed();
     test.load(&table(2048, 4096, "pause_writeback 0"));
     assert!((0..256).all(|block| test.byte(block * 8) == 1));
+}
+
+#[test]
+fn a_resume_whose_replay_failed_can_be_tried_again() {
+    let test = CacheFixture::live(8, "autocommit_blocks 1000");
+    test.write(0, 8, 1).unwrap();
+    let test = test.killed();
+    let client = test.client();
+    test.cache.faults().add(Fault::error(OpSet::WRITES).shots(1));
+    let refused = test.try_load("test", &table(2048, 4096, "")).unwrap_err();
+    assert!(refused.to_string().starts_with("cache: crash log: "), "{refused}");
+    test.resume();
+    assert_eq!(test.byte(0), 1);
+    test.write(8, 8, 2).unwrap();
+    let told = [test.flush_of(&client), test.flush_of(&client)];
+    assert_eq!(told, [Err(IoError::IO), Ok(())], "a device failed");
+    assert_eq!(test.durable_entries().iter().map(|it| it.2).collect::<Vec<_>>(), [1, 2]);
 }
 
 #[test]

@@ -139,6 +139,7 @@ impl Comparison {
             }
             let _ = self.test.try_resume();
         }
+        assert!(!self.test.volume.is_suspended(), "no device fails so often");
         let counted = self.test.volume.failures() > self.failures;
         assert!(counted || !lost, "who is told by a verb is told by the next flush, too");
     }

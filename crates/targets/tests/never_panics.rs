@@ -3,6 +3,8 @@
 use proptest::prelude::{ProptestConfig, Strategy, any, proptest};
 use proptest::sample::Index;
 
+#[path = "../../../fuzz/src/qcow2_volume.rs"]
+mod qcow2_bodies;
 #[path = "../../../fuzz/src/targets.rs"]
 mod targets_bodies;
 #[path = "../../../fuzz/src/thin_pool.rs"]
@@ -51,6 +53,24 @@ proptest! {
             bytes[index] = byte;
         }
         thin_pool_bodies::thin_pool(&bytes);
+    }
+
+    #[test]
+    fn damaged_images_are_refused_or_served_as_the_check_says(
+        seed in proptest::sample::select(cairn_testkit::seeds("qcow2_volume")),
+        changes in proptest::collection::vec((any::<Index>(), 0..8u32), 0..3),
+    ) {
+        let mut bytes = seed;
+        for (place, bit) in changes {
+            let index = place.index(bytes.len());
+            bytes[index] ^= 1 << bit;
+        }
+        qcow2_bodies::qcow2_volume(&bytes);
+    }
+
+    #[test]
+    fn whole_images_open(seed in proptest::sample::select(cairn_testkit::seeds("qcow2_volume"))) {
+        assert!(qcow2_bodies::qcow2_volume(&seed));
     }
 
     #[test]

@@ -122,18 +122,18 @@ async fn header(env: &Env, name: &str, disk: &Arc<dyn Disk>) -> Result<Header, C
 
 /// The argument of a backing image, and true if it is one of qcow2.
 fn backing_of(image: &str, backing: &Backing) -> Result<(String, bool), ConfigError> {
-    let name = &backing.name;
+    let (name, shown) = (&backing.name, backing.name.escape_debug());
     let is_image = match backing.format.as_deref() {
         Some("qcow2") => true,
         Some("raw") => false,
         Some(other) => {
-            let found = format!("{other} for {name}");
+            let found = format!("{} for {shown}", other.escape_debug());
             return Err(ConfigError::argument("", "backing format", found, "raw or qcow2"));
         }
         None => {
             let detail = format!(
-                "backing format: found none for {name}, expected raw or qcow2; set it with \
-                 `qemu-img rebase -u -b {name} -F FORMAT IMAGE`"
+                "backing format: found none for {shown}, expected raw or qcow2; set it with \
+                 `qemu-img rebase -u -b {shown} -F FORMAT IMAGE`"
             );
             return Err(ConfigError::new(ConfigKind::Argument, "", detail));
         }

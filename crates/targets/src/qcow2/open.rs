@@ -100,9 +100,9 @@ fn refuse_length(config: &Config, geometry: &Geometry) -> Result<(), ConfigError
 /// The line names a backing device if the image names a backing image.
 fn refuse_backing(config: &Config, header: &Header) -> Result<(), ConfigError> {
     let device = &config.image.argument;
-    let named = |Backing { name, format }: &Backing| match format {
-        Some(format) => format!("'{name}' (format {format}), as the image names it"),
-        None => format!("'{name}', as the image names it"),
+    let named = |Backing { name, format }: &Backing| {
+        let format = format.as_ref().map(|format| format!(" (format {})", format.escape_debug()));
+        format!("'{}'{}, as the image names it", name.escape_debug(), format.unwrap_or_default())
     };
     match (&config.backing, &header.backing) {
         (None, Some(backing)) => {
@@ -133,8 +133,8 @@ fn refuse_format(device: &str, named: &Backing) -> Result<(), ConfigError> {
     match named.format.as_deref() {
         None | Some("raw" | "qcow2") => Ok(()),
         Some(other) => {
-            let (found, expected) = (format!("{other} for '{}'", named.name), "raw or qcow2");
-            let detail = format!("backing format: found {found}, expected {expected}");
+            let found = format!("{} for '{}'", other.escape_debug(), named.name.escape_debug());
+            let detail = format!("backing format: found {found}, expected raw or qcow2");
             Err(ConfigError::new(ConfigKind::Unsupported, device, detail))
         }
     }
@@ -146,8 +146,9 @@ fn warn_of_another(config: &Config, argument: &str, named: &str) {
     if last(argument) != last(named) && !argument.starts_with('@') {
         let (volume, device) = (&config.volume, &config.image.argument);
         tracing::warn!(
-            "{volume}: {device}: the image names the backing image '{named}', the table \
-             '{argument}'; with another content the volume is not what it was"
+            "{volume}: {device}: the image names the backing image '{}', the table '{argument}'; \
+             with another content the volume is not what it was",
+            named.escape_debug()
         );
     }
 }

@@ -269,6 +269,11 @@ impl Opener for DeviceOpener {
             }
         })
     }
+
+    /// Files have locks for readers. An image of Ceph has a lock for a writer only.
+    fn readers_exclude_writers(&self, argument: &str) -> bool {
+        !matches!(Device::parse(argument), Ok(Device::Remote(RemoteKind::Rbd, _)))
+    }
 }
 
 /// What images stand on.

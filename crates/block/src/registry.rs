@@ -63,6 +63,12 @@ pub trait Opener: Send + Sync {
     ) -> LocalFuture<'a, Result<Arc<dyn Disk>, ConfigError>> {
         Box::pin(std::future::ready(self.open(argument, read_only, failures)))
     }
+
+    /// True if nobody can write this device while it is open for reading only, as far as that can
+    /// be known at all. Otherwise who needs it unchanged opens it as its only writer would.
+    fn readers_exclude_writers(&self, _argument: &str) -> bool {
+        true
+    }
 }
 
 type Kin = HashMap<(Identity, TypeId), Weak<dyn Any + Send + Sync>>;
@@ -313,6 +319,12 @@ impl Registry {
         Ok(self.keep(&turn, disk, read_only))
     }
 
+    /// How a line opens a device that it reads, and that must not change: read-only if that is
+    /// enough to keep others from writing it.
+    pub fn opens_source_read_only(&self, argument: &str) -> bool {
+        self.opener.readers_exclude_writers(argument)
+    }
+
     /// The turn to open a device, unless somebody has it.
     fn turn(&self, identity: Identity) -> Option<Turn<'_>> {
         let begins = self.opening.lock().insert(identity.clone());
@@ -330,8 +342,11 @@ impl Registry {
         let disks = self.disks.lock();
         let Some(opened) = disks.get(identity) else { return Ok(None) };
         let disk = opened.disk.upgrade();
-        if disk.is_some() && opened.read_only && !read_only {
-            let detail = "access: found it open read-only, expected writable";
+        // A disk may be writable all the same, as one in memory is.
+        let is_fit = |disk: &dyn Disk| read_only || !opened.read_only || !disk.limits().read_only;
+        if disk.as_deref().is_some_and(|disk| !is_fit(disk)) {
+            let detail = "in use by lines that only read it; name another device, or remove them \
+                          first";
             return Err(ConfigError::new(ConfigKind::Busy, argument, detail));
         }
         Ok(disk)

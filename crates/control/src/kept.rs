@@ -187,7 +187,8 @@ fn needed_by(line: &TableLine, has_snapshots: bool) -> Vec<Part> {
 
 /// What a line writes.
 fn written_by(line: &TableLine) -> Vec<Part> {
-    devices_of(line).filter(|(used, _)| *used != Use::Reads).map(|(_, part)| part).collect()
+    let writes = |used| !matches!(used, Use::Reads | Use::Follows);
+    devices_of(line).filter(|(used, _)| writes(*used)).map(|(_, part)| part).collect()
 }
 
 /// The parts of devices that a line uses, by the declaration of its target.

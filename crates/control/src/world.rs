@@ -396,7 +396,7 @@ impl World {
     /// # Errors
     /// There is none.
     pub fn sectors_of(&self, argument: &str) -> Outcome<SectorCount> {
-        let disk = self.open(argument)?;
+        let disk = self.open_to_read(argument)?;
         disk.refresh()?;
         Ok(disk.sectors())
     }

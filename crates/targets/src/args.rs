@@ -17,6 +17,7 @@ use cairn_block::{
 use cairn_format::bcache::Uuid;
 
 use crate::area::Area;
+use crate::kind::opens_read_only;
 use crate::spec::{Arg, Kind, NO_DEVICE, Opt, Spec, Words};
 
 /// The largest position or length that has a byte offset.
@@ -300,7 +301,9 @@ fn value(
 ) -> Result<Value, ConfigError> {
     let known = match arg.kind {
         Kind::Device if !arg.names_device(word) => Some(Value::Word(NO_DEVICE)),
-        Kind::Device => return open(word, ctor).map(Value::Device),
+        Kind::Device => {
+            return open(word, opens_read_only(arg, word, ctor), ctor).map(Value::Device);
+        }
         Kind::Offset | Kind::Number(..) => arg.kind.number(word).map(Value::Number),
         Kind::Word(_) | Kind::Spelled(..) => arg.kind.word(word).map(Value::Word),
         Kind::Uuid => word.parse().ok().map(Value::Uuid),
@@ -308,8 +311,8 @@ fn value(
     known.ok_or_else(|| refuse(spec.name, field, format!("'{word}'"), &arg.kind.expected()))
 }
 
-fn open(argument: &str, ctor: &Ctor<'_>) -> Result<Device, ConfigError> {
-    let disk = ctor.registry.open(argument, ctor.read_only)?;
+fn open(argument: &str, read_only: bool, ctor: &Ctor<'_>) -> Result<Device, ConfigError> {
+    let disk = ctor.registry.open(argument, read_only)?;
     disk.refresh()?;
     Ok(Device { argument: argument.to_owned(), disk })
 }

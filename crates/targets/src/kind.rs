@@ -10,7 +10,7 @@ use std::sync::Arc;
 use cairn_block::{ConfigError, Ctor, Disk, Env, LocalFuture, Target, TargetType};
 use cairn_format::bcache::Uuid;
 
-use crate::spec::{Kind, Spec};
+use crate::spec::{Arg, Kind, Spec, Use};
 
 /// A target under construction.
 pub type Constructed<'a> = LocalFuture<'a, Result<Arc<dyn Target>, ConfigError>>;
@@ -61,7 +61,8 @@ async fn open_devices(
         let is_known = match arg.kind {
             Kind::Device if !arg.names_device(word) => true,
             Kind::Device => {
-                opened.push(ctor.registry.open_on(env, word, ctor.read_only).await?);
+                let read_only = opens_read_only(arg, word, ctor);
+                opened.push(ctor.registry.open_on(env, word, read_only).await?);
                 true
             }
             Kind::Offset | Kind::Number(..) => arg.kind.number(word).is_some(),
@@ -73,4 +74,11 @@ async fn open_devices(
         }
     }
     Ok(opened)
+}
+
+/// How a line opens one of its devices. What it only reads it shares with other readers, so that a
+/// golden image may be read-only and belong to many.
+pub(crate) fn opens_read_only(arg: &Arg, word: &str, ctor: &Ctor<'_>) -> bool {
+    let is_source = arg.used == Use::Reads;
+    ctor.read_only || (is_source && ctor.registry.opens_source_read_only(word))
 }

@@ -76,6 +76,8 @@ pub enum Use {
     Maps,
     /// It reads the device, which must not change.
     Reads,
+    /// It reads the device, which other lines write in its knowledge.
+    Follows,
     /// It writes the device, together with other lines over the same one.
     Shares,
     /// It has the device for itself.

@@ -183,6 +183,32 @@ fn an_external_origin_is_exported_to_be_read() {
 }
 
 #[test]
+fn what_a_line_only_reads_is_shared_by_readers_and_kept_from_writers() {
+    let [first, second] = [place(), place()];
+    let base = first.path("c").display().to_string();
+    let clone = format!("v=0 8192 clone a b {base} 8 1 no_hydration");
+    let args = ["--state", "state", "--table", &clone];
+    let server = first.serve(&args);
+    second.serve_run(&["--table", &clone], "true").ok();
+    second.serve_run(&["--read-only", "--table", &format!("v=0 N linear {base} 0")], "true").ok();
+    // A writer is refused, in another server and in this one.
+    let linear = format!("w=0 N linear {base} 0");
+    let line = second.serve_run(&["--table", &linear], "true").refused(4);
+    assert!(line.contains("another process holds a read lock"), "{line}");
+    let line = first.cairn(&["create", "w", "--table", "0 8 linear c 0"]).refused(4);
+    assert_eq!(
+        line,
+        "cairn: w: c: in use by lines that only read it; name another device, or remove them \
+         first\n"
+    );
+    server.interrupt();
+    // What is being written is no source.
+    let server = first.serve(&["--table", "w=0 N linear c 0"]);
+    second.serve_run(&["--table", &clone], "true").refused(4);
+    server.interrupt();
+}
+
+#[test]
 fn removal_is_refused_while_clients_use_the_volume_unless_forced() {
     let place = place();
     let server = place.serve(&["--state", "state", "--table", "v=0 8192 linear c 0"]);

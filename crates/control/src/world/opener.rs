@@ -48,4 +48,8 @@ impl Opener for BaseOpener {
         let place = self.place(argument);
         Box::pin(async move { self.opener.open_on(env, &place, read_only, failures).await })
     }
+
+    fn readers_exclude_writers(&self, argument: &str) -> bool {
+        self.opener.readers_exclude_writers(&self.place(argument))
+    }
 }

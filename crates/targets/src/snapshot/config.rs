@@ -40,7 +40,7 @@ const fn arguments(origin: Use) -> [Arg; 4] {
     ]
 }
 
-const ARGUMENTS: &[Arg] = &arguments(Use::Reads);
+const ARGUMENTS: &[Arg] = &arguments(Use::Follows);
 /// A merge writes the origin.
 const MERGE_ARGUMENTS: &[Arg] = &arguments(Use::Shares);
 

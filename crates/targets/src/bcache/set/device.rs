@@ -9,6 +9,9 @@
 //!     longer would be a risk: writing it again may fail half-way.) When the set is opened again
 //!     they are written again, before anything is read. Their order does not matter: what each of
 //!     them relies on was durable before it was first written.
+//! D3. A killed process leaves no copies. If the device has failed since the system started, what
+//!     an opening reads is written again where it was, and flushed, before anything rests on it.
+//!     The order does not matter, as in D2.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -21,9 +24,11 @@ use cairn_block::{
     mutants,
 };
 use cairn_format::bcache::load::Source;
+use cairn_format::bcache::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
 
 use crate::args::Device;
 
+const SUPERBLOCK_SECTORS: u64 = SUPERBLOCK_BYTES as u64 / 512;
 /// How many writes are in flight at once, and of how many bytes these are; one may be longer.
 const WRITES_IN_FLIGHT: usize = 64;
 const BYTES_IN_FLIGHT: usize = 512 << 10;
@@ -277,8 +282,38 @@ pub(in super::super) fn write_io(env: &Env, sector: u64, bytes: &[u8]) -> Io {
 
 /// Reads a device for `load`.
 pub(in super::super) struct DiskSource<'a> {
-    pub env: &'a Env,
-    pub device: &'a Device,
+    env: &'a Env,
+    device: &'a Device,
+    /// What is read is written again (D3).
+    writes_again: bool,
+}
+
+impl<'a> DiskSource<'a> {
+    pub fn new(env: &'a Env, device: &'a Device) -> DiskSource<'a> {
+        DiskSource { env, device, writes_again: false }
+    }
+
+    /// The same for an opening, after which the metadata is written.
+    pub fn to_write(env: &'a Env, device: &'a Device) -> DiskSource<'a> {
+        let writes_again = failures_beneath(device.disk.as_ref()) != 0;
+        DiskSource { env, device, writes_again }
+    }
+
+    /// What was read is durable on return, and so is the superblock.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub async fn make_durable(&mut self) -> IoResult {
+        if !self.writes_again {
+            return Ok(());
+        }
+        let known = self.device.disk.failures();
+        let superblock = SUPERBLOCK_SECTOR..SUPERBLOCK_SECTOR + SUPERBLOCK_SECTORS;
+        let Ok(read) = self.read(&[superblock]).await;
+        read.into_iter().collect::<Result<Vec<_>, _>>().map_err(|_| IoError::IO)?;
+        self.env.make_durable(&self.device.disk).await?;
+        if self.device.disk.failures() == known { Ok(()) } else { Err(IoError::IO) }
+    }
 }
 
 impl Source for DiskSource<'_> {
@@ -299,7 +334,12 @@ impl Source for DiskSource<'_> {
         let mut read = Vec::with_capacity(ranges.len());
         for (range, wide, segs, reading) in ranges.iter().map(start).collect::<Vec<_>>() {
             let skip = (range.start - wide.start).to_bytes() as usize;
-            let bytes = reading.await.map_err(|error| error.to_string());
+            let mut result = reading.await;
+            if result.is_ok() && self.writes_again {
+                let write = Io::write(wide, segs.clone()).with(Flags::META);
+                result = self.env.io(&self.device.disk, write).await;
+            }
+            let bytes = result.map_err(|error| error.to_string());
             read.push(bytes.map(|()| segs.slice(skip, range.to_bytes() as usize).to_vec()));
         }
         Ok(read)

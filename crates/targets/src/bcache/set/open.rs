@@ -37,6 +37,7 @@ use crate::bcache::btree::{EXTENT_BYTES, FIRST, LAST, LeafPlace, Node, Tree, Unw
 use crate::bcache::buckets::{Buckets, OpenBuckets};
 use crate::bcache::journal::Journal;
 use crate::bcache::work;
+use crate::blank::unreadable;
 
 /// Takes nodes and extents as they come: those of a level are in order.
 struct Collector {
@@ -91,7 +92,7 @@ impl Visitor for Collector {
     }
 }
 
-/// Reads the set. Nothing is written.
+/// Reads the set. Nothing is written, but what was read, where it may not be durable (D3).
 ///
 /// # Errors
 /// It is damaged, or cannot be read.
@@ -99,12 +100,16 @@ pub(in super::super) async fn open(
     env: &Env,
     core: &Core,
     superblock: CacheSuperblock,
+    read_only: bool,
 ) -> Result<Set, ConfigError> {
     let device = core.cache.device();
     let argument = &device.argument;
     let room = (core.memory_limit() / EXTENT_BYTES) as usize;
     let mut collector = Collector { levels: Vec::new(), above: Vec::new(), room };
-    let mut source = DiskSource { env, device };
+    let mut source = match read_only {
+        true => DiskSource::new(env, device),
+        false => DiskSource::to_write(env, device),
+    };
     let damaged = |detail: String| {
         let detail = format!("{detail}; see: cairn check {argument}");
         ConfigError::new(ConfigKind::Damaged, argument, detail)
@@ -125,6 +130,8 @@ pub(in super::super) async fn open(
     let opening = Opening::begin(superblock, loaded, collector);
     let mut opening = Opening { acknowledged, newer: newer.len(), ..opening.map_err(damaged)? };
     opening.read_absent(&mut source).await.map_err(damaged)?;
+    let durable = source.make_durable().await;
+    durable.map_err(|error| unreadable(device, "flush", error))?;
     opening.end().map_err(damaged)
 }
 

@@ -273,6 +273,38 @@ fn a_failure_that_was_told_is_not_told_again_when_the_set_is_opened_again() {
 }
 
 #[test]
+fn a_start_does_not_rest_on_what_a_device_shows_and_a_failure_has_lost() {
+    let mut lost_some = 0;
+    for at in 0..40 {
+        let test = served();
+        (0..20).for_each(|at| write(&test, "v", at * 16, 8, 7));
+        test.flush("v").expect("the drives are well");
+        let test = test.killed();
+        test.load("v", &line());
+        // A flush of the first session fails, after some of its writes.
+        test.start("v", "write", |env| write_io(env, 600, 8, 5).with(Flags::FUA));
+        test.run(Duration::from_micros(25 * at));
+        test.drive("c").faults().add(Fault::losing_flushes().shots(1));
+        test.run(Duration::from_secs(1));
+        test.drive("c").faults().clear();
+        let [shown, durable] = [test.drive("c").visible(), test.drive("c").durable()];
+        lost_some += u32::from(shown.to_vec() != durable.to_vec());
+        let test = test.killed();
+        let client = test.client("v");
+        test.load("v", &line());
+        let _ = test.flush_of(&client);
+        write(&test, "v", 1100, 8, 8);
+        test.flush_of(&client).expect("it was told");
+        let shown = test.bytes("v", 0, 1200);
+        let test = after_power_cut(&test, &["c", "b"]);
+        test.load("v", &line());
+        assert!(test.bytes("v", 0, 1200) == shown, "a flush failed after {at} steps");
+        assert_eq!([shown[0], shown[1100]], [7, 8]);
+    }
+    assert!(lost_some > 0);
+}
+
+#[test]
 fn writes_wait_for_a_group_commit_when_the_crash_log_is_full() {
     let test = served();
     for at in 0..300 {

@@ -12,6 +12,11 @@
 
 use cairn_block::FailureCount;
 
+/// Why a suspend fails whose last commit failed.
+pub(crate) const FAILED: &str = "the device failed, what was last written may not be durable";
+/// Why a suspend fails by L2. The loss may be one of a killed server.
+pub(crate) const UNTOLD: &str = "acknowledged writes may be lost, and no client was told of it yet";
+
 /// See the module's description. The owner guards it with its lock.
 #[derive(Default)]
 pub(crate) struct Losses {

@@ -25,6 +25,7 @@ use crate::blank::Formatting;
 use crate::epochs::Epochs;
 use crate::fair::Fair;
 use crate::kind::TargetKind;
+use crate::losses::{FAILED, UNTOLD};
 use crate::persistent::{BitStore, Error};
 
 /// The state of a blank metadata device, for its crash log.
@@ -337,12 +338,11 @@ impl Clone {
         let config = &self.config;
         let device = if is_failing { &config.metadata } else { &config.destination };
         let device = &device.argument;
-        let lost = "the device failed, what was last written may not be durable";
         match committed {
             Err(error) => {
-                Err(ConfigError::new(ConfigKind::System, device, lost).with_source(error))
+                Err(ConfigError::new(ConfigKind::System, device, FAILED).with_source(error))
             }
-            Ok(()) if are_untold => Err(ConfigError::new(ConfigKind::System, device, lost)),
+            Ok(()) if are_untold => Err(ConfigError::new(ConfigKind::System, device, UNTOLD)),
             Ok(()) => Ok(()),
         }
     }

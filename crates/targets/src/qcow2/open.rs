@@ -24,6 +24,7 @@ use super::tables::Tables;
 use super::{COPY_BYTES, Qcow2};
 use crate::epochs::Epochs;
 use crate::kind::TargetKind;
+use crate::losses::{FAILED, UNTOLD};
 
 /// Where a table is that a reader needs for records, and that is not on the disk.
 const NO_PLACE: u64 = u64::MAX;
@@ -437,12 +438,11 @@ impl Qcow2 {
         let are_untold = state.losses.are_untold();
         drop(state);
         let device = &self.config.image.argument;
-        let lost = "the device failed, what was last written may not be durable";
         match stopped {
             Err(error) => {
-                Err(ConfigError::new(ConfigKind::System, device, lost).with_source(error))
+                Err(ConfigError::new(ConfigKind::System, device, FAILED).with_source(error))
             }
-            Ok(()) if are_untold => Err(ConfigError::new(ConfigKind::System, device, lost)),
+            Ok(()) if are_untold => Err(ConfigError::new(ConfigKind::System, device, UNTOLD)),
             Ok(()) => Ok(()),
         }
     }

@@ -54,6 +54,7 @@ use crate::blank::{Formatting, read_sectors, unreadable};
 use crate::fair::Fair;
 use crate::flushes::Flushes;
 use crate::kind::TargetKind;
+use crate::losses::FAILED;
 use crate::origin_marker::{OriginMarker, Plans};
 
 /// Metadata is read and formatted in pieces of this many bytes.
@@ -68,7 +69,6 @@ const AGE_GRAIN: Duration = Duration::from_secs(60);
 /// The state of a blank cache device, for its crash log.
 const BLANK: u64 = u64::MAX - 1;
 /// Why a suspend may have lost something.
-const FAILED: &str = "the device failed, what was last written may not be durable";
 const NOT_FLUSHED: &str =
     "suspended while the server ends, what was written around the cache may not be durable";
 

@@ -108,6 +108,26 @@ fn a_commit_that_failed_is_tried_again_and_loses_nothing() {
 }
 
 #[test]
+fn a_suspend_fails_for_a_loss_of_a_killed_server_that_no_client_was_told_of() {
+    for is_told in [false, true] {
+        let test = Qcow2Fixture::loaded(ALONE);
+        test.write(10, 2, 5).unwrap();
+        test.lose_by_another("image");
+        let test = test.killed();
+        let client = test.client();
+        test.load(ALONE);
+        if is_told {
+            test.flush_of(&client).expect_err("it is told");
+        }
+        let suspended = test.try_suspend(SuspendMode::Flush).map_err(|error| error.to_string());
+        let untold = "image: acknowledged writes may be lost, and no client was told of it yet";
+        assert_eq!(suspended, if is_told { Ok(()) } else { Err(untold.to_owned()) });
+        test.resume();
+        test.suspend(SuspendMode::Flush);
+    }
+}
+
+#[test]
 fn a_suspend_over_a_failing_device_says_so_and_hands_waiting_requests_back() {
     let test = Qcow2Fixture::loaded(ALONE);
     let fault = test.drive("image").faults().add(Fault::error(OpSet::FLUSHES));

@@ -55,8 +55,9 @@
 //!      [`SuspendMode::NoFlush`], which the server uses when it exits, requests that wait for a
 //!      slot are handed back. A wait for a lower disk ends with that disk's answer.
 //! I16. A broken cache gains no uncommitted entries, and its crash log no records: a fill that ends
-//!      after the failure fails. What the log had at the failure is lost with it, so that the same
-//!      table can be resumed.
+//!      after the failure fails. If an entry was uncommitted at the failure, the log is marked as
+//!      lost. If not, the records of the log cancel each other. So a resume of the same table
+//!      replays nothing, and succeeds.
 //!
 //! # What a crash leaves
 //! `commit` has the order of a commit and what recovery finds after a crash in each gap;

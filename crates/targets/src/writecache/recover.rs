@@ -54,7 +54,7 @@ use crate::blank::{Formatting, read_sectors, unreadable};
 use crate::fair::Fair;
 use crate::flushes::Flushes;
 use crate::kind::TargetKind;
-use crate::losses::FAILED;
+use crate::losses::{FAILED, UNTOLD};
 use crate::origin_marker::{OriginMarker, Plans};
 
 /// Metadata is read and formatted in pieces of this many bytes.
@@ -367,6 +367,11 @@ impl WriteCache {
     ) -> Result<(), ConfigError> {
         let (volume, cache) = (&self.config.volume, &self.config.cache.argument);
         let place = self.crash_log.as_ref().expect("the log was opened there");
+        if self.state.lock().broken {
+            // I16: no record stands for data. The log stays as it is until a table is loaded.
+            self.state.lock().acknowledged.keep(Some(log));
+            return Ok(());
+        }
         if let Left::Records(records) = left
             && !records.is_empty()
         {
@@ -374,7 +379,8 @@ impl WriteCache {
                 log.include(next.0);
                 self.commit_once(env).await;
             }
-            // No request was admitted: the next resume looks at the log, and at what failed, anew.
+            // No request was admitted yet. The next resume reads the crash log and the failure
+            // counts again.
             if std::mem::take(&mut self.state.lock().broken) {
                 return Err(unreadable(&self.config.cache, "crash log", IoError::IO));
             }
@@ -655,12 +661,12 @@ impl WriteCache {
             return Ok(());
         }
         let is_untold = state.losses.are_untold();
-        let device = match (state.broken && state.has_volatile(), is_untold) {
-            (true, _) => &self.config.cache,
-            (false, true) => &self.config.origin,
+        let (device, detail) = match (state.broken && state.has_volatile(), is_untold) {
+            (true, _) => (&self.config.cache, FAILED),
+            (false, true) if rest.left_suspended => (&self.config.origin, NOT_FLUSHED),
+            (false, true) => (&self.config.origin, UNTOLD),
             (false, false) => return Ok(()),
         };
-        let detail = if rest.left_suspended && !state.broken { NOT_FLUSHED } else { FAILED };
         Err(ConfigError::new(ConfigKind::System, &device.argument, detail))
     }
 

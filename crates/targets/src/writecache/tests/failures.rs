@@ -276,6 +276,23 @@ fn a_fill_that_ends_on_a_broken_cache_fails_and_the_cache_can_be_resumed() {
 }
 
 #[test]
+fn a_broken_cache_whose_records_cancel_each_other_can_be_resumed_and_stays_broken() {
+    let test = CacheFixture::live(16, "autocommit_blocks 1000 autocommit_time 3600000");
+    test.write_fua(0, 8, 1).unwrap();
+    test.write(80, 8, 2).unwrap();
+    test.on(Op::Discard, 80, 8).unwrap();
+    test.cache.faults().add(Fault::error(OpSet::WRITES).shots(1));
+    test.on(Op::Discard, 0, 8).expect_err("its entry cannot be freed");
+    test.suspend(SuspendMode::NoFlush);
+    test.resume();
+    test.write(80, 8, 3).expect_err("it is broken until a table is loaded");
+    test.load(&table(2048, 4096, ""));
+    test.write(80, 8, 3).unwrap();
+    test.flush().unwrap();
+    assert_eq!(test.byte(80), 3);
+}
+
+#[test]
 fn a_broken_cache_without_volatile_writes_suspends_without_error() {
     let test = CacheFixture::live(16, "");
     test.write_fua(0, 8, 1).unwrap();

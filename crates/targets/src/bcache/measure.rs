@@ -60,7 +60,7 @@ async fn flash_sectors(
     let argument = &device.argument;
     let size = device.disk.sectors().0;
     superblock.geometry().fits(size).map_err(|error| damaged(device, &error))?;
-    let volumes = match load_volumes(&mut DiskSource::new(env, device), &superblock).await {
+    let volumes = match load_volumes(&mut DiskSource::new(env, device, false), &superblock).await {
         Ok(volumes) => volumes,
         Err(LoadError::Source(never)) => match never {},
         Err(LoadError::Fault(fault)) => {

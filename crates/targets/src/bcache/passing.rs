@@ -10,8 +10,10 @@
 //! ```
 //!
 //! Q1. Requests pass through only while no cache counts for the device: its state is `none`, or
-//!     `stale`, durably. Each goes to the sector behind the superblock, with its flags; a flush
-//!     goes to the device, and so do its failures to the clients.
+//!     `stale`, durably. If the device has failed since the system started, a killed process may
+//!     have written a state that the device shows and has lost: it is written again. Each request
+//!     goes to the sector behind the superblock, with its flags; a flush goes to the device, and so
+//!     do its failures to the clients.
 //! Q2. A forced run makes `stale` durable before the first request (R11). From then on the set
 //!     refuses the device, here and in a kernel, until it is attached as a new volume: what the old
 //!     cache has neither hides nor overwrites what is written now.
@@ -22,8 +24,8 @@
 use std::sync::Arc;
 
 use cairn_block::{
-    ConfigError, ConfigKind, Disk, Env, IoError, Op, Request, SECTOR_BYTES, Sector, Verdict,
-    mutants,
+    ConfigError, ConfigKind, Disk, Env, Flags, IoError, IoResult, Op, Request, SECTOR_BYTES,
+    Sector, Verdict, failures_beneath, mutants,
 };
 use cairn_format::bcache::{BackingState, BackingSuperblock, Uuid};
 
@@ -68,6 +70,14 @@ pub(super) fn refuse_force(
     }
 }
 
+/// The result of a write of a superblock, as one of a start.
+fn written(device: &Device, result: IoResult) -> Result<(), ConfigError> {
+    result.map_err(|error| {
+        let detail = format!("superblock: could not be written: {error}");
+        ConfigError::new(ConfigKind::System, &device.argument, detail)
+    })
+}
+
 impl Bcache {
     /// The device that requests pass through to.
     pub(super) fn passes_to(&self) -> Option<&Arc<dyn Disk>> {
@@ -102,6 +112,9 @@ impl Bcache {
             let expected = "that of when the table was loaded: load it again";
             let state = backing.state().word();
             return Err(ConfigError::argument(&device.argument, "state", state, expected));
+        }
+        if self.passes && !self.read_only && failures_beneath(device.disk.as_ref()) != 0 {
+            written(device, write_backing(env, device, &backing, Flags::FUA).await)?;
         }
         match force {
             Some(set) => self.force(env, device, *set, backing).await,
@@ -175,15 +188,11 @@ impl Bcache {
         }
         let known = device.disk.failures();
         let fua = mutants::fua("bcache: FUA of a forced run");
-        let written = write_backing(env, device, &backing, fua).await;
-        let flushed = match written {
+        let flushed = match write_backing(env, device, &backing, fua).await {
             Ok(()) => env.make_durable(&device.disk).await.and(intact(device, known)),
             Err(error) => Err(error),
         };
         self.set_backing(Some(backing));
-        flushed.map_err(|error| {
-            let detail = format!("superblock: could not be written: {error}");
-            ConfigError::new(ConfigKind::System, name, detail)
-        })
+        written(device, flushed)
     }
 }

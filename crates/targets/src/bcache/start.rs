@@ -13,7 +13,7 @@
 use std::ops::Range;
 
 use cairn_block::sync::atomic::Ordering;
-use cairn_block::{ConfigError, ConfigKind, Env, mutants};
+use cairn_block::{ConfigError, ConfigKind, Env, failures_beneath, mutants};
 use cairn_format::bcache::places::is_beyond;
 use cairn_format::bcache::{BackingState, BackingSuperblock, CacheMode, Key};
 
@@ -21,7 +21,7 @@ use super::btree::Which;
 use super::canary::{Bug, planted};
 use super::config::Devices;
 use super::degraded::Service;
-use super::set::{Core, DiskSource, Serving, open};
+use super::set::{Core, Serving, open};
 use super::superblocks::{Superblocks, intact, read_superblocks};
 use super::trust::Judged;
 use super::volume::Bcache;
@@ -141,7 +141,8 @@ impl Bcache {
         }
         if is_first {
             let superblock = cache.expect("the superblock of the cache was read");
-            let set = open(env, core, superblock, self.read_only).await?;
+            let has_failed = failures_beneath(device.disk.as_ref()) != 0;
+            let set = open(env, core, superblock, has_failed && !self.read_only).await?;
             let opened = core.open(env, set).await;
             opened.map_err(|error| core.unread(&error))?;
         } else if core.is_broken() {
@@ -166,7 +167,6 @@ impl Bcache {
         self.refuse_dirty_if_fixed(dirty)?;
         self.dirty_sectors.store(dirty, Ordering::Relaxed);
         self.stand_marker(env, &set, self.mode()).await?;
-        self.make_state_durable(env).await?;
         let named = self.name_dirty_zones(env, core).await;
         named.map_err(|error| core.unread(&error))?;
         let has_clean = cached > dirty && backing.is_some();
@@ -181,16 +181,6 @@ impl Bcache {
             counters: self.counters.clone(),
         });
         Ok(())
-    }
-
-    /// The superblock of the backing device may be shown, and lost: it is written again (D3), once
-    /// the marker allows to write there.
-    async fn make_state_durable(&self, env: &Env) -> Result<(), ConfigError> {
-        let Some(backing) = self.config.devices.backing().filter(|_| !self.read_only) else {
-            return Ok(());
-        };
-        let durable = DiskSource::to_write(env, backing).make_durable().await;
-        durable.map_err(|error| unreadable(backing, "superblock", error))
     }
 
     /// Reads what stands beside the backing device, if this cache has put nothing there.

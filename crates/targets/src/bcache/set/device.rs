@@ -9,9 +9,10 @@
 //!     longer would be a risk: writing it again may fail half-way.) When the set is opened again
 //!     they are written again, before anything is read. Their order does not matter: what each of
 //!     them relies on was durable before it was first written.
-//! D3. A killed process leaves no copies. If the device has failed since the system started, what
-//!     an opening reads is written again where it was, and flushed, before anything rests on it.
-//!     The order does not matter, as in D2.
+//! D3. A killed process leaves no copies. If the device has failed since the system started, an
+//!     opening writes again what it reads, and flushes it, before anything rests on it. The order
+//!     does not matter, as in D2. The superblock needs none of it: a session begins with another
+//!     one.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -24,11 +25,9 @@ use cairn_block::{
     mutants,
 };
 use cairn_format::bcache::load::Source;
-use cairn_format::bcache::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
 
 use crate::args::Device;
 
-const SUPERBLOCK_SECTORS: u64 = SUPERBLOCK_BYTES as u64 / 512;
 /// How many writes are in flight at once, and of how many bytes these are; one may be longer.
 const WRITES_IN_FLIGHT: usize = 64;
 const BYTES_IN_FLIGHT: usize = 512 << 10;
@@ -289,30 +288,8 @@ pub(in super::super) struct DiskSource<'a> {
 }
 
 impl<'a> DiskSource<'a> {
-    pub fn new(env: &'a Env, device: &'a Device) -> DiskSource<'a> {
-        DiskSource { env, device, writes_again: false }
-    }
-
-    /// The same for an opening, after which the metadata is written.
-    pub fn to_write(env: &'a Env, device: &'a Device) -> DiskSource<'a> {
-        let writes_again = failures_beneath(device.disk.as_ref()) != 0;
+    pub fn new(env: &'a Env, device: &'a Device, writes_again: bool) -> DiskSource<'a> {
         DiskSource { env, device, writes_again }
-    }
-
-    /// What was read is durable on return, and so is the superblock.
-    ///
-    /// # Errors
-    /// The device failed.
-    pub async fn make_durable(&mut self) -> IoResult {
-        if !self.writes_again {
-            return Ok(());
-        }
-        let known = self.device.disk.failures();
-        let superblock = SUPERBLOCK_SECTOR..SUPERBLOCK_SECTOR + SUPERBLOCK_SECTORS;
-        let Ok(read) = self.read(&[superblock]).await;
-        read.into_iter().collect::<Result<Vec<_>, _>>().map_err(|_| IoError::IO)?;
-        self.env.make_durable(&self.device.disk).await?;
-        if self.device.disk.failures() == known { Ok(()) } else { Err(IoError::IO) }
     }
 }
 

@@ -155,7 +155,7 @@ impl Core {
         leaves: &[LeafPlace],
     ) -> Result<Vec<Option<Vec<Key>>>, WriteError> {
         let ranges: Vec<_> = leaves.iter().map(sectors_of).collect();
-        let mut source = DiskSource::new(env, self.cache.device());
+        let mut source = DiskSource::new(env, self.cache.device(), false);
         let read = match source.read(&ranges).await {
             Ok(read) => read,
             Err(never) => match never {},

@@ -92,7 +92,7 @@ impl Visitor for Collector {
     }
 }
 
-/// Reads the set. Nothing is written, but what was read, where it may not be durable (D3).
+/// Reads the set. Nothing is written, unless it `writes_again` what it reads (D3).
 ///
 /// # Errors
 /// It is damaged, or cannot be read.
@@ -100,16 +100,13 @@ pub(in super::super) async fn open(
     env: &Env,
     core: &Core,
     superblock: CacheSuperblock,
-    read_only: bool,
+    writes_again: bool,
 ) -> Result<Set, ConfigError> {
     let device = core.cache.device();
     let argument = &device.argument;
     let room = (core.memory_limit() / EXTENT_BYTES) as usize;
     let mut collector = Collector { levels: Vec::new(), above: Vec::new(), room };
-    let mut source = match read_only {
-        true => DiskSource::new(env, device),
-        false => DiskSource::to_write(env, device),
-    };
+    let mut source = DiskSource::new(env, device, writes_again);
     let damaged = |detail: String| {
         let detail = format!("{detail}; see: cairn check {argument}");
         ConfigError::new(ConfigKind::Damaged, argument, detail)
@@ -130,8 +127,10 @@ pub(in super::super) async fn open(
     let opening = Opening::begin(superblock, loaded, collector);
     let mut opening = Opening { acknowledged, newer: newer.len(), ..opening.map_err(damaged)? };
     opening.read_absent(&mut source).await.map_err(damaged)?;
-    let durable = source.make_durable().await;
-    durable.map_err(|error| unreadable(device, "flush", error))?;
+    if writes_again {
+        let flushed = core.flush_at_opening(env).await;
+        flushed.map_err(|error| unreadable(device, "flush", error))?;
+    }
     opening.end().map_err(damaged)
 }
 

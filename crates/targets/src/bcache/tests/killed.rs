@@ -294,7 +294,7 @@ fn a_start_does_not_rest_on_what_a_device_shows_and_a_failure_has_lost() {
         test.load("v", &line());
         let _ = test.flush_of(&client);
         write(&test, "v", 1100, 8, 8);
-        test.flush_of(&client).expect("it was told");
+        test.flush_of(&client).expect("the client was told of the loss");
         let shown = test.bytes("v", 0, 1200);
         let test = after_power_cut(&test, &["c", "b"]);
         test.load("v", &line());

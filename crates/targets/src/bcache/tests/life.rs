@@ -41,7 +41,11 @@ fn entry(byte: u8) -> UuidEntry {
 }
 
 fn superblock(test: &Fixture, name: &str) -> BackingSuperblock {
-    let bytes = test.drive(name).durable().to_vec();
+    superblock_in(test.drive(name).durable())
+}
+
+fn superblock_in(image: Image) -> BackingSuperblock {
+    let bytes = image.to_vec();
     match Superblock::decode(&bytes[SUPERBLOCK_SECTOR as usize * SECTOR..]) {
         Ok(Superblock::Backing(superblock)) => superblock,
         other => panic!("it is a backing device: {other:?}"),
@@ -326,6 +330,44 @@ fn forced_run_is_inconsistent_durably_before_the_first_request() {
         test.load("v", ATTACH);
         assert_eq!(inode(&test, "v"), 1, "its old number is dead");
         is_all(&test, 0, 7);
+    }
+}
+
+/// A process has written a state of the backing device, the device has lost it in a failure, and
+/// still shows it: stale by a forced run, or none by a detach. Then the process was killed.
+fn shown_and_lost(is_forced: bool) -> (Fixture, BackingState) {
+    let test = devices(backing(3, SET, BackingState::Clean, 1), &[entry(3)]);
+    if !is_forced {
+        test.load("v", "0 4096 bcache b c 0");
+    }
+    // A write that fails may be there or not.
+    for _ in 0..100 {
+        test.drive("b").faults().add(Fault::error(OpSet::DURABLE_WRITES).shots(1));
+        if is_forced {
+            let line = format!("0 4096 bcache b - 2 force {SET}");
+            test.try_load("v", &line).expect_err("the state cannot be written");
+        } else {
+            let volume = test.volume("v");
+            let detached =
+                test.sim.block_on(0, |env| async move { volume.detach_caches(&env, None).await });
+            detached.expect_err("the superblock cannot be written");
+        }
+        let shown = superblock_in(test.drive("b").visible()).state();
+        if shown != BackingState::Clean {
+            test.lose_by_another("b");
+            assert_eq!(superblock(&test, "b").state(), BackingState::Clean, "it is lost");
+            return (test.killed(), shown);
+        }
+    }
+    panic!("no write that failed was there");
+}
+
+#[test]
+fn run_without_the_cache_does_not_rest_on_a_state_that_is_shown_and_lost() {
+    for (is_forced, options) in [(true, format!("2 force {SET}")), (false, "0".to_owned())] {
+        let (test, shown) = shown_and_lost(is_forced);
+        test.load("v", &format!("0 4096 bcache b - {options}"));
+        assert_eq!(superblock(&test, "b").state(), shown, "durable before the first request");
     }
 }
 

@@ -271,7 +271,7 @@ impl Opener for DeviceOpener {
     }
 
     /// Files have locks for readers. An image of Ceph has a lock for a writer only.
-    fn readers_exclude_writers(&self, argument: &str) -> bool {
+    fn opens_source_read_only(&self, argument: &str) -> bool {
         !matches!(Device::parse(argument), Ok(Device::Remote(RemoteKind::Rbd, _)))
     }
 }

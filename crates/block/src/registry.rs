@@ -64,9 +64,10 @@ pub trait Opener: Send + Sync {
         Box::pin(std::future::ready(self.open(argument, read_only, failures)))
     }
 
-    /// True if nobody can write this device while it is open for reading only, as far as that can
-    /// be known at all. Otherwise who needs it unchanged opens it as its only writer would.
-    fn readers_exclude_writers(&self, _argument: &str) -> bool {
+    /// True if a line opens this device read-only when it only reads it, and it must not change.
+    /// False for a device that has a lock for its writer and none for readers: the line takes that
+    /// lock, to keep other writers out.
+    fn opens_source_read_only(&self, _argument: &str) -> bool {
         true
     }
 }
@@ -319,10 +320,9 @@ impl Registry {
         Ok(self.keep(&turn, disk, read_only))
     }
 
-    /// How a line opens a device that it reads, and that must not change: read-only if that is
-    /// enough to keep others from writing it.
+    /// See [`Opener::opens_source_read_only`].
     pub fn opens_source_read_only(&self, argument: &str) -> bool {
-        self.opener.readers_exclude_writers(argument)
+        self.opener.opens_source_read_only(argument)
     }
 
     /// The turn to open a device, unless somebody has it.
@@ -342,9 +342,9 @@ impl Registry {
         let disks = self.disks.lock();
         let Some(opened) = disks.get(identity) else { return Ok(None) };
         let disk = opened.disk.upgrade();
-        // A disk may be writable all the same, as one in memory is.
-        let is_fit = |disk: &dyn Disk| read_only || !opened.read_only || !disk.limits().read_only;
-        if disk.as_deref().is_some_and(|disk| !is_fit(disk)) {
+        // A disk in memory takes writes, however it was opened.
+        let refuses_writes = |disk: &Arc<dyn Disk>| opened.read_only && disk.limits().read_only;
+        if !read_only && disk.as_ref().is_some_and(refuses_writes) {
             let detail = "in use by lines that only read it; name another device, or remove them \
                           first";
             return Err(ConfigError::new(ConfigKind::Busy, argument, detail));

@@ -49,7 +49,7 @@ impl Opener for BaseOpener {
         Box::pin(async move { self.opener.open_on(env, &place, read_only, failures).await })
     }
 
-    fn readers_exclude_writers(&self, argument: &str) -> bool {
-        self.opener.readers_exclude_writers(&self.place(argument))
+    fn opens_source_read_only(&self, argument: &str) -> bool {
+        self.opener.opens_source_read_only(&self.place(argument))
     }
 }

@@ -7,13 +7,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{
-    ConfigError, Disk, Env, Io, IoResult, MappedDevice, Op, Registry, Resumed, Sector, SectorCount,
-    SectorRange, Table, TableContext, TableLine, TargetTypes,
-};
+use cairn_block::{Disk, Env, Io, Op, Registry, Sector, SectorCount, SectorRange};
 use cairn_format::Severity;
 use cairn_format::qcow2::{Header, Layout, check};
 use cairn_sim::{DriveOptions, Image, SimWorld};
+
+#[path = "volumes.rs"]
+mod volumes;
+
+use volumes::load;
 
 const SECTOR: usize = 512;
 /// Sectors of the largest content that is tried.
@@ -74,43 +76,12 @@ impl Judged {
     }
 }
 
-/// A live volume, or one line that says why there is none.
-async fn load(
-    env: &Env,
-    registry: &Registry,
-    line: &str,
-) -> Result<Arc<MappedDevice>, ConfigError> {
-    let types = TargetTypes::new(cairn_targets::types());
-    let device = registry.create_volume("v")?;
-    let lines = TableLine::parse_all(line)?;
-    let context = TableContext { types: &types, registry, read_only: false };
-    let loaded = match Table::build(env, &device, &lines, context).await {
-        Ok(table) => {
-            device.load(table).await;
-            device.resume(env).await.and_then(Resumed::whole)
-        }
-        Err(error) => Err(error),
-    };
-    if let Err(error) = loaded {
-        let text = error.to_string();
-        assert!(!text.is_empty() && !text.chars().any(char::is_control), "{text:?}");
-        end(env, registry, device).await;
-        return Err(error);
-    }
-    Ok(device)
-}
-
-async fn end(env: &Env, registry: &Registry, device: Arc<MappedDevice>) {
-    registry.remove_volume("v").expect("it was created");
-    device.remove(env).await.expect("no device fails");
-}
-
 /// Writes to the volume in every way, twice, and compares what it holds with a model.
 async fn serve(env: Env, registry: Arc<Registry>, line: String, sectors: u64) -> bool {
     let env = &env;
     let mut model = None;
     for start in 0..2 {
-        let Ok(device) = load(env, &registry, &line).await else {
+        let Ok(device) = load(env, &registry, "v", &line).await else {
             assert_eq!(start, 0, "what was served can be served again");
             return false;
         };
@@ -120,7 +91,8 @@ async fn serve(env: Env, registry: Arc<Registry>, line: String, sectors: u64) ->
         change(env, &disk, (sectors, start as u8 + 0x81), &mut held).await;
         assert_eq!(read(env, &disk, sectors).await, held);
         drop(disk);
-        end(env, &registry, device).await;
+        registry.remove_volume("v").expect("it was created");
+        device.remove(env).await.expect("no device fails");
         model = Some(held);
     }
     true
@@ -135,30 +107,36 @@ async fn read(env: &Env, disk: &Arc<dyn Disk>, sectors: u64) -> Vec<u8> {
 
 /// Parts of clusters, whole ones, and all kinds of requests.
 async fn change(env: &Env, disk: &Arc<dyn Disk>, (sectors, byte): (u64, u8), held: &mut [u8]) {
-    let parts = [(0, 1), (3, 9), (sectors / 2, 40), (sectors - 1, 1), (sectors / 3, 130)];
-    for (number, (at, count)) in parts.into_iter().enumerate() {
-        let range = SectorRange::between(Sector(at), Sector((at + count).min(sectors)));
-        let (from, end) = (range.start.to_bytes() as usize, range.end().to_bytes() as usize);
+    let part = |at: u64, count: u64| {
+        let ends = [at, at + count].map(|sector| Sector(sector.min(sectors)));
+        SectorRange::between(ends[0], ends[1])
+    };
+    let write = |range: SectorRange| {
         let segs = env.segs(range.count);
         segs.for_each_mut(0, segs.bytes(), |out| out.fill(byte));
-        let io = match number % 3 {
-            0 => Io::write(range, segs),
-            1 => Io::on(Op::WriteZeroes, range),
-            _ => Io::on(Op::Discard, range),
-        };
-        if range.count == SectorCount::ZERO {
+        Io::write(range, segs)
+    };
+    let requests = [
+        (write(part(0, 1)), Some(byte)),
+        (Io::on(Op::WriteZeroes, part(3, 9)), Some(0)),
+        (Io::on(Op::Discard, part(sectors / 2, 40)), None),
+        (Io::flush(), None),
+        (write(part(sectors - 1, 1)), Some(byte)),
+        (Io::on(Op::WriteZeroes, part(sectors / 3, 130)), Some(0)),
+    ];
+    for (io, becomes) in requests {
+        let range = io.range;
+        if io.op != Op::Flush && range.count == SectorCount::ZERO {
             continue;
         }
-        let is_discard = io.op == Op::Discard;
-        let done: IoResult = env.io(disk, io).await;
-        done.expect("no device fails, and the image can grow");
-        match number % 3 {
-            0 => held[from..end].fill(byte),
-            1 => held[from..end].fill(0),
-            _ => held.copy_from_slice(&read(env, disk, sectors).await),
-        }
-        if is_discard {
-            env.io(disk, Io::flush()).await.expect("no device fails");
+        env.io(disk, io).await.expect("no device fails, and the image can grow");
+        match becomes {
+            Some(byte) => {
+                let bytes = range.start.to_bytes() as usize..range.end().to_bytes() as usize;
+                held[bytes].fill(byte);
+            }
+            // A discard leaves anything, the same from then on.
+            None => held.copy_from_slice(&read(env, disk, sectors).await),
         }
     }
 }

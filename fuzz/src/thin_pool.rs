@@ -7,10 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_block::{
-    ConfigError, Disk, Env, Io, MappedDevice, Op, Registry, Resumed, Sector, SectorCount,
-    SectorRange, Table, TableContext, TableLine, TargetTypes,
-};
+use cairn_block::{Disk, Env, Io, MappedDevice, Op, Registry, Sector, SectorCount, SectorRange};
 use cairn_format::Severity;
 use cairn_format::thin::blocks::MemoryBlocks;
 use cairn_format::thin::check::{Limits, check};
@@ -20,6 +17,10 @@ use cairn_sim::{DriveOptions, Image, SimWorld};
 mod thin_image;
 #[path = "thin_mappings.rs"]
 mod thin_mappings;
+#[path = "volumes.rs"]
+mod volumes;
+
+use volumes::load;
 
 /// Sectors of a data block, if the metadata says nothing else.
 const BLOCK: u64 = 128;
@@ -57,35 +58,6 @@ fn judge(image: &[u8]) -> (Severity, u64) {
     let Ok(report) = check(&mut MemoryBlocks::new(image), Limits::default());
     let size = report.superblock.as_ref().map(|own| u64::from(own.data_block_size.sectors()));
     (report.severity, size.filter(|size| *size <= 1024).unwrap_or(BLOCK))
-}
-
-async fn load(
-    env: &Env,
-    registry: &Registry,
-    name: &str,
-    line: &str,
-) -> Result<Arc<MappedDevice>, ConfigError> {
-    let types = TargetTypes::new(cairn_targets::types());
-    let device = registry.create_volume(name)?;
-    let lines = TableLine::parse_all(line)?;
-    let context = TableContext { types: &types, registry, read_only: false };
-    let built = Table::build(env, &device, &lines, context).await;
-    let loaded = match built {
-        Ok(table) => {
-            device.load(table).await;
-            device.resume(env).await.and_then(Resumed::whole)
-        }
-        Err(error) => Err(error),
-    };
-    if let Err(error) = loaded {
-        let text = error.to_string();
-        assert!(!text.is_empty() && !text.chars().any(char::is_control), "{text:?}");
-        registry.remove_volume(name).expect("it was created");
-        // What it tells of is the error above.
-        let _ = device.remove(env).await;
-        return Err(error);
-    }
-    Ok(device)
 }
 
 /// Uses the pool as its users do. A removal tells of what was lost, which only damaged metadata may

@@ -117,7 +117,7 @@ fn a_suspend_fails_for_a_loss_of_a_killed_server_that_no_client_was_told_of() {
         let client = test.client();
         test.load(ALONE);
         if is_told {
-            test.flush_of(&client).expect_err("it is told");
+            test.flush_of(&client).expect_err("a loss");
         }
         let suspended = test.try_suspend(SuspendMode::Flush).map_err(|error| error.to_string());
         let untold = "image: acknowledged writes may be lost, and no client was told of it yet";

@@ -7,6 +7,8 @@
 //! Deliberately absent: files, sockets, threads, clocks. A target sees its lower disks, and
 //! the `Env` that comes with each call.
 
+#![cfg_attr(shuttle, allow(dead_code, reason = "the large tests are left out, not their helpers"))]
+
 use std::sync::Arc;
 
 use cairn_block::TargetType;

@@ -58,7 +58,7 @@ use cairn_block::{
 use crate::args::Device;
 use crate::fair::Fair;
 
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests;
 
 /// What is found where no marker is.

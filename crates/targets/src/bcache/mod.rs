@@ -100,7 +100,7 @@ mod status;
 mod stop;
 mod stripes;
 mod superblocks;
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests;
 mod trust;
 mod tunables;

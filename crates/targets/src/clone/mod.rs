@@ -48,7 +48,7 @@ mod map;
 mod open;
 mod regions;
 mod status;
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests;
 
 #[cfg(feature = "canary")]

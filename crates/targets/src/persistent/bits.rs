@@ -440,5 +440,5 @@ fn refuse_free(
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests;

@@ -55,13 +55,13 @@ mod error;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 mod load;
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod model;
 mod nodes;
 mod read;
 mod shadow;
 mod store;
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests;
 mod transaction;
 mod working;

@@ -43,9 +43,9 @@
 
 mod members;
 mod prices;
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod reference;
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests;
 
 use std::collections::BTreeMap;

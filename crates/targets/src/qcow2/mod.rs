@@ -61,7 +61,7 @@ mod space;
 mod state;
 mod status;
 mod tables;
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests;
 
 #[cfg(feature = "canary")]

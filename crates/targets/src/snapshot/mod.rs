@@ -49,13 +49,13 @@ mod kin;
 mod losses;
 mod map;
 mod merge;
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod model;
 mod origin;
 mod status;
 mod store;
 mod table;
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests;
 
 #[cfg(feature = "canary")]

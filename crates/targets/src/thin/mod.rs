@@ -66,7 +66,7 @@ mod losses;
 mod map;
 mod message;
 mod metadata;
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod model;
 mod pool;
 mod recover;
@@ -74,7 +74,7 @@ mod space;
 mod span;
 mod status;
 mod stock;
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests;
 mod trim;
 mod volume;

@@ -79,7 +79,7 @@ mod health;
 mod index;
 mod limit;
 mod map;
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod model;
 mod origin;
 mod pace;
@@ -87,7 +87,7 @@ mod recover;
 mod removal;
 mod status;
 mod sweep;
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests;
 mod writeback;
 

@@ -31,7 +31,7 @@ mod presence;
 #[cfg(test)]
 pub(super) mod reference;
 mod split;
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests;
 mod unwritten;
 mod write;

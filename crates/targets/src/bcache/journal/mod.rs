@@ -51,7 +51,7 @@
 //! is the newest, and all that it names is still there.
 
 mod groups;
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests;
 
 use std::ops::Range;

@@ -96,7 +96,7 @@ fn first_of(entries: &[Located], keys: &[Key]) -> Option<usize> {
     Some(first)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use std::ops::ControlFlow;
 

@@ -6,9 +6,14 @@ pub mod bcache;
 pub mod client;
 pub mod exports;
 pub mod format;
+#[cfg(feature = "program")]
 pub mod handover;
+#[cfg(feature = "program")]
 pub mod program;
+#[cfg(feature = "program")]
 pub mod qcow2_volume;
+#[cfg(feature = "program")]
 pub mod targets;
 pub mod thin;
+#[cfg(feature = "program")]
 pub mod thin_pool;

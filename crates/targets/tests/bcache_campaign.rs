@@ -512,8 +512,8 @@ const ENOUGH: u64 = 1000;
 
 #[cfg(feature = "canary")]
 fn is_long() -> bool {
-    let lives = std::env::var("CAIRN_CUTS").ok().and_then(|lives| lives.parse().ok());
-    std::env::var("CAIRN_CUT").is_err() && lives.unwrap_or(ENOUGH) >= ENOUGH
+    let lives = std::env::var("CAIRN_CUTS").ok().and_then(|lives| lives.parse::<u64>().ok());
+    std::env::var("CAIRN_CUT").is_err() && lives.is_some_and(|lives| lives >= ENOUGH)
 }
 
 #[cfg(not(feature = "canary"))]
@@ -589,6 +589,7 @@ mod canaries {
     }
 
     #[test]
+    #[cfg_attr(debug_assertions, ignore = "takes minutes in a debug build")]
     fn copies_over_a_write_in_flight_are_caught() {
         let modes = &[CacheMode::Writeback, CacheMode::Writearound];
         is_caught_in(Bug::CopyOverWrite, &[ROOMY], modes);
@@ -642,6 +643,7 @@ mod canaries {
     }
 
     #[test]
+    #[cfg_attr(debug_assertions, ignore = "takes minutes in a debug build")]
     fn groups_that_name_what_is_not_durable_are_caught() {
         is_caught_in(Bug::GroupNamesEarly, &[ROOMY, TIGHT], WRITEBACK);
     }
@@ -704,6 +706,7 @@ mod canaries {
     }
 
     #[test]
+    #[cfg_attr(debug_assertions, ignore = "takes minutes in a debug build")]
     fn coalesced_nodes_that_may_not_be_durable_are_caught() {
         is_caught_in(Bug::CoalescedBeforeDurable, &[MANY_KEYS], &[CacheMode::Writeback]);
     }

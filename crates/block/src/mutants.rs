@@ -4,7 +4,7 @@
 //! one at a time.
 //!
 //! Names are `WHOSE: WHAT`, verbatim in the sources, where the script finds them. They exist only
-//! in builds with the feature `canary`, which no program uses.
+//! in builds with the feature `canary`, which no released program has.
 
 #[cfg(feature = "canary")]
 mod planted {

@@ -1,7 +1,7 @@
 //! Known ordering bugs, planted on demand: a test or the crash campaign must catch each of them.
 //!
 //! The bugs of a target are the enum `Bug` of its module `canary`. They are planted in builds for
-//! tests only, which no program uses.
+//! tests only, which no released program has.
 
 /// Has `plant` plant a `Bug` of this module on this thread, and `planted` ask for one. In other
 /// builds than the one that is named nothing is ever planted.

@@ -1,7 +1,7 @@
-//! Which paths requests and tasks have taken: the crash campaign fails if it never took one of
+//! Which paths requests and tasks have taken: a long crash campaign fails if it never took one of
 //! them, as a path that no campaign takes is not proved by it.
 //!
-//! Paths are counted in builds with the feature `canary` only, which no program uses.
+//! Paths are counted in builds with the feature `canary` only, which no released program has.
 
 #[cfg(feature = "canary")]
 use std::cell::RefCell;

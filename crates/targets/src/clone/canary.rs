@@ -1,6 +1,6 @@
 //! Known ordering bugs, planted on demand: the crash campaign must catch each of them.
 //!
-//! They are planted in builds with the feature `canary` only, which no program uses.
+//! They are planted in builds with the feature `canary` only, which no released program has.
 
 use crate::canary::plants_bugs;
 

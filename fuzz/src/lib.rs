@@ -17,3 +17,5 @@ pub mod targets;
 pub mod thin;
 #[cfg(feature = "program")]
 pub mod thin_pool;
+#[cfg(feature = "program")]
+mod volumes;

@@ -12,10 +12,7 @@ use cairn_format::Severity;
 use cairn_format::qcow2::{Header, Layout, check};
 use cairn_sim::{DriveOptions, Image, SimWorld};
 
-#[path = "volumes.rs"]
-mod volumes;
-
-use volumes::load;
+use super::volumes::load;
 
 const SECTOR: usize = 512;
 /// Sectors of the largest content that is tried.

@@ -17,10 +17,7 @@ use cairn_sim::{DriveOptions, Image, SimWorld};
 mod thin_image;
 #[path = "thin_mappings.rs"]
 mod thin_mappings;
-#[path = "volumes.rs"]
-mod volumes;
-
-use volumes::load;
+use super::volumes::load;
 
 /// Sectors of a data block, if the metadata says nothing else.
 const BLOCK: u64 = 128;

@@ -9,6 +9,8 @@ mod qcow2_bodies;
 mod targets_bodies;
 #[path = "../../../fuzz/src/thin_pool.rs"]
 mod thin_pool_bodies;
+#[path = "../../../fuzz/src/volumes.rs"]
+mod volumes;
 
 /// The tables among the seeds.
 fn seeds() -> Vec<String> {

@@ -38,7 +38,7 @@ use super::canary::{Bug, planted};
 use super::config::Devices;
 use super::degraded::Service;
 use super::set::Session;
-use super::superblocks::{find_superblock, write_backing};
+use super::superblocks::{find_superblock, keep_uncounted, write_backing};
 use super::volume::Bcache;
 use super::zones::forget_zones;
 use crate::args::Device;
@@ -53,17 +53,18 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// Reads the superblock of a device. None if no cache counts for it, also if there is no
-    /// superblock, or it is damaged: then no cache can be opened with it either.
+    /// Reads the superblock of a device. None if no cache counts for it, which is durable on return;
+    /// also if there is no superblock, or it is damaged: then no cache can be opened with it either.
     ///
     /// # Errors
-    /// The device cannot be read.
+    /// The device failed.
     pub async fn of(env: &Env, device: Device) -> Result<Option<Attached>, ConfigError> {
         let Ok(Superblock::Backing(superblock)) = find_superblock(env, &device).await? else {
             return Ok(None);
         };
         let counts = matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
         let is_attached = counts && !superblock.set_uuid().is_zero();
+        keep_uncounted(env, &device, &superblock).await?;
         Ok(is_attached.then_some(Attached { device, superblock }))
     }
 

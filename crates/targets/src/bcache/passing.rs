@@ -24,14 +24,13 @@
 use std::sync::Arc;
 
 use cairn_block::{
-    ConfigError, ConfigKind, Disk, Env, Flags, IoError, IoResult, Op, Request, SECTOR_BYTES,
-    Sector, Verdict, failures_beneath, mutants,
+    ConfigError, Disk, Env, IoError, Op, Request, SECTOR_BYTES, Sector, Verdict, mutants,
 };
 use cairn_format::bcache::{BackingState, BackingSuperblock, Uuid};
 
 use super::canary::{Bug, planted};
 use super::config::{Config, Devices};
-use super::superblocks::{intact, write_backing};
+use super::superblocks::{intact, keep_uncounted, write_backing, written};
 use super::volume::Bcache;
 use crate::args::Device;
 
@@ -70,14 +69,6 @@ pub(super) fn refuse_force(
     }
 }
 
-/// The result of a write of a superblock, as one of a start.
-fn written(device: &Device, result: IoResult) -> Result<(), ConfigError> {
-    result.map_err(|error| {
-        let detail = format!("superblock: could not be written: {error}");
-        ConfigError::new(ConfigKind::System, &device.argument, detail)
-    })
-}
-
 impl Bcache {
     /// The device that requests pass through to.
     pub(super) fn passes_to(&self) -> Option<&Arc<dyn Disk>> {
@@ -113,8 +104,8 @@ impl Bcache {
             let state = backing.state().word();
             return Err(ConfigError::argument(&device.argument, "state", state, expected));
         }
-        if self.passes && !self.read_only && failures_beneath(device.disk.as_ref()) != 0 {
-            written(device, write_backing(env, device, &backing, Flags::FUA).await)?;
+        if self.passes && !self.read_only {
+            keep_uncounted(env, device, &backing).await?;
         }
         match force {
             Some(set) => self.force(env, device, *set, backing).await,

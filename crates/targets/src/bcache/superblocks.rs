@@ -6,6 +6,7 @@
 
 use cairn_block::{
     ConfigError, ConfigKind, Env, Flags, IoError, IoResult, Sector, SectorCount, SectorRange,
+    failures_beneath, mutants,
 };
 use cairn_format::bcache::{
     BackingState, BackingSuperblock, CacheSuperblock, Error as FormatError, SUPERBLOCK_BYTES,
@@ -212,4 +213,32 @@ pub(super) async fn write_backing(
     let known = device.disk.failures();
     env.io(&device.disk, write.with(fua)).await?;
     intact(device, known)
+}
+
+/// The result of a write of a superblock, as one of a start.
+pub(super) fn written(device: &Device, result: IoResult) -> Result<(), ConfigError> {
+    result.map_err(|error| {
+        let detail = format!("superblock: could not be written: {error}");
+        ConfigError::new(ConfigKind::System, &device.argument, detail)
+    })
+}
+
+/// If no cache counts for the device by this superblock, that is durable on return: if the device
+/// has failed since the system started, a killed process may have written what the device shows and
+/// has lost, so it is written again.
+///
+/// # Errors
+/// The device failed.
+pub(super) async fn keep_uncounted(
+    env: &Env,
+    device: &Device,
+    superblock: &BackingSuperblock,
+) -> Result<(), ConfigError> {
+    let counts = matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
+    let disk = device.disk.as_ref();
+    if counts || disk.limits().read_only || failures_beneath(disk) == 0 {
+        return Ok(());
+    }
+    let fua = mutants::fua("bcache: FUA of a state that is found");
+    written(device, write_backing(env, device, superblock, fua).await)
 }

@@ -342,21 +342,13 @@ impl Core {
             return Ok(());
         }
         self.cache.write_again(env).await?;
-        self.flush_at_opening(env).await?;
-        self.is_flushed.store(true, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// What has completed on the device is durable on return.
-    ///
-    /// # Errors
-    /// The device failed.
-    pub async fn flush_at_opening(&self, env: &Env) -> IoResult {
         let device = self.cache.device();
         let known = device.disk.failures();
         let flush = env.make_durable(&device.disk);
         mutants::step("bcache: flush at opening", (), flush).await?;
-        intact(device, known)
+        intact(device, known)?;
+        self.is_flushed.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     /// A volume begins to serve the set. The caller has the handover.

@@ -37,7 +37,6 @@ use crate::bcache::btree::{EXTENT_BYTES, FIRST, LAST, LeafPlace, Node, Tree, Unw
 use crate::bcache::buckets::{Buckets, OpenBuckets};
 use crate::bcache::journal::Journal;
 use crate::bcache::work;
-use crate::blank::unreadable;
 
 /// Takes nodes and extents as they come: those of a level are in order.
 struct Collector {
@@ -127,10 +126,6 @@ pub(in super::super) async fn open(
     let opening = Opening::begin(superblock, loaded, collector);
     let mut opening = Opening { acknowledged, newer: newer.len(), ..opening.map_err(damaged)? };
     opening.read_absent(&mut source).await.map_err(damaged)?;
-    if writes_again {
-        let flushed = core.flush_at_opening(env).await;
-        flushed.map_err(|error| unreadable(device, "flush", error))?;
-    }
     opening.end().map_err(damaged)
 }
 

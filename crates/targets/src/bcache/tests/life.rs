@@ -1,6 +1,8 @@
 //! Tests of the life of a backing device: alone, attached, forced.
 
+use super::super::Attached;
 use super::*;
+use crate::args::Device;
 use crate::fixture::Client;
 use cairn_block::Disk;
 
@@ -369,6 +371,16 @@ fn run_without_the_cache_does_not_rest_on_a_state_that_is_shown_and_lost() {
         test.load("v", &format!("0 4096 bcache b - {options}"));
         assert_eq!(superblock(&test, "b").state(), shown, "durable before the first request");
     }
+}
+
+#[test]
+fn table_without_bcache_does_not_rest_on_a_state_that_is_shown_and_lost() {
+    let (test, shown) = shown_and_lost(false);
+    let disk = test.registry.open("b", false).expect("it is there");
+    let device = Device { argument: "b".to_owned(), disk };
+    let attached = test.sim.block_on(0, |env| async move { Attached::of(&env, device).await });
+    assert!(attached.unwrap().is_none(), "no cache counts");
+    assert_eq!(superblock(&test, "b").state(), shown, "durable before a table starts");
 }
 
 #[test]

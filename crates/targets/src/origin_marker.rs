@@ -58,7 +58,8 @@ use cairn_block::{
 use crate::args::Device;
 use crate::fair::Fair;
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
+#[cfg(not(shuttle))]
 mod tests;
 
 /// What is found where no marker is.

@@ -100,7 +100,8 @@ mod status;
 mod stop;
 mod stripes;
 mod superblocks;
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
+#[cfg(not(shuttle))]
 mod tests;
 mod trust;
 mod tunables;

@@ -48,7 +48,8 @@ mod map;
 mod open;
 mod regions;
 mod status;
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
+#[cfg(not(shuttle))]
 mod tests;
 
 #[cfg(feature = "canary")]

@@ -55,13 +55,15 @@ mod error;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 mod load;
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
+#[cfg(not(shuttle))]
 mod model;
 mod nodes;
 mod read;
 mod shadow;
 mod store;
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
+#[cfg(not(shuttle))]
 mod tests;
 mod transaction;
 mod working;

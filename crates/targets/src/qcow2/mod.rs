@@ -61,7 +61,8 @@ mod space;
 mod state;
 mod status;
 mod tables;
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
+#[cfg(not(shuttle))]
 mod tests;
 
 #[cfg(feature = "canary")]

@@ -49,13 +49,15 @@ mod kin;
 mod losses;
 mod map;
 mod merge;
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
+#[cfg(not(shuttle))]
 mod model;
 mod origin;
 mod status;
 mod store;
 mod table;
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
+#[cfg(not(shuttle))]
 mod tests;
 
 #[cfg(feature = "canary")]

@@ -66,7 +66,8 @@ mod losses;
 mod map;
 mod message;
 mod metadata;
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
+#[cfg(not(shuttle))]
 mod model;
 mod pool;
 mod recover;
@@ -74,7 +75,8 @@ mod space;
 mod span;
 mod status;
 mod stock;
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
+#[cfg(not(shuttle))]
 mod tests;
 mod trim;
 mod volume;

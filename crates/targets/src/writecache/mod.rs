@@ -79,7 +79,8 @@ mod health;
 mod index;
 mod limit;
 mod map;
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
+#[cfg(not(shuttle))]
 mod model;
 mod origin;
 mod pace;
@@ -87,7 +88,8 @@ mod recover;
 mod removal;
 mod status;
 mod sweep;
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
+#[cfg(not(shuttle))]
 mod tests;
 mod writeback;
 

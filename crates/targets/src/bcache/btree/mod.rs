@@ -31,7 +31,8 @@ mod presence;
 #[cfg(test)]
 pub(super) mod reference;
 mod split;
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
+#[cfg(not(shuttle))]
 mod tests;
 mod unwritten;
 mod write;

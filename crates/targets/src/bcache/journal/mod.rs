@@ -51,7 +51,8 @@
 //! is the newest, and all that it names is still there.
 
 mod groups;
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
+#[cfg(not(shuttle))]
 mod tests;
 
 use std::ops::Range;

@@ -96,7 +96,8 @@ fn first_of(entries: &[Located], keys: &[Key]) -> Option<usize> {
     Some(first)
 }
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
+#[cfg(not(shuttle))]
 mod tests {
     use std::ops::ControlFlow;
 

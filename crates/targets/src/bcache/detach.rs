@@ -53,8 +53,9 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// Reads the superblock of a device. None if no cache counts for it, which is durable on return;
-    /// also if there is no superblock, or it is damaged: then no cache can be opened with it either.
+    /// Reads the superblock of a device. None if no cache counts for it, which is durable on
+    /// return; also if there is no superblock, or it is damaged: then no cache can be opened with
+    /// it either.
     ///
     /// # Errors
     /// The device failed.

@@ -10,9 +10,9 @@
 //!     they are written again, before anything is read. Their order does not matter: what each of
 //!     them relies on was durable before it was first written.
 //! D3. A killed process leaves no copies. If the device has failed since the system started, an
-//!     opening writes again what it reads. The order does not matter, as in D2. All of it is durable
-//!     before anything rests on it: a session begins with a flush, and is none if that fails. The
-//!     superblock needs none of it, as a session begins with another one.
+//!     opening writes again what it reads. The order does not matter, as in D2. All of it is
+//!     durable before anything rests on it: a session begins with a flush, and is none if that
+//!     fails. The superblock needs none of it, as a session begins with another one.
 
 use std::convert::Infallible;
 use std::ops::Range;

@@ -78,7 +78,7 @@ async fn serve(env: Env, registry: Arc<Registry>, line: String, sectors: u64) ->
     let env = &env;
     let mut model = None;
     for start in 0..2 {
-        let Ok(device) = load(env, &registry, "v", &line).await else {
+        let Ok(device) = load(env, &registry, ("v", false), &line).await else {
             assert_eq!(start, 0, "what was served can be served again");
             return false;
         };

@@ -17,6 +17,7 @@ use cairn_sim::{DriveOptions, Image, SimWorld};
 mod thin_image;
 #[path = "thin_mappings.rs"]
 mod thin_mappings;
+
 use super::volumes::load;
 
 /// Sectors of a data block, if the metadata says nothing else.
@@ -62,10 +63,10 @@ fn judge(image: &[u8]) -> (Severity, u64) {
 async fn serve(env: Env, registry: Arc<Registry>, block: u64, is_sound: bool) -> bool {
     let env = &env;
     let line = format!("0 {DATA_SECTORS} thin-pool meta data {block} 0 1 error_if_no_space");
-    let Ok(pool) = load(env, &registry, "pool", &line).await else { return false };
+    let Ok(pool) = load(env, &registry, ("pool", true), &line).await else { return false };
     for id in [0, 1, 7] {
         let line = format!("0 {VOLUME} thin @pool {id}");
-        let Ok(volume) = load(env, &registry, "thin", &line).await else { continue };
+        let Ok(volume) = load(env, &registry, ("thin", true), &line).await else { continue };
         use_volume(env, volume.clone()).await;
         registry.remove_volume("thin").expect("it was created");
         let removed = volume.remove(env).await;

@@ -6,11 +6,12 @@ use cairn_block::{
     ConfigError, Env, MappedDevice, Registry, Resumed, Table, TableContext, TableLine, TargetTypes,
 };
 
-/// A live volume of one line, or one printable line that says why there is none.
+/// A live volume of one line, or one printable line that says why there is none. The removal of a
+/// volume that did not start fails only if it `may_lose` what its damaged metadata leads to.
 pub async fn load(
     env: &Env,
     registry: &Registry,
-    name: &str,
+    (name, may_lose): (&str, bool),
     line: &str,
 ) -> Result<Arc<MappedDevice>, ConfigError> {
     let types = TargetTypes::new(cairn_targets::types());
@@ -29,8 +30,8 @@ pub async fn load(
         let text = error.to_string();
         assert!(!text.is_empty() && !text.chars().any(char::is_control), "{text:?}");
         registry.remove_volume(name).expect("it was created");
-        // What it tells of is the error above.
-        let _ = device.remove(env).await;
+        let removed = device.remove(env).await;
+        assert!(may_lose || removed.is_ok(), "no device fails: {removed:?}");
         return Err(error);
     }
     Ok(device)
